@@ -1,0 +1,1 @@
+"""The rules: tokens, resources, verdicts and problems. Standard library only, no I/O."""

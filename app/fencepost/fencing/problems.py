@@ -1,0 +1,314 @@
+"""Every error that a caller can meet: its code, status, page, and the body that carries it (DESIGN §3).
+
+One body serves two conventions, RFC 9457's `type title status detail` and PostgREST's `code message details hint`.
+Codes are added at the end and never reused. A refusal that comes from PostgreSQL itself carries its SQLSTATE as
+`code` instead; its ProblemType has no code of its own.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from fencepost.fencing.token import Rule, Token
+from fencepost.fencing.verdict import MissingRow, Refusal, Spent, Stale
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """One kind of error. `meaning` and `action` are what its page under /problems/ says."""
+
+    code: str | None
+    status: int
+    slug: str
+    title: str
+    meaning: str
+    action: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error, as it happened. `status` and `code` default to the type's own."""
+
+    type: ProblemType
+    detail: str
+    hint: str | None = None
+    details: str | None = None
+    code: str | None = None
+    status: int | None = None
+    resource: str | None = None
+    presented_token: Token | None = None
+    current_token: int | None = None
+    retry_after: int | None = None
+    extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def http_status(self) -> int:
+        """The status to answer with."""
+        return self.status if self.status is not None else self.type.status
+
+    @property
+    def name(self) -> str:
+        """The code to answer with: FPnnn, or PostgreSQL's SQLSTATE."""
+        return self.code or self.type.code or "FP023"
+
+    def body(self) -> dict[str, object]:
+        """The answer's members, all of them present. Tokens are strings: JavaScript loses integers past 2^53."""
+        return {
+            "type": f"/problems/{self.type.slug}",
+            "title": self.type.title,
+            "status": self.http_status,
+            "detail": self.detail,
+            "code": self.name,
+            "message": self.detail,
+            "details": self.details,
+            "hint": self.hint,
+            "resource": self.resource,
+            "presented_token": _text(self.presented_token),
+            "current_token": _text(self.current_token),
+            "retryable": self.type.retryable,
+            **self.extra,
+        }
+
+
+def _text(token: int | None) -> str | None:
+    return None if token is None else str(token)
+
+
+STALE_TOKEN: Final = ProblemType(
+    "FP001",
+    409,
+    "stale-token",
+    "The token is older than the last one accepted",
+    "Somebody with a newer grant of the lock has written (or claimed) this resource since your token was handed out. "
+    "Your lock has expired or was taken over, whatever your process believes. Nothing was changed.",
+    "Stop. Do not retry with this token: it can never be accepted again. Acquire the lock anew, claim or read the "
+    "resource under the new token, and decide again from what you find.",
+)
+SPENT_TOKEN: Final = ProblemType(
+    "FP002",
+    409,
+    "spent-token",
+    "The token was already used on this resource",
+    "Under the rule strict each token writes a resource once, so that the mark is evidence: a mark equal to your token "
+    "means that an operation with this very token was accepted here before. If you are repeating a request whose "
+    "answer you lost, it landed. Nothing was changed now.",
+    "For another write under the same lock, mint another token. If your lock service gives one token per grant, "
+    "protect the table with --rule lease.",
+)
+TOKEN_REQUIRED: Final = ProblemType(
+    "FP003",
+    428,
+    "token-required",
+    "A write to a protected table needs a fencing token",
+    "The table is protected, and the request carried no X-Fence-Token.",
+    "Send the token that your lock service gave with the grant: X-Fence-Token: 34.",
+)
+MALFORMED_TOKEN: Final = ProblemType(
+    "FP004",
+    400,
+    "malformed-token",
+    "The fencing token cannot be read",
+    "A token is one header with a positive decimal integer of at most 9223372036854775807, in ASCII digits.",
+    "Send exactly one X-Fence-Token header with digits only.",
+)
+UNPROTECTED_TABLE: Final = ProblemType(
+    "FP005",
+    403,
+    "unprotected-table",
+    "The table is not protected",
+    "Fencepost writes only to protected tables: a write that nobody checks is what it exists to prevent.",
+    "Run `fencepost protect TABLE`, or write to the table without Fencepost. Views are read only.",
+)
+ROW_NOT_FOUND: Final = ProblemType(
+    "FP006",
+    404,
+    "row-not-found",
+    "There is no such row",
+    "No row with this key exists, or row security hides it from the gateway. Nothing was changed.",
+    "Check the key. PUT or POST creates a row.",
+)
+UNKNOWN_TABLE: Final = ProblemType(
+    "FP007",
+    404,
+    "unknown-table",
+    "There is no such table",
+    "The database has no table or view of this name that the gateway serves. Tables outside the schema public are "
+    "named schema.table; a partition is reached through its parent.",
+    "See / or /openapi.json for the names.",
+)
+OUTCOME_UNKNOWN: Final = ProblemType(
+    "FP009",
+    503,
+    "outcome-unknown",
+    "It is not known whether the write landed",
+    "The connection to PostgreSQL broke after the write was sent and before its answer came. It may have been "
+    "committed, or may still be.",
+    "Ask GET /v1/fences?resource=… : under the rule strict a mark equal to your token says that it landed. Repeating "
+    "the same write with the same token is safe under strict: it lands once, and FP002 says that it had.",
+    retryable=True,
+)
+DATABASE_UNAVAILABLE: Final = ProblemType(
+    "FP010",
+    503,
+    "database-unavailable",
+    "The database cannot be reached, or is overloaded",
+    "No connection could be had in time, or the schema is not ready. Nothing was changed.",
+    "Try again after the seconds in Retry-After.",
+    retryable=True,
+)
+BAD_REQUEST: Final = ProblemType(
+    "FP016",
+    400,
+    "bad-request",
+    "The request cannot be understood",
+    "The path, the query, a header or the body is not what this route takes; the detail names what and where. "
+    "Nothing was changed.",
+    "Mend the request. /docs lists every route with its parameters and columns.",
+)
+BODY_TOO_LARGE: Final = ProblemType(
+    "FP017",
+    413,
+    "body-too-large",
+    "The body is too large",
+    "The request body has more bytes, or the request touches more rows, than the gateway is set to take.",
+    "Send less at once, or raise FENCEPOST_MAX_BODY_BYTES or FENCEPOST_MAX_ROWS.",
+)
+NO_ROUTE: Final = ProblemType(
+    "FP019",
+    404,
+    "no-such-route",
+    "There is no such route",
+    "No route of the gateway has this path.",
+    "See /docs. There are no trailing-slash redirects.",
+)
+METHOD_NOT_ALLOWED: Final = ProblemType(
+    "FP020",
+    405,
+    "method-not-allowed",
+    "The route does not take this method",
+    "The path exists, and the header Allow lists what can be done with it.",
+    "Use a method that Allow lists.",
+)
+NOT_ACCEPTABLE: Final = ProblemType(
+    "FP021",
+    406,
+    "not-acceptable",
+    "The answer cannot have the form that was asked for",
+    "Accept asks for a form that the gateway does not have, or for one object where the answer is not one row.",
+    "Ask for application/json. application/vnd.pgrst.object+json needs a query that matches exactly one row.",
+)
+UNSUPPORTED_MEDIA_TYPE: Final = ProblemType(
+    "FP022",
+    415,
+    "unsupported-media-type",
+    "The body's media type is not JSON",
+    "Bodies are JSON.",
+    "Send Content-Type: application/json.",
+)
+INTERNAL_ERROR: Final = ProblemType(
+    "FP023",
+    500,
+    "internal-error",
+    "The gateway failed",
+    "An error that is the gateway's own. Its log has the traceback under the request id of this answer.",
+    "Report it with the request id. A write may have landed: ask GET /v1/fences?resource=….",
+)
+
+# Refusals by PostgreSQL: the code is the SQLSTATE.
+CONSTRAINT_VIOLATION: Final = ProblemType(
+    None,
+    409,
+    "constraint-violation",
+    "A constraint refused the write",
+    "The fence accepted the token, and a constraint of the table refused the data. The whole request was undone: the "
+    "token is not spent. A duplicate key or a missing reference is 409, another constraint 400.",
+    "The members constraint and column name what refused; mend the data.",
+)
+INVALID_VALUE: Final = ProblemType(
+    None,
+    400,
+    "invalid-value",
+    "A value does not fit its column",
+    "PostgreSQL could not take a value: wrong type, out of range, too long, or a generated column. Nothing was changed.",
+    "The detail names the value, and the column where it is known.",
+)
+PERMISSION_DENIED: Final = ProblemType(
+    None,
+    403,
+    "permission-denied",
+    "The gateway's database role may not do this",
+    "PostgreSQL refused for lack of a privilege, or by a row security policy.",
+    "GRANT the privilege to the role in FENCEPOST_DATABASE_URL.",
+)
+DATABASE_BUSY: Final = ProblemType(
+    None,
+    503,
+    "database-busy",
+    "The database did not finish in time",
+    "The statement ran into a lock or time limit and was undone. Nothing was changed.",
+    "Try again. If it keeps happening, look for a long transaction that holds the row.",
+    retryable=True,
+)
+DATABASE_REFUSED: Final = ProblemType(
+    None,
+    400,
+    "database-refused",
+    "The database refused the statement",
+    "A trigger, a rule or PostgreSQL itself refused; the code is its SQLSTATE. Nothing was changed.",
+    "The detail is the database's own message.",
+)
+
+PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = (
+    STALE_TOKEN,
+    SPENT_TOKEN,
+    TOKEN_REQUIRED,
+    MALFORMED_TOKEN,
+    UNPROTECTED_TABLE,
+    ROW_NOT_FOUND,
+    UNKNOWN_TABLE,
+    OUTCOME_UNKNOWN,
+    DATABASE_UNAVAILABLE,
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    NO_ROUTE,
+    METHOD_NOT_ALLOWED,
+    NOT_ACCEPTABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    INTERNAL_ERROR,
+    CONSTRAINT_VIOLATION,
+    INVALID_VALUE,
+    PERMISSION_DENIED,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
+)
+
+
+def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
+    """Tell a refusal to its reader."""
+    match verdict:
+        case Stale(resource, presented, mark):
+            return Problem(
+                STALE_TOKEN,
+                f"Token {presented} is stale for {resource}: token {mark} has been accepted since.",
+                hint="Do not retry. Acquire the lock again, claim or read the resource, and decide anew.",
+                resource=resource,
+                presented_token=presented,
+                current_token=mark,
+            )
+        case Spent(resource, presented, mark):
+            return Problem(
+                SPENT_TOKEN,
+                f"Token {presented} was already used on {resource}.",
+                hint=f"Under the rule {rule} each token writes a resource once: mint another, or protect the table "
+                "with --rule lease if the lock service gives one token per grant.",
+                resource=resource,
+                presented_token=presented,
+                current_token=mark,
+            )
+        case MissingRow(resource):
+            return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
+
+
+def bad_request(detail: str, hint: str | None = None) -> Problem:
+    """Refuse what cannot be understood; the detail names what and where."""
+    return Problem(BAD_REQUEST, detail, hint=hint)

@@ -1,0 +1,45 @@
+"""Fencing tokens: what one looks like, and how a rule compares two of them (DESIGN R1, R2, R11)."""
+
+import re
+from typing import Literal, NewType, assert_never
+
+Token = NewType("Token", int)
+"""A positive 64-bit integer; a later grant of a lock has a larger one."""
+
+Rule = Literal["strict", "lease"]
+"""How a table compares: strict takes `mark < t`, lease takes `mark <= t`."""
+
+NO_MARK = 0
+"""The mark of a resource that was never written through a fence."""
+
+MAX_TOKEN = 2**63 - 1
+
+# ASCII only, and \Z: `$` would let a trailing newline pass, int() takes "1_000", " 5 " and Arabic digits.
+_GRAMMAR = re.compile(rb"[1-9][0-9]{0,18}\Z")
+
+
+class MalformedTokenError(ValueError):
+    """What stands in `X-Fence-Token` is not a token. The message says why, for the one who sent it."""
+
+
+def parse_token(raw: bytes) -> Token:
+    """Read a token from a header's bytes, or raise MalformedTokenError (R11)."""
+    if not _GRAMMAR.match(raw):
+        raise MalformedTokenError(
+            "a token is one positive decimal integer: ASCII digits only, no sign, space, comma or leading zero"
+        )
+    value = int(raw)
+    if value > MAX_TOKEN:
+        raise MalformedTokenError(f"a token is at most {MAX_TOKEN} (a signed 64-bit integer)")
+    return Token(value)
+
+
+def accepts(rule: Rule, mark: int, token: Token) -> bool:
+    """Say whether a resource at this mark takes an operation with this token."""
+    match rule:
+        case "strict":
+            return mark < token
+        case "lease":
+            return mark <= token
+        case _:
+            assert_never(rule)

@@ -1,0 +1,40 @@
+"""What the fence said. Refusals are values; exceptions are for broken machinery."""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.token import Rule, Token, accepts
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The token lies below the mark: someone newer has written. Never retryable."""
+
+    resource: str
+    presented: Token
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Strict, and the token equals the mark: an operation with this very token was accepted here before."""
+
+    resource: str
+    presented: Token
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRow:
+    """There is no such row (or row security hides it), and no mark that the token would be too old for."""
+
+    resource: str
+
+
+Refusal = Stale | Spent
+
+
+def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Refusal | None:
+    """Judge a token by a mark: None when the rule accepts it, else why not."""
+    if accepts(rule, mark, token):
+        return None
+    return Spent(resource, token, mark) if mark == token else Stale(resource, token, mark)

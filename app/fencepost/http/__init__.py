@@ -1,0 +1,1 @@
+"""The HTTP face: routes, parsing, problem bodies, OpenAPI from the catalog."""

@@ -1,0 +1,1 @@
+"""Events of the gateway, and what subscribes to them: logs and metrics."""

@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, catalog, protection (DDL) and the fenced statements."""

@@ -1,0 +1,100 @@
+"""The database's tables as the gateway sees them: read from pg_catalog, never from a model.
+
+A Catalog is one consistent, immutable picture. Whoever finds it outdated asks for a newer one (`catalog_cache.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from fencepost.fencing.token import Rule
+
+MARK_COLUMN = "last_fence_token"
+
+TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
+
+
+def quote(name: str) -> str:
+    """Quote an identifier. Every identifier in our SQL comes through here, and from the catalog."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    `type` is the full type as SQL writes it, schema-qualified; `base_type` is the same without domain and length, what a
+    filter's value is cast to (a cast to varchar(3) would silently truncate it); `base_name` is pg_type's name of it
+    (`int4`, `_text` for an array), for whoever must tell types apart.
+    """
+
+    name: str
+    type: str
+    base_type: str
+    base_name: str
+    nullable: bool
+    default: str | None
+    generated: bool
+    identity: Literal["", "always", "by default"]
+    comment: str | None
+    enum_labels: tuple[str, ...] = ()
+    max_length: int | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether values are arrays (any number of dimensions)."""
+        return self.base_name.startswith("_")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """How a table is protected. `intact` is false when its triggers or its column are gone: writes are refused then."""
+
+    name: str
+    rule: Rule
+    source: str
+    delete_function: str
+    intact: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or view. `name` is what the API calls it: `orders`, or `sales.orders` outside the schema public."""
+
+    oid: int
+    schema: str
+    relation: str
+    name: str
+    kind: TableKind
+    comment: str | None
+    row_security: bool
+    columns: Mapping[str, Column]
+    key: tuple[str, ...]
+    fence: Fence | None = None
+    lossy_key: bool = False
+    """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
+    unique_columns: frozenset[str] = field(default_factory=frozenset)
+    """Columns of any unique index: setting one takes FOR UPDATE rather than FOR NO KEY UPDATE."""
+
+    @cached_property
+    def sql_name(self) -> str:
+        """The qualified, quoted name."""
+        return f"{quote(self.schema)}.{quote(self.relation)}"
+
+    @cached_property
+    def visible(self) -> tuple[str, ...]:
+        """The columns that `*` means: all but the mark of a protected table."""
+        return tuple(c for c in self.columns if c != MARK_COLUMN)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """One picture of the database. `version` rises with each load."""
+
+    version: int
+    tables: Mapping[str, Table]
+
+    def find(self, name: str) -> Table | None:
+        """Find a table by its API name; `public.orders` is `orders`."""
+        return self.tables.get(name) or self.tables.get(name.removeprefix("public."))
