@@ -3,11 +3,15 @@
 The descriptions here are the options' help and the settings table in README.md (a test compares them).
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+HOME_DATA = Path("~/.local/share/fencepost")
+ROOT_DATA = Path("/var/lib/fencepost/data")
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -19,35 +23,52 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FENCEPOST_", extra="ignore", frozen=True)
 
     database_url: SecretStr | None = Field(
-        None, description="PostgreSQL to protect (postgresql://user:password@host/db). Without it: an embedded one."
+        default=None,
+        description="PostgreSQL to protect (postgresql://user:password@host/db). Without it: an embedded one.",
     )
     data_dir: Path = Field(
-        Path("~/.local/share/fencepost"), description="Where the embedded PostgreSQL keeps its data."
+        default=HOME_DATA,
+        description="Where the embedded PostgreSQL keeps its data; root's is /var/lib/fencepost/data.",
     )
-    demo: bool = Field(False, description="Add the small protected table orders, with the row order-123.")
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port to listen on; 0 takes a free one.")
+    demo: bool = Field(default=False, description="Add the small protected table orders, with the row order-123.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8080, description="Port to listen on; 0 takes a free one."
+    )
     allow_remote: bool = Field(
-        False, description="Listen on other addresses than loopback. There is no authentication yet."
+        default=False, description="Listen on other addresses than loopback. There is no authentication yet."
     )
-    workers: Positive = Field(1, description="Number of gateway processes.")
-    schemas: str = Field("", description="Schemas to serve, separated by commas; empty serves all of the user's.")
-    pool_size: Positive = Field(10, description="Connections to PostgreSQL, per worker.")
-    pool_timeout: Seconds = Field(5.0, description="How long a request waits for a connection before it is answered 503.")
-    statement_timeout: Seconds = Field(30.0, description="How long one statement may run.")
-    lock_timeout: Seconds = Field(10.0, description="How long a statement waits for a row that somebody else holds.")
-    max_body_bytes: Positive = Field(1_048_576, description="Largest request body.")
-    max_rows: Positive = Field(10_000, description="Most rows that one request reads or writes.")
+    workers: Positive = Field(default=1, description="Number of gateway processes.")
+    schemas: str = Field(
+        default="", description="Schemas to serve, separated by commas; empty serves all of the user's."
+    )
+    pool_size: Positive = Field(default=10, description="Connections to PostgreSQL, per worker.")
+    pool_timeout: Seconds = Field(
+        default=5.0, description="How long a request waits for a connection before it is answered 503."
+    )
+    statement_timeout: Seconds = Field(default=30.0, description="How long one statement may run.")
+    lock_timeout: Seconds = Field(
+        default=10.0, description="How long a statement waits for a row that somebody else holds."
+    )
+    max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
+    max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
     shutdown_timeout: Seconds = Field(
-        30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
+        default=30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
-    log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for machines.")
-    access_log: bool = Field(False, description="Log every request, not only refusals and failures.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="Log lines for people or for machines."
+    )
+    access_log: bool = Field(default=False, description="Log every request, not only refusals and failures.")
 
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
+        # PostgreSQL refuses to run as root, and whoever it runs as instead cannot enter root's home.
+        if value == HOME_DATA and os.geteuid() == 0:
+            return ROOT_DATA
         return value.expanduser().absolute()
 
     @field_validator("database_url", mode="before")

@@ -229,7 +229,7 @@ INVALID_VALUE: Final = ProblemType(
     400,
     "invalid-value",
     "A value does not fit its column",
-    "PostgreSQL could not take a value: wrong type, out of range, too long, or a generated column. Nothing was changed.",
+    "PostgreSQL could not take a value: wrong type, out of range, too long, or a generated column. Nothing changed.",
     "The detail names the value, and the column where it is known.",
 )
 PERMISSION_DENIED: Final = ProblemType(

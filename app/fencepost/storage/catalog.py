@@ -24,8 +24,8 @@ def quote(name: str) -> str:
 class Column:
     """One column.
 
-    `type` is the full type as SQL writes it, schema-qualified; `base_type` is the same without domain and length, what a
-    filter's value is cast to (a cast to varchar(3) would silently truncate it); `base_name` is pg_type's name of it
+    `type` is the full type as SQL writes it, schema-qualified; `base_type` is the same without domain and length, what
+    a filter's value is cast to (a cast to varchar(3) would silently truncate it); `base_name` is pg_type's name of it
     (`int4`, `_text` for an array), for whoever must tell types apart.
     """
 
@@ -90,10 +90,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Catalog:
-    """One picture of the database. `version` rises with each load."""
+    """One picture of the database. `version` rises with each load; `begun` is when that began (loop time, seconds)."""
 
     version: int
     tables: Mapping[str, Table]
+    begun: float = 0.0
 
     def find(self, name: str) -> Table | None:
         """Find a table by its API name; `public.orders` is `orders`."""

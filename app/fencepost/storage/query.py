@@ -1,16 +1,25 @@
 """What a request asks of a table, parsed but not yet SQL: PostgREST's filters, select and order as values."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 Operator = Literal["eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "in", "is"]
 
+_WORDS = "[A-Za-z_][A-Za-z0-9_]*(?: [A-Za-z_][A-Za-z0-9_]*)*"
+CAST_TYPE = re.compile(
+    rf"(?:[A-Za-z_][A-Za-z0-9_]*\.)?{_WORDS}"  # int, double precision, sales.mood
+    rf"(?:\([0-9]{{1,4}}(?:, ?[0-9]{{1,4}})?\)(?: {_WORDS})?)?"  # numeric(10,2), timestamp(3) with time zone
+    r"(?:\[\])?",
+)
+"""Type names that `select=column::type` may use: the one piece of SQL that a request spells itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonStep:
-    """One `->key` or `->>key` of a JSON path; a key of digits addresses an array's element."""
+    """One `->key` or `->>key` of a JSON path; an int is an array index, from the end when negative."""
 
-    key: str
+    key: str | int
     as_text: bool
 
 
@@ -24,7 +33,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`column=operator.value`. `value` is a tuple for `in` only; for `is` it is null, not_null, true, false, unknown."""
+    """`column=operator.value`, possibly `not.`.
+
+    `value` is a tuple for `in` only; for `is` it is null, not_null, true, false or unknown; for `like` and
+    `ilike` it is what the client wrote: `*` still stands for `%`.
+    """
 
     field: Field
     operator: Operator
@@ -53,6 +66,10 @@ class Selected:
     cast: str | None = None
 
 
+Select = tuple[Selected | Literal["*"], ...] | None
+"""Items of `select`; None is all columns."""
+
+
 @dataclass(frozen=True, slots=True)
 class OrderTerm:
     """One item of `order`: `column.desc.nullslast`."""
@@ -66,7 +83,7 @@ class OrderTerm:
 class Query:
     """All that a query string can say. `select` None means every column; filters are joined by AND."""
 
-    select: tuple[Selected | Literal["*"], ...] | None = None
+    select: Select = None
     filters: tuple[Filter, ...] = ()
     order: tuple[OrderTerm, ...] = ()
     limit: int | None = None
@@ -77,3 +94,12 @@ class Query:
 
 class QueryError(ValueError):
     """The query cannot be understood. The message names the parameter and what is wrong with it."""
+
+
+class UnknownColumnError(QueryError):
+    """The table has no such column, or has not had it when the catalog was read: worth one reload."""
+
+    def __init__(self, column: str, table: str) -> None:
+        self.column = column
+        self.table = table
+        super().__init__(f"{column}: no such column in {table}")

@@ -1,0 +1,75 @@
+# The two commands:  make serve   make test
+# Everything else is a step of these, or a shorthand.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Where `make serve` keeps its database: beside the clone, so that a fresh clone starts fresh. Root's PostgreSQL runs as
+# another user, who may not be able to enter the clone (/root is 0700): a directory of the clone's own elsewhere then.
+export FENCEPOST_DATA_DIR ?= $(shell \
+  if [ "$$(id -u)" = 0 ] && ! setpriv --reuid=65534 --regid=65534 --clear-groups test -x "$(CURDIR)/." 2>/dev/null; \
+  then echo "/var/lib/fencepost/clone-$$(echo "$(CURDIR)" | cksum | cut -d' ' -f1)"; \
+  else echo "$(CURDIR)/.fencepost"; fi)
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev serve test test-servers check format bench lock clean
+
+help:
+	@echo "make serve         run the gateway on an embedded PostgreSQL, with a demo table"
+	@echo "make test          run all tests that this machine can run; names what it could not"
+	@echo "make check         format, lint, imports, types, unit tests (under a minute)"
+	@echo "make test-servers  as root on Debian: install the servers that tests use"
+	@echo "make bench         measure (see benchmarks/)"
+	@echo "make install       set up .venv only"
+	@echo "make lock          resolve the dependencies anew"
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fencepost needs Python 3.11 or newer: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "No venv module: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
+
+serve: install
+	@exec $(BIN)/fencepost serve --demo
+
+check: install-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit
+
+format: install-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: install-dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+# Installed, never started by itself: policy-rc.d answers 101 while apt runs.
+test-servers:
+	@[ "$$(id -u)" = 0 ] || { echo "make test-servers needs root: it runs apt-get install"; exit 1; }
+	.ci/test-servers
+
+bench: install-dev
+	$(BIN)/python -m benchmarks
+
+# Universal: one file for every platform and Python; hashes, and no registry's name.
+lock: install-dev
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
+	  --extra embedded --group build pyproject.toml -o requirements.txt
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
+	  --group dev -c requirements.txt pyproject.toml -o requirements-dev.txt
+
+clean:
+	rm -rf $(VENV) .fencepost dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

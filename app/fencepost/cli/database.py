@@ -1,0 +1,59 @@
+"""How the commands that only need a database find it and speak of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import asyncpg
+import click
+
+from fencepost.settings import Settings
+from fencepost.storage import migrate
+from fencepost.storage.data_directory import running_url
+from fencepost.storage.protect_check import ProtectError
+
+T = TypeVar("T")
+
+
+def database_url(settings: Settings) -> str:
+    """Return the database's URL: the one that is set, or that of the embedded server running in the data directory."""
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    url = running_url(settings.data_dir)
+    if url is None:
+        raise click.ClickException(
+            "no database: set --database-url or FENCEPOST_DATABASE_URL. (Without one, this command looks for the "
+            f"embedded PostgreSQL of a running `fencepost serve` in {settings.data_dir}, and there is none.)"
+        )
+    return url
+
+
+def on_database(settings: Settings, work: Callable[[asyncpg.Connection], Awaitable[T]], *, migrated: bool = True) -> T:
+    """Run `work` on a connection; whatever PostgreSQL refuses is one line and exit code 1."""
+
+    async def run() -> T:
+        connection = await asyncpg.connect(database_url(settings), timeout=10)
+        try:
+            if migrated and await migrate.current(connection) is None:
+                raise click.ClickException("the database has no schema fencepost: run `fencepost migrate` first")
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    return reporting(run)
+
+
+def reporting(run: Callable[[], Awaitable[T]]) -> T:
+    """Run to the end, turning what can go wrong with a database into one line."""
+
+    async def main() -> T:
+        return await run()
+
+    try:
+        return asyncio.run(main())
+    except ProtectError as error:
+        raise click.ClickException("\n  ".join([f"{error.table}:", *error.reasons])) from error
+    except asyncpg.PostgresError as error:
+        raise click.ClickException(f"PostgreSQL refused: {error.message or error} ({error.sqlstate})") from error
+    except (OSError, TimeoutError, ValueError, asyncpg.InterfaceError) as error:
+        raise click.ClickException(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error

@@ -1,0 +1,102 @@
+"""Every setting as a command line option. Precedence: option, then FENCEPOST_* variable, then default."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from fencepost.settings import Settings
+
+_PREFIX = Settings.model_config["env_prefix"]
+
+
+class BadSettingError(click.ClickException):
+    """A setting has a value that it cannot have. The message names its option and its variable."""
+
+    exit_code = 2
+
+
+def settings_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command with an option for each of these settings, or for all when none is named.
+
+    The command gets them, together with the variables and defaults, as the keyword argument `settings`. A bad
+    value ends the command with one line and exit code 2.
+    """
+    chosen = names or tuple(Settings.model_fields)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_settings(**arguments: Any) -> Any:
+            given = {name: arguments.pop(name) for name in chosen}
+            return command(settings=read_settings(given), **arguments)
+
+        decorated: Callable[..., Any] = with_settings
+        for name in reversed(chosen):
+            decorated = _option(name, Settings.model_fields[name])(decorated)
+        return decorated
+
+    return decorate
+
+
+def read_settings(given: dict[str, Any]) -> Settings:
+    """Build the settings from options (None: not given) and environment. Raises BadSettingError."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise BadSettingError("; ".join(_explain(detail) for detail in error.errors())) from None
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """Spell settings as FENCEPOST_* variables, from which Settings() reads the same values again."""
+    variables = {}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        variables[variable(name)] = "" if value is None else str(value)
+    return variables
+
+
+def flag(name: str) -> str:
+    """Name a setting's option: `data_dir` is `--data-dir`."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """Name a setting's environment variable: `data_dir` is FENCEPOST_DATA_DIR."""
+    return (_PREFIX + name).upper()
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    default = "" if field.default in (None, "") else f"; default: {_display(field.default)}"
+    text = f"{field.description}  [{variable(name)}{default}]"
+    if field.annotation is bool:
+        return click.option(f"{flag(name)}/{flag('no_' + name)}", name, default=None, help=text)
+    # Values stay text: Settings judges them, so that an option and a variable fail in the same words.
+    return click.option(flag(name), name, default=None, metavar=_metavar(field.annotation), help=text)
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"[{'|'.join(get_args(annotation))}]"
+    kinds = {int: "INTEGER", float: "SECONDS", Path: "PATH"}
+    if SecretStr in get_args(annotation):
+        return "URL"
+    return kinds.get(annotation, "TEXT")
+
+
+def _display(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _explain(detail: Any) -> str:
+    name = str(detail["loc"][0])
+    # A database URL holds a password.
+    shown = "" if name == "database_url" else f", not {str(detail['input'])!r}"
+    return f"bad value for {flag(name)} ({variable(name)}): {detail['msg']}{shown}"

@@ -1,0 +1,72 @@
+"""`fencepost protect TABLE` and `fencepost unprotect TABLE`."""
+
+import asyncpg
+import click
+
+from fencepost.fencing.token import Rule
+from fencepost.settings import Settings
+from fencepost.storage.protect import Plan, apply, plan_protect, plan_unprotect
+
+from .database import on_database
+from .options import settings_options
+
+_SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
+_WAIT = click.option(
+    "--wait", default=30.0, show_default=True, metavar="SECONDS", help="How long to try for the table's lock."
+)
+
+
+@click.command()
+@click.argument("table")
+@settings_options("database_url", "data_dir")
+@click.option(
+    "--rule",
+    type=click.Choice(["strict", "lease"]),
+    help="strict (default): each token writes a row once. lease: a token may write again, for lock services that give "
+    "one token per grant.",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["external"]),
+    help="Where the tokens come from. external (default): any lock service; you vouch that one place mints them.",
+)
+@_SQL
+@_WAIT
+def protect(table: str, settings: Settings, rule: Rule | None, source: str | None, sql: bool, wait: float) -> None:
+    """Protect TABLE: from now on every write to it needs a fencing token.
+
+    Adds the column last_fence_token, its check and triggers. No row is rewritten, and the table is locked for
+    milliseconds. Repeating it changes nothing; with another --rule it changes the rule.
+    """
+
+    async def plan(connection: asyncpg.Connection) -> Plan:
+        made = await plan_protect(connection, table, rule, source)
+        if not sql:
+            await apply(connection, made, wait=wait)
+        return made
+
+    made = on_database(settings, plan)
+    click.echo(made.script() if sql else f"{made.name} is protected: writes need a token", nl=not sql)
+
+
+@click.command()
+@click.argument("table")
+@settings_options("database_url", "data_dir")
+@_SQL
+@_WAIT
+def unprotect(table: str, settings: Settings, sql: bool, wait: float) -> None:
+    """Take TABLE's protection away: its triggers and functions.
+
+    The column last_fence_token and the marks stay, so that a later `protect` goes on from them: a mark never falls. To
+    be rid of them too, ALTER TABLE … DROP COLUMN last_fence_token.
+    """
+
+    async def plan(connection: asyncpg.Connection) -> Plan:
+        made = await plan_unprotect(connection, table)
+        if not sql:
+            await apply(connection, made, wait=wait)
+        return made
+
+    made = on_database(settings, plan)
+    text = f"{made.name} is no longer protected; its column last_fence_token and its marks stay"
+    click.echo(made.script() if sql else text, nl=not sql)

@@ -1,0 +1,115 @@
+"""`fencepost serve`: the gateway, and with it an embedded PostgreSQL when there is no database to use."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import asyncpg
+import click
+from pydantic import SecretStr
+
+from fencepost import __version__
+from fencepost.settings import Settings
+from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
+
+from .listening import ListenError, base_url, listen
+from .options import settings_options, to_environment
+
+_TRY = """\
+curl -X PATCH {url}/v1/data/orders/order-123 -H 'X-Fence-Token: {token}' \
+-H 'Content-Type: application/json' -d '{{"status": "shipped"}}'"""
+
+
+@click.command()
+@settings_options()
+def serve(settings: Settings) -> None:
+    """Run the gateway. Ctrl-C finishes what is in flight and stops; a second one does not wait.
+
+    Without a database URL it runs an embedded PostgreSQL, with its data in --data-dir.
+    """
+    # The server's modules are heavy, and `fencepost --help` is not: imported when they are needed.
+    from fencepost.cli.server import ServerFailedError  # noqa: PLC0415
+    from fencepost.wiring import StartupError  # noqa: PLC0415
+
+    try:
+        with _stop_signals_interrupt():
+            _serve(settings)
+    except KeyboardInterrupt:
+        return
+    except (ListenError, EmbeddedServerError, StartupError, ServerFailedError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _serve(settings: Settings) -> None:
+    from fencepost.cli.server import run_gateway  # noqa: PLC0415
+
+    # The port comes first: when it is busy, nothing else has been touched.
+    with (
+        listen(settings.host, settings.port, allow_remote=settings.allow_remote) as listener,
+        _database(settings) as (url, embedded),
+    ):
+        resolved = settings.model_copy(update={"database_url": SecretStr(url), "port": listener.getsockname()[1]})
+        os.environ.update(to_environment(resolved))
+        token = asyncio.run(_prepare(url, embedded=embedded is not None, demo=settings.demo))
+        run_gateway(
+            resolved,
+            listener,
+            on_ready=lambda: click.echo(_greeting(settings, listener, token, embedded=embedded is not None)),
+            database_runs=lambda: embedded is None or embedded.running,
+        )
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[tuple[str, PostgresServer | None]]:
+    """Give the URL of the database: the user's, or that of an embedded server that runs for as long."""
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value(), None
+        return
+    with PostgresServer(bin_dir=embedded_bin_dir(), data_dir=settings.data_dir) as server:
+        yield server.url, server
+
+
+async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
+    """Bring the database to where the gateway can start on it. A database of the user's is only looked at.
+
+    Returns the token for the demo's curl line.
+    """
+    from fencepost.storage.demo import load  # noqa: PLC0415
+    from fencepost.storage.migrate import upgrade  # noqa: PLC0415
+    from fencepost.storage.protect_check import ProtectError  # noqa: PLC0415
+    from fencepost.wiring import StartupError, check_database  # noqa: PLC0415
+
+    if embedded:
+        await upgrade(url)
+    await check_database(url)
+    if not demo:
+        return None
+    try:
+        return await load(url)
+    except (ProtectError, asyncpg.PostgresError) as error:
+        raise StartupError(f"the demo table cannot be made: {error}") from error
+
+
+def _greeting(settings: Settings, listener: socket.socket, token: int | None, *, embedded: bool) -> str:
+    url = base_url(listener)
+    lines = [f"Fencepost {__version__} serves {url}", f"  docs  {url}/docs"]
+    if embedded:
+        lines.append(f"  data  {settings.data_dir}")
+    if token is not None:
+        lines.append(f"  try   {_TRY.format(url=url, token=token)}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _stop_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM, like Ctrl-C, raise KeyboardInterrupt wherever we are; also when a shell had ignored it."""
+    stops = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in stops}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

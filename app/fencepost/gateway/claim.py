@@ -1,0 +1,105 @@
+"""Claims: raising a mark without writing data, so that nobody older can write from now on (R7).
+
+A new holder claims first, and reads the row from the claim's own answer: RETURNING of the claiming UPDATE is the row
+that no older holder can change any more. A key without a row is claimed too: nobody older can create it. That goes
+
+1. UPDATE … SET mark, RETURNING: a row came back, done;
+2. R5's question: a mark refuses, done; a row is there after all, back to 1;
+3. in one transaction, raise the mark of the absent key (which waits for an INSERT or DELETE of it that is under way),
+   then look again in a new statement: a row that came into being meanwhile takes the claim instead. Roll back, go to 1.
+"""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import MissingRow, refusal
+from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
+from fencepost.gateway.culprit import naming_the_column
+from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
+from fencepost.gateway.write import target_of
+from fencepost.storage import fenced
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.errors import translated
+from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.marks import Appeared, claim_absent
+from fencepost.storage.query import QueryError
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Done):
+    """An accepted claim: `rows` has the row, or nothing where there is none; `resource` is its name in full."""
+
+    resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """POST /v1/claims."""
+
+    resource: Resource
+    token: Token | None
+
+
+async def claim(gateway: Gateway, request: Claim) -> Outcome:
+    """Raise the mark, or say who has raised it further."""
+    key = request.resource.key
+
+    async def use(table: Table) -> Outcome:
+        fence = require_fence(table)
+        if isinstance(fence, Problem):
+            return fence
+        require_key(table, key)
+        token = require_token(table, request.token)
+        if isinstance(token, Problem):
+            return token
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, None, key),
+        ):
+            return await retrying(lambda: _claim(connection, table, fence, key, token))
+
+    return await on_table(gateway, request.resource.table, "claim", use)
+
+
+async def _claim(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:
+    change = Change((), "", target_of(table, None), named=True)
+    resource = ""
+    for _ in range(ROUNDS):
+        verdict = await write_or_ask(
+            connection,
+            table,
+            fence,
+            key,
+            token,
+            lambda c: fenced.update_row(c, table, fence, key, token, change),
+        )
+        if isinstance(verdict, FencedRow):
+            return Claimed([verdict.json], verdict.mark, resource=verdict.resource)
+        # A row that row security hides is not an absent key: its mark is its own, and out of our reach.
+        if not isinstance(verdict, MissingRow) or table.row_security:
+            return refused(verdict, fence)
+        resource = verdict.resource
+        outcome = await _claim_absent(connection, table, fence, key, token, resource)
+        if outcome is not None:
+            return outcome
+    return contended(resource)
+
+
+async def _claim_absent(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
+) -> Outcome | None:
+    """Claim a key that has no row; None: it has one now."""
+    if table.lossy_key:
+        with translated(writing=False):
+            fits = await fenced.fits(connection, table, key)
+        if not fits:
+            raise QueryError(f"resource: the key {','.join(key)} would be rounded when stored in {table.name}")
+    with translated(writing=True):
+        raised = await claim_absent(connection, table, fence, key, token, resource)
+    if isinstance(raised, Appeared):
+        return None
+    verdict = refusal(fence.rule, resource, raised, token) if raised is not None else None
+    return refused(verdict, fence) if verdict is not None else Claimed([], token, resource=resource)

@@ -1,0 +1,159 @@
+"""What every use case stands on: the database, the catalog, and the way from a table's name to an outcome."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import (
+    DATABASE_UNAVAILABLE,
+    OUTCOME_UNKNOWN,
+    TOKEN_REQUIRED,
+    UNKNOWN_TABLE,
+    UNPROTECTED_TABLE,
+    Problem,
+    bad_request,
+)
+from fencepost.fencing.token import Token
+from fencepost.gateway.refusals import problem_of_refused
+from fencepost.observe.events import Accepted, Emit, Refused, Verb
+from fencepost.storage.catalog import MARK_COLUMN, Fence, Table
+from fencepost.storage.catalog_cache import CatalogCache
+from fencepost.storage.engine import Database
+from fencepost.storage.errors import OUTDATED, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.query import QueryError, UnknownColumnError
+
+RETRY_AFTER = 1
+"""Seconds that a caller is asked to wait when the database could not be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a use case has to say: rows as JSON texts, and the mark of a single protected row."""
+
+    rows: Sequence[str]
+    mark: int | None = None
+    created: bool = False
+    total: int | None = None
+    """How many rows match in all, when it was asked for (`Prefer: count=exact`)."""
+
+
+Outcome = Done | Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts that use cases share."""
+
+    database: Database
+    catalog: CatalogCache
+    emit: Emit
+    max_rows: int
+
+
+async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table], Awaitable[Outcome]]) -> Outcome:
+    """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated.
+
+    Errors of storage become problems here, and nowhere else.
+    """
+    arrived = asyncio.get_running_loop().time()
+    catalog = gateway.catalog.current
+    outcome, outdated = await _attempt(catalog.find(name), name, use)
+    if outdated and catalog.begun <= arrived:
+        try:
+            newer = await gateway.catalog.begun_after(arrived)
+        except UnavailableError as error:
+            outcome = _unavailable(error)
+        else:
+            outcome, _ = await _attempt(newer.find(name), name, use)
+    _report(gateway.emit, name, verb, outcome)
+    return outcome
+
+
+async def _attempt(table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]) -> tuple[Outcome, bool]:
+    """Run once; the bool says that the catalog may be why it failed."""
+    if table is None:
+        return Problem(UNKNOWN_TABLE, f"There is no table {name}."), True
+    try:
+        outcome = await use(table)
+    except QueryError as error:
+        return bad_request(f"{error}"), isinstance(error, UnknownColumnError)
+    except RefusedError as error:
+        return problem_of_refused(error), error.sqlstate in OUTDATED
+    except OutcomeUnknownError as error:
+        return Problem(
+            OUTCOME_UNKNOWN, f"It is not known whether the write landed: {error}", retry_after=RETRY_AFTER
+        ), False
+    except UnavailableError as error:
+        return _unavailable(error), False
+    return outcome, isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE
+
+
+def _unavailable(error: UnavailableError) -> Problem:
+    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+
+
+def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:
+    if isinstance(outcome, Problem):
+        emit(
+            Refused(
+                table,
+                verb,
+                outcome.name,
+                outcome.detail,
+                outcome.resource,
+                outcome.presented_token,
+                outcome.current_token,
+            )
+        )
+    elif verb != "read":
+        emit(Accepted(table, verb, len(outcome.rows)))
+
+
+def require_fence(table: Table) -> Fence | Problem:
+    """Refuse a write to what is not protected (R13), or whose protection is broken."""
+    fence = table.fence
+    if fence is None:
+        what = "is not protected" if table.kind in ("table", "partitioned table") else f"is a {table.kind}"
+        return Problem(
+            UNPROTECTED_TABLE,
+            f"{table.name} {what}: Fencepost reads it, and writes only where a fence checks.",
+            hint=f"fencepost protect {table.name}" if table.key else None,
+        )
+    if not fence.intact:
+        return Problem(
+            UNPROTECTED_TABLE,
+            f"{table.name} is registered as protected, but its triggers, its column or its key have changed.",
+            hint=f"`fencepost doctor` says what is missing; `fencepost protect {table.name}` mends it.",
+        )
+    return fence
+
+
+def require_token(table: Table, token: Token | None) -> Token | Problem:
+    """Refuse a write without token (R13): whether or not its row exists."""
+    if token is None:
+        return Problem(
+            TOKEN_REQUIRED,
+            f"{table.name} is protected: the write carries no X-Fence-Token.",
+            hint="Send the token that your lock service gave with the grant.",
+        )
+    return token
+
+
+def require_columns(table: Table, columns: Sequence[str]) -> None:
+    """Refuse body keys that are no columns, and the mark, which only the gateway writes."""
+    for name in columns:
+        if name == MARK_COLUMN:
+            raise QueryError(f"body: {MARK_COLUMN} is the mark and not data: the token travels in X-Fence-Token")
+        if name not in table.columns:
+            raise UnknownColumnError(f"body: {name}", table.name)
+
+
+def require_key(table: Table, key: Sequence[str]) -> None:
+    """Refuse a path whose key does not fit the table's."""
+    if not table.key:
+        raise QueryError(f"{table.name} has no primary key: name rows by filters, ?column=eq.value")
+    if len(key) != len(table.key):
+        raise QueryError(
+            f"the key of {table.name} has {len(table.key)} value(s), {','.join(table.key)}; the path has {len(key)}"
+            " (a comma inside a value is written %2C)"
+        )

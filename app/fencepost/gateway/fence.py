@@ -1,0 +1,71 @@
+"""R5, as a loop: a conditional write that matched no row asks why, and is tried again when the answer is "it would".
+
+1. The conditional statement runs. A row came back: accepted, and committed.
+2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
+3. A mark refuses the token: stale or spent. It stays true however late it is said, because marks never fall.
+4. No row and no mark that refuses: missing.
+5. A live row with a mark that lets the token pass: the row was deleted and made anew between 1 and 2. Again, bounded.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from fencepost.fencing.problems import DATABASE_UNAVAILABLE, Problem, problem_of
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import MissingRow, Refusal, refusal
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.errors import translated
+from fencepost.storage.fenced import FencedRow, Key, Standing, ask
+
+ROUNDS: Final = 10
+
+
+def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRow | None:
+    """Read the answer to R5's question; None says: write again."""
+    mark = standing.live if standing.live is not None else standing.without_row
+    if mark is not None and (verdict := refusal(fence.rule, standing.resource, mark, token)) is not None:
+        return verdict
+    return None if standing.live is not None else MissingRow(standing.resource)
+
+
+async def write_or_ask(
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    key: Key,
+    token: Token,
+    write: Callable[[Connection], Awaitable[FencedRow | None]],
+) -> FencedRow | Refusal | MissingRow | Problem:
+    """Run a conditional single-row write until it is decided."""
+    resource = ""
+    for _ in range(ROUNDS):
+        with translated(writing=True):
+            row = await write(connection)
+        if row is not None:
+            return row
+        with translated(writing=False):
+            standing = await ask(connection, table, fence, key)
+        verdict = judge(standing, fence, token)
+        if verdict is not None:
+            return verdict
+        resource = standing.resource
+    if table.row_security:
+        return MissingRow(resource)  # we may see the row, and a policy keeps us from writing it
+    return contended(resource)
+
+
+def contended(resource: str) -> Problem:
+    """Give up without a verdict: the row comes and goes faster than it can be met, or a trigger eats the writes."""
+    return Problem(
+        DATABASE_UNAVAILABLE,
+        f"{resource} would take the token, and yet {ROUNDS} tries in a row did not reach it: it is deleted and made"
+        " anew all the time, or a trigger of the table suppresses the write. Nothing was changed.",
+        resource=resource,
+        retry_after=1,
+    )
+
+
+def refused(verdict: Refusal | MissingRow | Problem, fence: Fence) -> Problem:
+    """Tell a verdict as a problem."""
+    return verdict if isinstance(verdict, Problem) else problem_of(verdict, fence.rule)

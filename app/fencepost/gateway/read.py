@@ -1,0 +1,65 @@
+"""Reads: rows by filters, and one row by key. They carry no token and take no lock."""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import ROW_NOT_FOUND, Problem
+from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key
+from fencepost.gateway.culprit import naming_the_column
+from fencepost.storage import reading
+from fencepost.storage.catalog import Table
+from fencepost.storage.errors import translated
+from fencepost.storage.fenced import Key
+from fencepost.storage.query import Query, Select
+from fencepost.storage.query_sql import Parameters, render_select
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMany:
+    """Rows of a table or view. `count` asks for the number of all that match, whatever the limit."""
+
+    table: str
+    query: Query
+    count: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOne:
+    """The row that the path names."""
+
+    table: str
+    key: Key
+    select: Select = None
+
+
+async def read_many(gateway: Gateway, request: ReadMany) -> Outcome:
+    """Read what matches, at most max_rows of it."""
+
+    async def use(table: Table) -> Outcome:
+        reading.check(table, request.query)
+        async with gateway.database.connection() as connection:
+            with translated(writing=False):
+                rows, total = await reading.rows(
+                    connection, table, request.query, gateway.max_rows, count=request.count
+                )
+        return Done(rows, total=total)
+
+    return await on_table(gateway, request.table, "read", use)
+
+
+async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
+    """Read a row by its key."""
+
+    async def use(table: Table) -> Outcome:
+        require_key(table, request.key)
+        render_select(table, request.select, Parameters())
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, None, request.key),
+        ):
+            with translated(writing=False):
+                row = await reading.row(connection, table, request.key, request.select)
+        if row is None:
+            return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
+        return Done([row.json], row.mark if table.fence else None)
+
+    return await on_table(gateway, request.table, "read", use)

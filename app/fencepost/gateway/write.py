@@ -1,0 +1,237 @@
+"""Single-row writes by key: PATCH, PUT, DELETE. One statement decides and writes; the commit precedes the answer."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import DATABASE_REFUSED, Problem
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import MissingRow
+from fencepost.gateway.core import (
+    Done,
+    Gateway,
+    Outcome,
+    on_table,
+    require_columns,
+    require_fence,
+    require_key,
+    require_token,
+)
+from fencepost.gateway.culprit import naming_the_column
+from fencepost.gateway.fence import refused, write_or_ask
+from fencepost.storage import fenced
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.query import QueryError, Select
+from fencepost.storage.query_sql import Parameters, render_select
+
+UNIQUE_VIOLATION = "23505"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON object (or array of objects) as it came, and the keys that it sets."""
+
+    text: str
+    columns: tuple[str, ...]
+    scalars: dict[str, str]
+    """Its string and integer values as text: what a path's key value can be compared with at a glance."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedWrite:
+    """A write to the row that the path names. `token` None is what R13 refuses."""
+
+    table: str
+    key: Key
+    token: Token | None
+    select: Select = None
+    body: Body | None = None
+
+
+async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Change columns of a row."""
+    body = request.body or Body("{}", (), {})
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready(table, request, body.columns)
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        columns, named = _without_key(table, body)
+        change = Change(columns, body.text, target_of(table, request.select))
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, body, request.key),
+        ):
+            await _refuse_another_key(connection, table, request, named, body)
+            return await _decide(
+                connection, table, fence, request.key, token,
+                lambda c: fenced.update_row(c, table, fence, request.key, token, change),
+            )  # fmt: skip
+
+    return await on_table(gateway, request.table, "patch", use)
+
+
+async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Delete a row; its mark stays behind (R6)."""
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready(table, request, ())
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        target = target_of(table, request.select)
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, None, request.key),
+        ):
+            return await _decide(
+                connection, table, fence, request.key, token,
+                lambda c: fenced.delete_row(c, table, fence, request.key, token, target),
+            )  # fmt: skip
+
+    return await on_table(gateway, request.table, "delete", use)
+
+
+async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Create the row, or replace it: columns that the body leaves out get their defaults.
+
+    UPDATE first; where there is no row, INSERT. Each is a fenced operation of its own, so whatever happens in between
+    is judged: an INSERT that meets a row after all goes back to the UPDATE.
+    """
+    body = request.body or Body("{}", (), {})
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready(table, request, body.columns)
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        columns, named = _without_key(table, body)
+        change = Change(columns, body.text, target_of(table, request.select), _replaceable(table, columns))
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, body, request.key),
+        ):
+            await _refuse_another_key(connection, table, request, named, body)
+            if table.lossy_key and not await _fits(connection, table, request.key):
+                raise QueryError(f"path: the key {','.join(request.key)} would be rounded when stored in {table.name}")
+            return await _replace_or_create(connection, table, fence, request.key, token, change)
+
+    return await on_table(gateway, request.table, "put", use)
+
+
+async def _replace_or_create(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+) -> Outcome:
+    async def replace_or_create() -> Outcome:
+        while True:
+            verdict = await write_or_ask(
+                connection,
+                table,
+                fence,
+                key,
+                token,
+                lambda c: fenced.update_row(c, table, fence, key, token, change),
+            )
+            if isinstance(verdict, FencedRow):
+                return Done([verdict.json], verdict.mark)
+            if not isinstance(verdict, MissingRow):
+                return refused(verdict, fence)
+            try:
+                with translated(writing=True):
+                    row = await fenced.insert_row(connection, table, key, token, change)
+                if row is None:
+                    return suppressed(table)
+                return Done([row.json], row.mark, created=True)
+            except RefusedError as error:
+                if error.sqlstate != UNIQUE_VIOLATION or not await _appeared(connection, table, fence, key):
+                    raise
+
+    return await retrying(replace_or_create)
+
+
+def suppressed(table: Table) -> Problem:
+    """A BEFORE trigger of the table returned NULL: nothing was inserted, and nobody else will say so."""
+    return Problem(DATABASE_REFUSED, f"A trigger of {table.name} suppressed the INSERT.", code="P0001")
+
+
+async def _appeared(connection: Connection, table: Table, fence: Fence, key: Key) -> bool:
+    """Whether the row is there now: the duplicate is its key then, and not another unique column."""
+    with translated(writing=False):
+        return (await fenced.ask(connection, table, fence, key)).live is not None
+
+
+async def _fits(connection: Connection, table: Table, key: Key) -> bool:
+    with translated(writing=False):
+        return await fenced.fits(connection, table, key)
+
+
+def _ready(table: Table, request: KeyedWrite, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
+    fence = require_fence(table)
+    if isinstance(fence, Problem):
+        return fence
+    require_key(table, request.key)
+    require_columns(table, columns)
+    target_of(table, request.select)  # an unknown column is 400, and that comes before 428
+    token = require_token(table, request.token)
+    return token if isinstance(token, Problem) else (fence, token)
+
+
+def target_of(table: Table, select: Select) -> str:
+    """Render the answer's columns; QueryError for an unknown one."""
+    # No parameters may be taken here: the write's own come first, and a JSON path in `select` is the only one with any.
+    parameters = Parameters(0)
+    target = render_select(table, select, parameters)
+    if parameters.values:
+        raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
+    return target
+
+
+def _without_key(table: Table, body: Body) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split the body's keys: columns to set, and key columns, which the path has already."""
+    columns = tuple(c for c in body.columns if c not in table.key)
+    return columns, tuple(c for c in body.columns if c in table.key)
+
+
+async def _refuse_another_key(
+    connection: Connection, table: Table, request: KeyedWrite, named: tuple[str, ...], body: Body
+) -> None:
+    """A body may repeat the path's key and not contradict it. Asks PostgreSQL only where the texts differ: for an
+    integer, 7 and 07 are one key.
+    """
+    values = dict(zip(table.key, request.key, strict=True))
+    doubtful = tuple(c for c in named if body.scalars.get(c) != values[c])
+    if not doubtful:
+        return
+    with translated(writing=False):
+        same = await fenced.same_key(connection, table, request.key, doubtful, body.text)
+    if not same:
+        raise QueryError(
+            f"body: {', '.join(doubtful)} contradicts the path's key {','.join(request.key)}; a row's key cannot change"
+        )
+
+
+def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns that PUT sets to their defaults."""
+    return tuple(
+        name
+        for name in table.visible
+        if name not in given
+        and name not in table.key
+        and not table.columns[name].generated
+        and table.columns[name].identity != "always"
+    )
+
+
+async def _decide(
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    key: Key,
+    token: Token,
+    write: Callable[[Connection], Awaitable[FencedRow | None]],
+) -> Outcome:
+    verdict = await retrying(lambda: write_or_ask(connection, table, fence, key, token, write))
+    return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, fence)

@@ -1,0 +1,220 @@
+"""Writes to a collection: POST of one row or many, PATCH and DELETE by filters (R10). All or nothing."""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import (
+    BODY_TOO_LARGE,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    Problem,
+)
+from fencepost.fencing.token import Token
+from fencepost.gateway.core import (
+    Done,
+    Gateway,
+    Outcome,
+    on_table,
+    require_columns,
+    require_fence,
+    require_token,
+)
+from fencepost.gateway.culprit import naming_the_column
+from fencepost.gateway.fence import judge, refused
+from fencepost.gateway.write import UNIQUE_VIOLATION, Body, suppressed, target_of
+from fencepost.storage import fenced, fenced_many
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.fenced import Change
+from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
+from fencepost.storage.query import Filter, QueryError, Select
+from fencepost.storage.query_sql import Parameters, render_filters
+
+REFUSED_INSERTS = frozenset({UNIQUE_VIOLATION, "FP409"})
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """POST: `body.text` is a JSON array of `count` objects."""
+
+    table: str
+    token: Token | None
+    body: Body
+    count: int
+    select: Select = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredWrite:
+    """PATCH (with a body) or DELETE of the rows that match the filters, of which there is at least one."""
+
+    table: str
+    filters: tuple[Filter, ...]
+    token: Token | None
+    body: Body | None = None
+    select: Select = None
+
+
+async def insert(gateway: Gateway, request: Insert) -> Outcome:
+    """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready(table, request.token, request.body.columns)
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        target = target_of(table, request.select)
+        if request.count > gateway.max_rows:
+            return _too_many(gateway.max_rows, f"the body has {request.count} rows")
+        async with (
+            gateway.database.connection() as connection,
+            naming_the_column(connection, table, request.body),
+        ):
+            try:
+                rows = await retrying(lambda: _insert(connection, table, token, request.body, target))
+            except RefusedError as error:
+                problem = await _why_refused(connection, table, fence, token, request.body, error)
+                if problem is None:
+                    raise
+                return problem
+        if len(rows) < request.count:
+            return suppressed(table) if not rows else Done([row.json for row in rows])
+        return Done([row.json for row in rows], rows[0].mark if len(rows) == 1 else None, created=True)
+
+    return await on_table(gateway, request.table, "post", use)
+
+
+async def _insert(
+    connection: Connection, table: Table, token: Token, body: Body, target: str
+) -> list[fenced.FencedRow]:
+    with translated(writing=True):
+        return await fenced.insert_rows(connection, table, token, body.columns, body.text, target)
+
+
+async def _why_refused(
+    connection: Connection, table: Table, fence: Fence, token: Token, body: Body, error: RefusedError
+) -> Problem | None:
+    """A duplicate under a stale token is stale (FP001, not 23505), and a refusal lists every row that refused."""
+    if error.sqlstate not in REFUSED_INSERTS or not table.key or not set(table.key) <= set(body.columns):
+        return None
+    with translated(writing=False):
+        standings = await fenced.ask_many(connection, table, fence, body.text)
+    problems = [
+        refused(verdict, fence) for standing in standings if (verdict := judge(standing, fence, token)) is not None
+    ]
+    refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
+    if not refusals:
+        return None
+    return refusals[0] if len(standings) == 1 else _refused_rows(table, token, refusals)
+
+
+async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
+    """Change columns of every row that matches, or of none."""
+    body = request.body or Body("{}", (), {})
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready_many(table, request, body.columns)
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        if key := [c for c in body.columns if c in table.key]:
+            raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
+        change = Change(body.columns, body.text, target_of(table, request.select))
+
+        async def attempt() -> ManyOutcome:
+            with translated(writing=True):
+                return await fenced_many.update_many(
+                    connection, table, fence, request.filters, token, change, gateway.max_rows
+                )
+
+        async with gateway.database.connection() as connection, naming_the_column(connection, table, body):
+            return _told(table, token, await retrying(attempt))
+
+    return await on_table(gateway, request.table, "patch", use)
+
+
+async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
+    """Delete every row that matches, or none; their marks stay behind."""
+
+    async def use(table: Table) -> Outcome:
+        ready = _ready_many(table, request, ())
+        if isinstance(ready, Problem):
+            return ready
+        fence, token = ready
+        target = target_of(table, request.select)
+
+        async def attempt() -> ManyOutcome:
+            with translated(writing=True):
+                return await fenced_many.delete_many(
+                    connection, table, fence, request.filters, token, target, gateway.max_rows
+                )
+
+        async with gateway.database.connection() as connection:
+            return _told(table, token, await retrying(attempt))
+
+    return await on_table(gateway, request.table, "delete", use)
+
+
+def _ready(table: Table, token: Token | None, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
+    fence = require_fence(table)
+    if isinstance(fence, Problem):
+        return fence
+    require_columns(table, columns)
+    checked = require_token(table, token)
+    return checked if isinstance(checked, Problem) else (fence, checked)
+
+
+def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
+    if not isinstance(require_fence(table), Problem):  # 403 first; then unknown columns, 400; then 428
+        render_filters(table, request.filters, Parameters())
+        target_of(table, request.select)
+    return _ready(table, request.token, columns)
+
+
+def _told(table: Table, token: Token, outcome: ManyOutcome) -> Outcome:
+    match outcome:
+        case ManyWritten(rows):
+            return Done(rows)
+        case TooManyRows(limit):
+            return _too_many(limit, "the filter matches more")
+        case ManyRefused(rows):
+            return _refused_rows(
+                table,
+                token,
+                [
+                    Problem(
+                        SPENT_TOKEN if row.mark == token else STALE_TOKEN,
+                        "",
+                        resource=row.resource,
+                        current_token=row.mark,
+                    )
+                    for row in rows
+                ],
+            )
+
+
+def _refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem:
+    """Tell that some rows refused the token, and that therefore none was written (R10)."""
+    stale = [p for p in refusals if p.type is STALE_TOKEN]
+    kind = STALE_TOKEN if stale else SPENT_TOKEN
+    first = (stale or refusals)[0]
+    return Problem(
+        kind,
+        f"Token {token} is {'stale' if stale else 'spent'} for {len(refusals)} of the rows of {table.name} that this"
+        f" request would write, {first.resource} among them: nothing was written.",
+        hint="Do not retry with this token; `rows` lists who refused."
+        if stale
+        else "Each token writes a resource once: mint another.",
+        resource=first.resource,
+        presented_token=token,
+        current_token=first.current_token,
+        extra={"rows": [{"resource": p.resource, "current_token": str(p.current_token)} for p in refusals]},
+    )
+
+
+def _too_many(limit: int, what: str) -> Problem:
+    return Problem(
+        BODY_TOO_LARGE,
+        f"One request writes at most {limit} rows, and {what}. Nothing was written.",
+        hint="Write in smaller parts, or raise FENCEPOST_MAX_ROWS.",
+    )

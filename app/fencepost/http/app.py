@@ -1,0 +1,95 @@
+"""The application: FastAPI around the routes, with every error in one form."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fencepost import __version__, wire
+from fencepost.fencing.problems import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE, Problem, bad_request
+from fencepost.gateway.core import Gateway
+from fencepost.http.data import DataRoute
+from fencepost.http.docs import docs_routes
+from fencepost.http.edge import Edge, RequestDone
+from fencepost.http.openapi import build_openapi
+from fencepost.http.problem_pages import problem_routes
+from fencepost.http.problem_response import problem_response
+from fencepost.http.system import claim_routes, health_routes
+from fencepost.observe.metrics import Metrics
+from fencepost.storage.catalog import Catalog
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What wiring hands over. `gateway` may be called once the lifespan has begun."""
+
+    gateway: Callable[[], Gateway]
+    ready: Callable[[], Awaitable[wire.Readiness]]
+    metrics: Metrics
+    done: RequestDone
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
+    max_body_bytes: int
+    access_log: bool
+
+
+class Application(FastAPI):
+    """FastAPI, with OpenAPI made from the tables as they are now."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(
+            title="Fencepost",
+            version=__version__,
+            lifespan=parts.lifespan,
+            docs_url=None,
+            redoc_url=None,
+            # One would turn the DELETE of a row with an empty key into one of many rows.
+            redirect_slashes=False,
+        )
+        self._parts = parts
+        self._documented: tuple[int, dict[str, Any]] | None = None
+        self.include_router(claim_routes(parts.gateway, parts.max_body_bytes))
+        self.include_router(health_routes(parts.ready, parts.metrics))
+        self.router.routes[:0] = [DataRoute(parts.gateway, parts.max_body_bytes)]
+        self.router.routes.extend(docs_routes(self._catalog, version=__version__))
+        self.router.routes.extend(problem_routes())
+        self.add_middleware(Edge, done=parts.done, access_log=parts.access_log)
+        self.add_exception_handler(HTTPException, _http_problem)
+        self.add_exception_handler(RequestValidationError, _validation_problem)
+
+    def _catalog(self) -> Catalog:
+        return self._parts.gateway().catalog.current
+
+    def openapi(self) -> dict[str, Any]:
+        """Build the document for the current catalog; kept until the catalog changes."""
+        catalog = self._catalog()
+        if self._documented is None or self._documented[0] != catalog.version:
+            system = get_openapi(title=self.title, version=self.version, routes=self.routes, tags=self.openapi_tags)
+            self._documented = (catalog.version, build_openapi(catalog, system, version=self.version))
+        return self._documented[1]
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    """Give Starlette's own refusals the one form."""
+    if not isinstance(error, HTTPException):
+        raise error
+    headers = dict(error.headers or {})
+    if error.status_code == METHOD_NOT_ALLOWED.status:
+        return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
+    if error.status_code == NO_ROUTE.status:
+        return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)
+    return problem_response(Problem(BAD_REQUEST, str(error.detail), status=error.status_code), headers)
+
+
+async def _validation_problem(_request: Request, error: Exception) -> Response:
+    """Tell FastAPI's validation errors as the rest: 400, naming what and where."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    told = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+    return problem_response(bad_request(told))

@@ -1,0 +1,219 @@
+"""/v1/data: PostgREST's dialect over fenced tables.
+
+A plain ASGI route, not FastAPI's: the path must be split before it is decoded (`%2F` is part of a key), and the hot
+path needs neither models nor dependencies. OpenAPI for it comes from the catalog.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import quote as url_quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.types import Receive, Scope, Send
+
+from fencepost.fencing.problems import METHOD_NOT_ALLOWED, NO_ROUTE, Problem, bad_request
+from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
+from fencepost.gateway.core import Gateway
+from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
+from fencepost.gateway.write import KeyedWrite, delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
+from fencepost.http.answers import created, listed, many_written, one
+from fencepost.http.problem_response import RequestError, problem_response
+from fencepost.http.query_params import parse_query
+from fencepost.http.reading_requests import (
+    read_body,
+    read_object,
+    read_preferences,
+    read_rows,
+    read_token,
+    refuse_token,
+    table_name,
+    wants_one,
+)
+from fencepost.storage.query import Query, QueryError
+
+PREFIX: Final = b"/v1/data/"
+COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
+ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
+
+Handler = Callable[["DataRoute", Request, str, tuple[str, ...]], Awaitable[Response]]
+
+
+class DataRoute(BaseRoute):
+    """Everything under /v1/data/, matched by the raw path."""
+
+    def __init__(self, gateway: Callable[[], Gateway], max_body_bytes: int) -> None:
+        self._gateway = gateway
+        self._max_body_bytes = max_body_bytes
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match by what the client sent, before any decoding."""
+        mine = scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX)
+        return (Match.FULL, {}) if mine else (Match.NONE, {})
+
+    def url_path_for(self, name: str, /, **path_params: object) -> "NoMatchFound":  # type: ignore[override]
+        """Paths here are not named."""
+        raise NoMatchFound(name, dict(path_params))
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            response = await self._respond(request, scope["raw_path"][len(PREFIX) :])
+        except RequestError as error:
+            response = problem_response(error.problem)
+        except QueryError as error:
+            response = problem_response(bad_request(str(error)))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request, rest: bytes) -> Response:
+        table, slash, raw_key = rest.partition(b"/")
+        if b"/" in raw_key or not table:
+            raise RequestError(
+                Problem(NO_ROUTE, "The path is /v1/data/{table} or /v1/data/{table}/{key}; a / inside a name is %2F.")
+            )
+        try:
+            name = decode_segment(table)
+            key = decode_key(raw_key)
+        except MalformedResourceError as error:
+            raise RequestError(bad_request(f"path: {error}")) from error
+        handlers, allowed = (_ROW, ROW_METHODS) if slash else (_COLLECTION, COLLECTION_METHODS)
+        handler = handlers.get(request.method)
+        if handler is None:
+            problem = Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path: {allowed} are.")
+            return problem_response(problem, {"Allow": allowed})
+        if slash and key in (("",), (".",), ("..",)):
+            raise RequestError(
+                bad_request(
+                    f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq."
+                )
+            )
+        return await handler(self, request, name, key)
+
+    async def get_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+        """GET /v1/data/{table}/{key}."""
+        refuse_token(request.scope["headers"])
+        wants_one(request.headers)
+        query = _only(parse_query(request.scope["query_string"]), "select")
+        table = table_name(request.headers, name, writing=False)
+        return one(await read_one(self._gateway(), ReadOne(table, key, query.select)))
+
+    async def get_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+        """GET /v1/data/{table}."""
+        refuse_token(request.scope["headers"])
+        singular = wants_one(request.headers)
+        query = parse_query(request.scope["query_string"])
+        count = read_preferences(request.headers).count
+        table = table_name(request.headers, name, writing=False)
+        outcome = await read_many(self._gateway(), ReadMany(table, query, count))
+        return listed(outcome, query.offset, singular=singular)
+
+    async def patch_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+        """PATCH /v1/data/{table}/{key}."""
+        write = await self._keyed(request, name, key, with_body=True)
+        return one(await patch(self._gateway(), write), read_preferences(request.headers).answer)
+
+    async def put_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+        """PUT /v1/data/{table}/{key}."""
+        write = await self._keyed(request, name, key, with_body=True)
+        return one(await put(self._gateway(), write), read_preferences(request.headers).answer)
+
+    async def delete_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+        """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
+        write = await self._keyed(request, name, key, with_body=False)
+        answer = read_preferences(request.headers).answer
+        return one(await delete(self._gateway(), write), answer if answer == "representation" else "minimal")
+
+    async def _keyed(self, request: Request, name: str, key: tuple[str, ...], *, with_body: bool) -> KeyedWrite:
+        token = read_token(request.scope["headers"])
+        wants_one(request.headers)
+        query = _only(parse_query(request.scope["query_string"]), "select", "columns")
+        body = None
+        if with_body:
+            body = await read_object(request, self._max_body_bytes, query.columns)
+        else:
+            await read_body(request, self._max_body_bytes)
+        return KeyedWrite(table_name(request.headers, name, writing=True), key, token, query.select, body)
+
+    async def post_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+        """POST /v1/data/{table}: one object, or an array."""
+        token = read_token(request.scope["headers"])
+        singular = wants_one(request.headers)
+        query = _only(parse_query(request.scope["query_string"]), "select", "columns")
+        body, count = await read_rows(request, self._max_body_bytes, query.columns)
+        table = table_name(request.headers, name, writing=True)
+        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select))
+        location = self._location(table, body.scalars) if count == 1 else None
+        return created(outcome, read_preferences(request.headers).answer, location, singular=singular)
+
+    def _location(self, name: str, values: dict[str, str]) -> str | None:
+        table = self._gateway().catalog.current.find(name)
+        if table is None or not table.key or not set(table.key) <= set(values):
+            return None
+        key = ",".join(url_quote(values[column], safe="") for column in table.key)
+        return f"/v1/data/{url_quote(name, safe='')}/{key}"
+
+    async def patch_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+        """PATCH /v1/data/{table}?filters."""
+        write = await self._filtered(request, name, with_body=True)
+        singular = wants_one(request.headers)
+        outcome = await patch_many(self._gateway(), write)
+        return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
+
+    async def delete_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+        """DELETE /v1/data/{table}?filters."""
+        write = await self._filtered(request, name, with_body=False)
+        singular = wants_one(request.headers)
+        outcome = await delete_many(self._gateway(), write)
+        return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
+
+    async def _filtered(self, request: Request, name: str, *, with_body: bool) -> FilteredWrite:
+        token = read_token(request.scope["headers"])
+        query = _only(parse_query(request.scope["query_string"]), "select", "columns", "filters")
+        if not query.filters:
+            raise RequestError(
+                bad_request(
+                    f"query: {request.method} of a whole table is refused: name the rows by a filter.",
+                    "?status=eq.new; for one row, its key in the path.",
+                )
+            )
+        body = None
+        if with_body:
+            body = await read_object(request, self._max_body_bytes, query.columns)
+        else:
+            await read_body(request, self._max_body_bytes)
+        table = table_name(request.headers, name, writing=True)
+        return FilteredWrite(table, query.filters, token, body, query.select)
+
+
+def _only(query: Query, *allowed: str) -> Query:
+    """Refuse parameters that mean nothing here: a filter on a keyed route would be ignored silently."""
+    present = {
+        "select": query.select is not None,
+        "columns": query.columns is not None,
+        "filters": bool(query.filters),
+        "order": bool(query.order),
+        "limit": query.limit is not None,
+        "offset": query.offset > 0,
+    }
+    if unwanted := [name for name, there in present.items() if there and name not in allowed]:
+        raise QueryError(f"query: {', '.join(unwanted)} cannot be used on this route; it takes {', '.join(allowed)}")
+    return query
+
+
+_ROW: Final[dict[str, Handler]] = {
+    "GET": DataRoute.get_row,
+    "HEAD": DataRoute.get_row,
+    "PATCH": DataRoute.patch_row,
+    "PUT": DataRoute.put_row,
+    "DELETE": DataRoute.delete_row,
+}
+_COLLECTION: Final[dict[str, Handler]] = {
+    "GET": DataRoute.get_rows,
+    "HEAD": DataRoute.get_rows,
+    "POST": DataRoute.post_rows,
+    "PATCH": DataRoute.patch_rows,
+    "DELETE": DataRoute.delete_rows,
+}

@@ -1,0 +1,87 @@
+"""The outermost layer, once per request: a request id, the time it took, and an answer whatever happens.
+
+Plain ASGI: nothing is copied or buffered on the way.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fencepost.fencing.problems import INTERNAL_ERROR, Problem
+from fencepost.http.problem_response import problem_response
+
+_USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+log = structlog.stdlib.get_logger("fencepost.http")
+
+RequestDone = Callable[[str, str, int, float], None]
+"""Called with method, route, status and seconds."""
+
+
+class Edge:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, *, done: RequestDone, access_log: bool) -> None:
+        self._app = app
+        self._done = done
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; lifespan passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = _request_id(scope)
+        structlog.contextvars.bind_contextvars(request_id=request_id.decode("ascii"))
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        # HEAD is answered as GET everywhere; the server, which still knows, sends no body.
+        inner: Scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        try:
+            await self._app(inner, receive, send_with_id)
+        except Exception:
+            log.exception("request failed", method=scope["method"], path=scope["path"])
+            if status:  # the answer has begun: all that can be done is to cut it off
+                raise
+            problem = Problem(
+                INTERNAL_ERROR, f"The gateway failed; its log tells more under request id {request_id.decode('ascii')}."
+            )
+            await problem_response(problem)(scope, receive, send_with_id)
+        finally:
+            self._finished(scope, status, time.perf_counter() - started)
+
+    def _finished(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._done(method, _route(scope), status, seconds)
+        if self._access_log:
+            log.info("request", method=method, path=scope["path"], status=status, ms=round(seconds * 1000, 2))
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _USABLE_ID.match(value):
+            return bytes(value)
+    return secrets.token_hex(8).encode()
+
+
+def _route(scope: Scope) -> str:
+    """Name the route without what callers can invent: a label must have few values."""
+    path: str = scope["path"]
+    for prefix in ("/v1/data", "/v1/claims", "/v1/fences", "/docs", "/problems"):
+        if path.startswith(prefix):
+            return prefix
+    return path if path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json") else "other"

@@ -1,0 +1,91 @@
+"""One example of every problem: what the pages under /problems/ and the OpenAPI document show."""
+
+from typing import Final
+
+from fencepost.fencing.problems import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    CONSTRAINT_VIOLATION,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
+    DATABASE_UNAVAILABLE,
+    INTERNAL_ERROR,
+    INVALID_VALUE,
+    MALFORMED_TOKEN,
+    METHOD_NOT_ALLOWED,
+    NO_ROUTE,
+    NOT_ACCEPTABLE,
+    OUTCOME_UNKNOWN,
+    PERMISSION_DENIED,
+    ROW_NOT_FOUND,
+    TOKEN_REQUIRED,
+    UNKNOWN_TABLE,
+    UNPROTECTED_TABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    Problem,
+    ProblemType,
+    problem_of,
+)
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import Spent, Stale
+
+_RESOURCE: Final = "orders/order-123"
+
+STALE: Final = problem_of(Stale(_RESOURCE, Token(33), 34), "strict")
+SPENT: Final = problem_of(Spent(_RESOURCE, Token(34), 34), "strict")
+CONSTRAINT: Final = Problem(
+    CONSTRAINT_VIOLATION,
+    'duplicate key value violates unique constraint "orders_pkey"',
+    details="Key (order_id)=(order-123) already exists.",
+    code="23505",
+    resource=_RESOURCE,
+    presented_token=Token(35),
+    extra={"constraint": "orders_pkey"},
+)
+
+_EXAMPLES: Final[tuple[Problem, ...]] = (
+    STALE,
+    SPENT,
+    CONSTRAINT,
+    Problem(TOKEN_REQUIRED, "orders is protected: a write needs the header X-Fence-Token.", resource=_RESOURCE),
+    Problem(
+        MALFORMED_TOKEN,
+        "X-Fence-Token: a token is one positive decimal integer: ASCII digits only, no sign, space, comma or "
+        "leading zero",
+    ),
+    Problem(UNPROTECTED_TABLE, "audit_log is not protected.", hint="fencepost protect audit_log"),
+    Problem(ROW_NOT_FOUND, "There is no row orders/order-9.", resource="orders/order-9"),
+    Problem(UNKNOWN_TABLE, "There is no table order."),
+    Problem(
+        OUTCOME_UNKNOWN,
+        "The connection to PostgreSQL broke after the write was sent. It may have been committed.",
+        hint="Ask GET /v1/fences?resource=orders/order-123: a mark of 34 says that it landed.",
+        resource=_RESOURCE,
+        presented_token=Token(34),
+        retry_after=1,
+    ),
+    Problem(DATABASE_UNAVAILABLE, "No connection to PostgreSQL could be had within 5 seconds.", retry_after=1),
+    Problem(BAD_REQUEST, "orders has no column colour.", hint="Its columns are order_id, status."),
+    Problem(BODY_TOO_LARGE, "The body has more than 1048576 bytes."),
+    Problem(NO_ROUTE, "No route has the path /v1/orders.", hint="Tables are under /v1/data/."),
+    Problem(METHOD_NOT_ALLOWED, "/v1/claims does not take GET."),
+    Problem(NOT_ACCEPTABLE, "The query matches 3 rows, and one object was asked for."),
+    Problem(UNSUPPORTED_MEDIA_TYPE, "The body is text/plain.", hint="Content-Type: application/json"),
+    Problem(INTERNAL_ERROR, "The gateway failed. Its log tells why."),
+    Problem(
+        INVALID_VALUE,
+        'invalid input syntax for type integer: "many"',
+        code="22P02",
+        extra={"column": "quantity"},
+    ),
+    Problem(PERMISSION_DENIED, "permission denied for table orders", code="42501"),
+    Problem(DATABASE_BUSY, "canceling statement due to lock timeout", code="55P03", retry_after=1),
+    Problem(DATABASE_REFUSED, "orders are closed for the year", code="P0001"),
+)
+
+_BY_SLUG: Final = {problem.type.slug: problem for problem in _EXAMPLES}
+
+
+def example_problem(kind: ProblemType) -> Problem:
+    """Show one problem of this type. A type without an example of its own is shown by its title."""
+    return _BY_SLUG.get(kind.slug) or Problem(kind, f"{kind.title}.")

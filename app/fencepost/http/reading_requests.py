@@ -1,0 +1,168 @@
+"""What a request says: token, preferences, media types and body. Whatever cannot be read raises RequestError."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from fencepost.fencing.problems import (
+    BODY_TOO_LARGE,
+    MALFORMED_TOKEN,
+    NOT_ACCEPTABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    Problem,
+    bad_request,
+)
+from fencepost.fencing.token import MalformedTokenError, Token, parse_token
+from fencepost.gateway.write import Body
+from fencepost.http.problem_response import RequestError
+
+TOKEN_HEADER = b"x-fence-token"
+SINGULAR = "application/vnd.pgrst.object+json"
+_JSON = frozenset({"application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
+
+
+def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Token | None:
+    """Read X-Fence-Token (R11); None when there is none. Two headers are one too many."""
+    values = [value for name, value in raw_headers if name == TOKEN_HEADER]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise RequestError(
+            Problem(MALFORMED_TOKEN, f"X-Fence-Token: {len(values)} headers, and a write has one token.")
+        )
+    try:
+        return parse_token(values[0])
+    except MalformedTokenError as error:
+        shown = values[0][:40].decode("latin-1")
+        raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.")) from error
+
+
+def refuse_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a token on a read: a claim changes state, and a GET may be repeated by any proxy."""
+    if any(name == TOKEN_HEADER for name, _ in raw_headers):
+        raise RequestError(
+            bad_request("X-Fence-Token: reads carry no token.", "To fence older holders off, POST /v1/claims.")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """`Prefer`, as far as it is known; the rest is ignored, as RFC 7240 says."""
+
+    answer: Literal["minimal", "representation", "headers-only"] | None = None
+    count: bool = False
+
+
+def read_preferences(headers: Headers) -> Preferences:
+    """Read every Prefer header."""
+    answer: Literal["minimal", "representation", "headers-only"] | None = None
+    count = False
+    for token in ",".join(headers.getlist("prefer")).replace(";", ",").split(","):
+        match token.strip().lower():
+            case "return=minimal":
+                answer = "minimal"
+            case "return=representation":
+                answer = "representation"
+            case "return=headers-only":
+                answer = "headers-only"
+            case "count=exact" | "count=planned" | "count=estimated":
+                count = True
+            case _:
+                pass
+    return Preferences(answer, count)
+
+
+def wants_one(headers: Headers) -> bool:
+    """Check Accept; True when PostgREST's single-object form is asked for."""
+    accept = headers.get("accept")
+    if accept is None:
+        return False
+    types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
+    if SINGULAR in types:
+        return True
+    if not any(kind in _JSON or not kind for kind in types):
+        raise RequestError(Problem(NOT_ACCEPTABLE, f"Accept: {accept[:100]}: answers are application/json."))
+    return False
+
+
+def table_name(headers: Headers, name: str, *, writing: bool) -> str:
+    """Apply PostgREST's Accept-Profile or Content-Profile: the schema of an unqualified table."""
+    profile = headers.get("content-profile" if writing else "accept-profile")
+    return name if profile is None or profile == "public" else f"{profile}.{name}"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read the whole body, refusing as soon as it is known to be too large."""
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced) > limit:
+        raise RequestError(_too_large(limit))
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise RequestError(_too_large(limit))
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(BODY_TOO_LARGE, f"The body has more than {limit} bytes.", hint="FENCEPOST_MAX_BODY_BYTES sets it.")
+
+
+async def read_json(request: Request, limit: int) -> tuple[bytes, Any]:
+    """Read a JSON body: the bytes, and what they say."""
+    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind[:100]}: bodies are application/json."))
+    raw = await read_body(request, limit)
+    try:
+        return raw, orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(bad_request(f"body: not JSON: {error}")) from error
+
+
+async def read_object(request: Request, limit: int, columns: tuple[str, ...] | None) -> Body:
+    """Read the JSON object of a PATCH or PUT. `columns` (?columns=) restricts what counts."""
+    raw, value = await read_json(request, limit)
+    if not isinstance(value, dict):
+        raise RequestError(bad_request(f"body: {_kind(value)}, where one JSON object is expected"))
+    return _body(raw.decode(), value, columns)
+
+
+async def read_rows(request: Request, limit: int, columns: tuple[str, ...] | None) -> tuple[Body, int]:
+    """Read the JSON object or array of a POST, and count it; the body's text is always an array."""
+    raw, value = await read_json(request, limit)
+    if isinstance(value, dict):
+        return _body(f"[{raw.decode()}]", value, columns), 1
+    if not isinstance(value, list):
+        raise RequestError(bad_request(f"body: {_kind(value)}, where a JSON object or an array of them is expected"))
+    first = value[0] if value else {}
+    for number, row in enumerate(value):
+        if not isinstance(row, dict):
+            raise RequestError(bad_request(f"body: element {number} is {_kind(row)}, where a JSON object is expected"))
+        if columns is None and row.keys() != first.keys():
+            differing = ", ".join(sorted(row.keys() ^ first.keys()))
+            raise RequestError(
+                bad_request(
+                    f"body: element {number} has other keys than element 0 ({differing}); all must have the same",
+                    "?columns=a,b names the columns to take; a key that is missing is null then.",
+                )
+            )
+    return _body(raw.decode(), first, columns), len(value)
+
+
+def _body(text: str, value: Mapping[str, object], columns: tuple[str, ...] | None) -> Body:
+    scalars = {
+        name: item if isinstance(item, str) else str(item)
+        for name, item in value.items()
+        if isinstance(item, str) or (isinstance(item, int) and not isinstance(item, bool))
+    }
+    return Body(text, columns if columns is not None else tuple(value), scalars)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

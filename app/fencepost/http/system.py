@@ -1,0 +1,177 @@
+"""The routes that are the same for every database: claims, fences, health, metrics.
+
+They are FastAPI's, so they document themselves.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+
+from fencepost import wire
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
+from fencepost.gateway.claim import Claim, Claimed, claim
+from fencepost.gateway.core import Gateway
+from fencepost.gateway.explain import Explained, explain
+from fencepost.http.problem_response import RequestError, problem_response
+from fencepost.http.reading_requests import read_json, read_token, refuse_token
+from fencepost.observe.metrics import CONTENT_TYPE, Metrics
+
+TokenHeader = Annotated[
+    str | None,
+    Header(
+        alias="X-Fence-Token",
+        description="The token of your grant: a positive decimal integer. It is spent by the claim.",
+        examples=["34"],
+        pattern="^[1-9][0-9]{0,18}$",
+    ),
+]
+ResourceQuery = Annotated[str | None, Query(description="The resource: table/key.", examples=["orders/order-123"])]
+
+_PROBLEM: dict[str, Any] = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+}
+
+
+def _problems(*statuses: tuple[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"description": text, **_PROBLEM} for status, text in statuses}
+
+
+CLAIM_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": TypeAdapter(wire.ClaimRequest).json_schema(),
+                "example": {"resource": "orders/order-123"},
+            }
+        },
+    }
+}
+
+
+def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRouter:
+    """Give POST /v1/claims and GET /v1/fences."""
+    router = APIRouter(tags=["fences"])
+
+    @router.post(
+        "/v1/claims",
+        response_model=wire.ClaimAnswer,
+        summary="Claim a resource: nobody older can write to it from now on",
+        openapi_extra=CLAIM_BODY,
+        responses=_problems(
+            (400, "The body, the key or the token cannot be read."),
+            (403, "The table is not protected."),
+            (404, "There is no such table."),
+            (409, "The token is stale or spent."),
+            (413, "The body is too large."),
+            (415, "The body is not JSON."),
+            (428, "The claim carries no token."),
+            (503, "The database cannot be asked."),
+        ),
+    )
+    async def post_claim(request: Request, _token: TokenHeader = None) -> Response:
+        """Raise the resource's mark to your token without writing data, and read the row from the same statement.
+
+        Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
+        A key without a row is claimed too; `row` is null then.
+        """
+        return await _answered(_claim(gateway, max_body_bytes, request))
+
+    @router.get(
+        "/v1/fences",
+        response_model=wire.FenceAnswer,
+        summary="What is known of a resource: mark, rule, source",
+        responses=_problems(
+            (400, "The resource cannot be read, or the request carries a token."),
+            (403, "The table is not protected."),
+            (404, "There is no such table."),
+            (503, "The database cannot be asked."),
+        ),
+    )
+    async def get_fence(request: Request, resource: ResourceQuery = None) -> Response:
+        """Tell a resource's mark, and what is known of how it came by it."""
+        return await _answered(_explain(gateway, request, resource))
+
+    return router
+
+
+async def _answered(answer: Awaitable[Response]) -> Response:
+    try:
+        return await answer
+    except RequestError as error:
+        return problem_response(error.problem)
+
+
+def _json(body: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(body), media_type="application/json", headers={"Cache-Control": "no-store", **(headers or {})}
+    )
+
+
+def _resource(name: str, where: str) -> Resource:
+    try:
+        return parse_resource(name)
+    except MalformedResourceError as error:
+        raise RequestError(bad_request(f"{where}: {error}")) from error
+
+
+async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -> Response:
+    token = read_token(request.scope["headers"])
+    _, body = await read_json(request, limit)
+    if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
+        raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
+    outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token))
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    if not isinstance(outcome, Claimed):
+        raise TypeError(f"a claim gave {outcome!r}")
+    row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
+    body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
+    return _json(body, {"X-Fence-Mark": str(outcome.mark)})
+
+
+async def _explain(gateway: Callable[[], Gateway], request: Request, resource: str | None) -> Response:
+    refuse_token(request.scope["headers"])
+    if resource is None:
+        raise RequestError(bad_request("query: resource is missing: ?resource=orders/order-123"))
+    outcome = await explain(gateway(), _resource(resource, "query: resource"))
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    if not isinstance(outcome, Explained):
+        raise TypeError(f"an explanation gave {outcome!r}")
+    return _json(outcome.body)
+
+
+def health_routes(ready: Callable[[], Awaitable[wire.Readiness]], metrics: Metrics) -> APIRouter:
+    """Give /healthz, /readyz and /metrics."""
+    router = APIRouter(tags=["service"])
+
+    @router.get("/healthz", response_model=wire.Health, summary="Whether the process is alive")
+    async def healthz() -> Response:
+        """Answer as long as the process can answer at all; it says nothing of the database."""
+        return _json({"status": "ok"})
+
+    @router.get(
+        "/readyz",
+        response_model=wire.Readiness,
+        summary="Whether requests can be served",
+        responses={503: {"model": wire.Readiness, "description": "Something that requests depend on is amiss."}},
+    )
+    async def readyz() -> Response:
+        """Ask the database, and compare its schema with what this version works with."""
+        state = await ready()
+        response = _json(state)
+        response.status_code = 200 if state["status"] == "ready" else 503
+        return response
+
+    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def get_metrics() -> Response:
+        """Tell counts, times and the pool's state, over all workers."""
+        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    return router

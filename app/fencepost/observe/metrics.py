@@ -1,0 +1,86 @@
+"""Prometheus metrics. With several workers they are summed over all of them, whichever answers the scrape."""
+
+import os
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from fencepost.observe.events import Accepted, CatalogLoaded, Event, ListenerLost, Refused
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+UNKNOWN_TABLE: Final = "FP007"
+
+
+class Metrics:
+    """The gateway's instruments, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._operations = Counter(
+            "fencepost_operations",
+            "Writes, claims and refused reads by verdict: accepted, or the code of the refusal.",
+            ["table", "verb", "verdict"],
+            registry=self._registry,
+        )
+        self._rows = Counter(
+            "fencepost_rows_written", "Rows in accepted writes.", ["table", "verb"], registry=self._registry
+        )
+        self._requests = Histogram(
+            "fencepost_http_request_seconds",
+            "Time from the request's first byte to the answer's last.",
+            ["method", "route", "status"],
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=self._registry,
+        )
+        self._pool = Gauge(
+            "fencepost_pool_connections",
+            "Connections to PostgreSQL.",
+            ["state"],
+            multiprocess_mode="livesum",
+            registry=self._registry,
+        )
+        self._tables = Gauge(
+            "fencepost_tables",
+            "Tables in the catalog.",
+            ["protected"],
+            multiprocess_mode="livemax",
+            registry=self._registry,
+        )
+        self._reloads = Counter("fencepost_catalog_loads", "Catalog loads.", registry=self._registry)
+        self._listener = Counter(
+            "fencepost_listener_losses", "How often the LISTEN connection broke.", registry=self._registry
+        )
+
+    def on_event(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case Accepted(table, verb, rows):
+                self._operations.labels(table, verb, "accepted").inc()
+                self._rows.labels(table, verb).inc(rows)
+            case Refused(table, verb, code):
+                # Names that no table has would make as many series as callers can invent.
+                self._operations.labels("" if code == UNKNOWN_TABLE else table, verb, code).inc()
+            case CatalogLoaded(_, tables, protected):
+                self._reloads.inc()
+                self._tables.labels("yes").set(protected)
+                self._tables.labels("no").set(tables - protected)
+            case ListenerLost():
+                self._listener.inc()
+
+    def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Record one HTTP request."""
+        self._requests.labels(method, route, str(status)).observe(seconds)
+
+    def pool(self, size: int, idle: int) -> None:
+        """Record the pool's state."""
+        self._pool.labels("used").set(size - idle)
+        self._pool.labels("idle").set(idle)
+
+    def exposition(self) -> bytes:
+        """Write the metrics in Prometheus's text form."""
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

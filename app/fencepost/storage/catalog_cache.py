@@ -1,0 +1,51 @@
+"""Keeps the newest Catalog: reloaded when told (NOTIFY, SIGHUP) and when a request finds it outdated.
+
+A request that meets an unknown column, table or changed type asks for a picture begun after it arrived. At most one
+load runs at a time, and all that wait share it, so a storm of bad requests costs one small load after another.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from fencepost.storage.catalog import Catalog
+from fencepost.storage.catalog_load import load
+from fencepost.storage.engine import Database
+
+
+class CatalogCache:
+    """The gateway's current picture of the database."""
+
+    def __init__(self, database: Database, schemas: Sequence[str], on_load: Callable[[Catalog], None]) -> None:
+        self._database = database
+        self._schemas = tuple(schemas)
+        self._on_load = on_load
+        self._current = Catalog(0, {})
+        self._loading: asyncio.Task[Catalog] | None = None
+
+    @property
+    def current(self) -> Catalog:
+        """The newest picture there is."""
+        return self._current
+
+    async def reload(self) -> Catalog:
+        """Load a picture that was begun after this call: a load under way may be too old."""
+        if self._loading is not None and not self._loading.done():
+            await asyncio.wait([self._loading])
+        return await self._load()
+
+    async def begun_after(self, moment: float) -> Catalog:
+        """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
+        return self._current if self._current.begun > moment else await self.reload()
+
+    def _load(self) -> Awaitable[Catalog]:
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._read())
+        # A caller that goes away must not cancel the load that others wait for.
+        return asyncio.shield(self._loading)
+
+    async def _read(self) -> Catalog:
+        async with self._database.connection() as connection:
+            catalog = await load(connection, self._schemas, self._current.version + 1)
+        self._current = catalog
+        self._on_load(catalog)
+        return catalog

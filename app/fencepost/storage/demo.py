@@ -1,0 +1,60 @@
+"""The demo table: small, protected, the same rows as in the README's story."""
+
+import asyncpg
+
+from fencepost.storage.engine import Connection
+from fencepost.storage.protect import protect
+
+FIRST_TOKEN = 34
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS public.orders (
+  order_id   text PRIMARY KEY,
+  status     text NOT NULL CONSTRAINT orders_status_check CHECK (status IN ('new', 'paid', 'shipped', 'cancelled')),
+  customer   text NOT NULL DEFAULT 'Ada',
+  amount     numeric(10, 2) NOT NULL DEFAULT 0,
+  note       text,
+  created_at timestamptz NOT NULL DEFAULT now()
+)"""
+
+_COMMENTS = (
+    "COMMENT ON TABLE public.orders IS 'The demo: orders that several workers change under locks that may expire.'",
+    "COMMENT ON COLUMN public.orders.order_id IS 'What the lock is named after.'",
+    "COMMENT ON COLUMN public.orders.status IS 'new, paid, shipped or cancelled.'",
+    "COMMENT ON COLUMN public.orders.amount IS 'In euros.'",
+)
+
+_ROWS = """
+INSERT INTO public.orders (order_id, status, customer, amount, last_fence_token)
+VALUES ('order-123', 'new', 'Ada', 42.50, 1),
+       ('order-124', 'paid', 'Grace', 19.90, 1),
+       ('order-125', 'new', 'Edsger', 7, 1)"""
+
+
+async def load(dsn: str) -> int:
+    """Make and protect `orders`, with its rows if it is new. An `orders` that is already there is left as it is.
+
+    Returns a token that order-123 will take.
+    """
+    connection = await asyncpg.connect(dsn)
+    try:
+        if await connection.fetchval("SELECT to_regclass('public.orders') IS NOT NULL"):
+            return await _next_token(connection)
+        async with connection.transaction():
+            await connection.execute(_TABLE)
+            for comment in _COMMENTS:
+                await connection.execute(comment)
+        await protect(connection, "orders")
+        await connection.execute(_ROWS)
+        return await _next_token(connection)
+    finally:
+        await connection.close()
+
+
+async def _next_token(connection: Connection) -> int:
+    """As in the README's story, or one more than the mark when the story was played already."""
+    try:
+        mark = await connection.fetchval("SELECT last_fence_token FROM public.orders WHERE order_id = 'order-123'")
+    except asyncpg.UndefinedColumnError:  # an `orders` of the user's own
+        mark = None
+    return max(FIRST_TOKEN, (mark or 0) + 1)

@@ -1,0 +1,74 @@
+"""What can go wrong between the gateway and PostgreSQL, and the one place where foreign errors become ours.
+
+StorageError
+├── UnavailableError      nothing was done: no connection, overload, shutting down
+├── OutcomeUnknownError   the connection broke after a write was sent: it may have landed (R15)
+└── RefusedError          PostgreSQL said no, with an SQLSTATE; the statement was undone
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import asyncpg
+
+RETRIED: Final = frozenset({"40001", "40P01"})
+"""Serialization failure and deadlock: nothing happened, and the same statement may succeed now (R4)."""
+
+OUTDATED: Final = frozenset({"0A000", "3F000", "42703", "42704", "42804", "42883", "42P01", "42P10", "FP000", "XX000"})
+"""What a statement built from an outdated catalog may meet: the catalog is read anew before this is believed."""
+
+# Class 57P: the server ends the connection. Class 08: it is gone. A commit may have been under way.
+_CONNECTION_CLASSES: Final = ("08", "57P")
+_OVERLOAD_CLASSES: Final = ("53",)
+_READ_ONLY: Final = "25006"
+
+
+class StorageError(Exception):
+    """Root of all errors that storage raises; the message is for the caller of the API."""
+
+
+class UnavailableError(StorageError):
+    """The database could not be asked; nothing was done."""
+
+
+class OutcomeUnknownError(StorageError):
+    """A write was sent and its answer never came."""
+
+
+class RefusedError(StorageError):
+    """PostgreSQL refused a statement. Nothing of it remains."""
+
+    def __init__(self, error: asyncpg.PostgresError) -> None:
+        super().__init__(error.message or str(error))
+        self.sqlstate: str = error.sqlstate or "XX000"
+        self.detail: str | None = error.detail
+        self.hint: str | None = error.hint
+        self.table: str | None = error.table_name
+        self.column: str | None = error.column_name
+        self.constraint: str | None = error.constraint_name
+
+
+def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> StorageError:
+    state = error.sqlstate or ""
+    if state.startswith(_CONNECTION_CLASSES):
+        if writing:
+            return OutcomeUnknownError(f"the connection to PostgreSQL ended during the write: {error}")
+        return UnavailableError(f"the connection to PostgreSQL ended: {error}")
+    if state.startswith(_OVERLOAD_CLASSES) or state == _READ_ONLY:
+        return UnavailableError(f"PostgreSQL cannot take this now: {error}")
+    return RefusedError(error)
+
+
+@contextmanager
+def translated(*, writing: bool) -> Iterator[None]:
+    """Turn asyncpg's and the socket's errors into ours. `writing`: a statement that changes data may be under way."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        raise _map_server_error(error, writing=writing) from error
+    except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        reason = str(error) or type(error).__name__
+        if writing:
+            raise OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}") from error
+        raise UnavailableError(f"PostgreSQL cannot be reached: {reason}") from error

@@ -1,0 +1,233 @@
+"""The fenced statements: verdict and data change in one statement, one round trip (R4).
+
+U   UPDATE … WHERE key AND mark < $t RETURNING …      no row came back: a question (R5), asked by the next statement
+I   INSERT …                                           its trigger judges by the mark that outlived the row (R6)
+D   SELECT … FROM fencepost."…_delete"(key, $t)        DELETE with the token bound to this table (R6)
+?   SELECT live mark, mark without row                 on a snapshot of its own
+"""
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from fencepost.fencing.token import Token
+from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.engine import Connection
+from fencepost.storage.row_sql import (
+    MARK,
+    body_columns,
+    comparison,
+    json_row,
+    key_match,
+    key_parameter,
+    parameter_resource,
+    row_resource,
+    stored_token,
+)
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FencedRow:
+    """A row as an accepted operation left it: its JSON text, its mark, and its name where it was asked for."""
+
+    json: str
+    mark: int
+    resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The answer to R5's question about one key: its name, the live row's mark, the mark of a key without a row."""
+
+    resource: str
+    live: int | None
+    without_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an UPDATE sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
+
+    `target` is the SELECT list of the answer.
+    """
+
+    columns: tuple[str, ...]
+    body: str
+    target: str
+    defaults: tuple[str, ...] = ()
+    named: bool = False
+    """Whether the answer shall carry the resource's name."""
+
+
+def update_sql(table: Table, fence: Fence, change: Change) -> str:
+    """Write the keyed UPDATE. Parameters: the key's values, the token, and the body if columns are set."""
+    token = f"${len(table.key) + 1}::bigint"
+    sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
+    sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
+    sets.append(f"{MARK} = {stored_token(fence.rule, token)}")
+    source = (
+        f" FROM json_to_record(${len(table.key) + 2}::json) AS b({body_columns(table, change.columns)})"
+        if change.columns
+        else ""
+    )
+    name = row_resource(table, fence.name) if change.named else "''"
+    return (
+        f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source}"
+        f" WHERE {key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
+        f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark, {name} AS resource"
+    )
+
+
+async def update_row(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+) -> FencedRow | None:
+    """Write a row whose mark lets the token pass; None when no row came back, which is a question (R5)."""
+    arguments = (*key, token, change.body) if change.columns else (*key, token)
+    rows = await connection.fetch(update_sql(table, fence, change), *arguments)
+    return FencedRow(rows[0]["json"], rows[0]["mark"], rows[0]["resource"]) if rows else None
+
+
+async def insert_rows(
+    connection: Connection, table: Table, token: Token, columns: tuple[str, ...], body: str, target: str
+) -> list[FencedRow]:
+    """Insert the rows of a JSON array. Refusals by mark come as FP409 from the trigger.
+
+    Rows go in by key, the order in which everybody takes locks, and come back in the body's order.
+    """
+    names = "".join(f"{quote(c)}, " for c in columns)
+    if not columns:
+        source = "json_array_elements($2::json) WITH ORDINALITY AS x(ignored, ordinality)"
+    else:
+        source = (
+            f"ROWS FROM (json_to_recordset($2::json) AS ({body_columns(table, columns)}))"
+            f" WITH ORDINALITY AS x({names}ordinality)"
+        )
+    insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}$1::bigint FROM b ORDER BY"
+    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark"
+    if table.key and set(table.key) <= set(columns):
+        order = ", ".join(f"b.{quote(c)}" for c in table.key)
+        returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+        match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
+        inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
+        chosen = f"SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.ordinality"
+    else:  # keys that the database makes collide with nobody's
+        inserted = f"i AS ({insert} b.ordinality RETURNING {answer})"
+        chosen = "SELECT i.json, i.mark FROM i"
+    rows = await connection.fetch(
+        f"WITH b AS MATERIALIZED (SELECT {names}ordinality FROM {source}), {inserted} {chosen}", token, body
+    )
+    return [FencedRow(row["json"], row["mark"]) for row in rows]
+
+
+async def delete_row(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, target: str
+) -> FencedRow | None:
+    """Delete a row whose mark lets the token pass, and leave the token as the key's mark. None is a question (R5)."""
+    values = ", ".join(key_parameter(table, n) for n in range(1, len(table.key) + 1))
+    rows = await connection.fetch(
+        f"SELECT {json_row(target)}::text AS json"
+        f" FROM {fence.delete_function}({values}, ${len(table.key) + 1}::bigint) AS r",
+        *key,
+        token,
+    )
+    return FencedRow(rows[0]["json"], token) if rows else None
+
+
+async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
+    """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense."""
+    row = await connection.fetchrow(
+        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
+        f" fencepost.mark_without_row(n.resource) AS without_row"
+        f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
+        *key,
+    )
+    if row is None:
+        raise RuntimeError("a SELECT without WHERE gave no row")
+    return Standing(row["resource"], row["live"], row["without_row"])
+
+
+async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
+    """R5's question for every key in a JSON array, in key order."""
+    match = " AND ".join(f"r.{quote(c)} = b.{quote(c)}" for c in table.key)
+    rows = await connection.fetch(
+        f"SELECT n.resource, r.{MARK} AS live, fencepost.mark_without_row(n.resource) AS without_row"
+        f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
+        f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
+        f" LEFT JOIN {table.sql_name} AS r ON {match} ORDER BY n.resource",
+        body,
+    )
+    return [Standing(row["resource"], row["live"], row["without_row"]) for row in rows]
+
+
+async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:
+    """Whether the key columns that the body names have the path's values: compared as their types, not as text."""
+    values = dict(zip(table.key, key, strict=True))
+    tests = " AND ".join(
+        f"b.{quote(name)} IS NOT DISTINCT FROM CAST(${n}::text AS {table.columns[name].base_type})"
+        for n, name in enumerate(named, 2)
+    )
+    result: bool = await connection.fetchval(
+        f"SELECT {tests} FROM json_to_record($1::json) AS b({body_columns(table, named)})",
+        body,
+        *(values[name] for name in named),
+    )
+    return result
+
+
+async def fits(connection: Connection, table: Table, key: Key) -> bool:
+    """Whether the path's key values survive storing: 1.234 would become 1.23 in numeric(5,2), another row's key."""
+    tests = " AND ".join(
+        f"{key_parameter(table, n)} = CAST({key_parameter(table, n)} AS {table.columns[name].type})"
+        for n, name in enumerate(table.key, 1)
+    )
+    result: bool = await connection.fetchval(f"SELECT {tests}", *key)
+    return result
+
+
+async def insert_row(connection: Connection, table: Table, key: Key, token: Token, change: Change) -> FencedRow | None:
+    """Create the row that a PUT names: the key from the path, the rest from the body or by default.
+
+    None: a trigger of the table suppressed it.
+    """
+    names = ", ".join([*(quote(c) for c in table.key), *(quote(c) for c in change.columns), MARK])
+    values = [key_parameter(table, n) for n in range(1, len(table.key) + 1)]
+    values += [f"b.{quote(c)}" for c in change.columns]
+    token_at = len(table.key) + 1
+    source = (
+        f" FROM json_to_record(${token_at + 1}::json) AS b({body_columns(table, change.columns)})"
+        if change.columns
+        else ""
+    )
+    arguments = (*key, token, change.body) if change.columns else (*key, token)
+    row = await connection.fetchrow(
+        f"INSERT INTO {table.sql_name} AS r ({names}) SELECT {', '.join(values)}, ${token_at}::bigint{source}"
+        f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark",
+        *arguments,
+    )
+    return FencedRow(row["json"], row["mark"]) if row else None
+
+
+async def converts_key(connection: Connection, table: Table, position: int, value: str) -> bool:
+    """Whether a key value can be read as its column's type."""
+    base_type = table.columns[table.key[position]].base_type
+    return await _runs(connection, f"SELECT CAST($1::text AS {base_type})", value)
+
+
+async def converts_value(connection: Connection, table: Table, column: str, body: str) -> bool:
+    """Whether every value that the body (an object, or an array of them) has for a column can be read as its type."""
+    function = "json_to_recordset" if body.lstrip().startswith("[") else "json_to_record"
+    return await _runs(
+        connection,
+        f"SELECT count(b.{quote(column)}) FROM {function}($1::json) AS b({body_columns(table, (column,))})",
+        body,
+    )
+
+
+async def _runs(connection: Connection, sql: str, argument: str) -> bool:
+    try:
+        await connection.execute(sql, argument)
+    except asyncpg.DataError:
+        return False
+    return True

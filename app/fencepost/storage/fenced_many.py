@@ -1,0 +1,151 @@
+"""Multi-row writes: all or nothing over the rows that the filter matched and still match once locked (R10).
+
+hit    the matching rows, locked in key order; a row that changed while we waited is judged as it is now
+bad    those whose mark refuses the token
+write  the rest, and only if nothing is bad: one stale row refuses the request
+
+Rows that enter the filter meanwhile are neither judged nor written. All of it is one statement.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from fencepost.fencing.token import Token
+from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import Change
+from fencepost.storage.query import Filter
+from fencepost.storage.query_sql import Parameters, render_filters
+from fencepost.storage.row_sql import MARK, body_columns, comparison, json_row, row_resource, stored_token
+
+LISTED_REFUSALS: Final = 1000
+"""How many refused rows an answer lists; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """One row whose mark refused the token."""
+
+    resource: str
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyRows:
+    """The filter matches more rows than one request may touch."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManyWritten:
+    """The rows as the write left them (for DELETE: as they were), as JSON, in key order."""
+
+    rows: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRefused:
+    """At least one row refused the token; nothing was written."""
+
+    rows: list[RefusedRow]
+
+
+ManyOutcome = ManyWritten | ManyRefused | TooManyRows
+
+
+def _hit(table: Table, fence: Fence, condition: str, token: str, lock: str, limit: int) -> str:
+    keys = ", ".join(f"r.{quote(c)}" for c in table.key)
+    return (
+        f"WITH hit AS MATERIALIZED (SELECT {keys}, r.{MARK} AS mark FROM {table.sql_name} AS r"
+        f" WHERE {condition} ORDER BY {keys} LIMIT {limit + 1} {lock}),"
+        f" bad AS MATERIALIZED (SELECT * FROM hit WHERE NOT mark {comparison(fence.rule)} {token}),"
+        f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads)"
+    )
+
+
+def _answer(table: Table, fence: Fence, limit: int) -> str:
+    keys = ", ".join(f"w.k{n}" for n, _ in enumerate(table.key))
+    refused = ", ".join(f"r.{quote(c)}" for c in table.key)
+    return (
+        f" SELECT * FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY {keys}) AS a"
+        f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, fence.name)}, r.mark FROM bad AS r"
+        f" ORDER BY {refused} LIMIT {LISTED_REFUSALS}) AS refused"
+        f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
+    )
+
+
+def _write_if(table: Table, limit: int) -> str:
+    match = " AND ".join(f"r.{quote(c)} = hit.{quote(c)}" for c in table.key)
+    return f"{match} AND (SELECT bads = 0 AND hits <= {limit} FROM verdict)"
+
+
+def _returning(table: Table, target: str) -> str:
+    keys = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+    return f"RETURNING {json_row(target)}::text AS json, {keys}"
+
+
+async def _run(connection: Connection, sql: str, arguments: list[object], limit: int) -> ManyOutcome:
+    rows = await connection.fetch(sql, *arguments)
+    if any(row["what"] == "too many" for row in rows):
+        return TooManyRows(limit)
+    refused = [RefusedRow(row["value"], row["mark"]) for row in rows if row["what"] == "refused"]
+    return ManyRefused(refused) if refused else ManyWritten([row["value"] for row in rows])
+
+
+def _lock(table: Table, verb: Literal["update", "delete"], columns: tuple[str, ...]) -> str:
+    # The lock that the write itself will take: a weaker one first would invite a deadlock on the way up.
+    strong = verb == "delete" or not table.unique_columns.isdisjoint(columns)
+    return "FOR UPDATE OF r" if strong else "FOR NO KEY UPDATE OF r"
+
+
+async def update_many(
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    filters: tuple[Filter, ...],
+    token: Token,
+    change: Change,
+    limit: int,
+) -> ManyOutcome:
+    """Write every row that matches, or none."""
+    arguments: list[object] = [token]
+    source = ""
+    if change.columns:
+        arguments.append(change.body)
+        source = f", json_to_record($2::json) AS b({body_columns(table, change.columns)})"
+    parameters = Parameters(len(arguments))
+    condition = render_filters(table, filters, parameters)
+    sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
+    sets.append(f"{MARK} = {stored_token(fence.rule, '$1::bigint')}")
+    lock = _lock(table, "update", change.columns)
+    sql = (
+        _hit(table, fence, condition, "$1::bigint", lock, limit)
+        + f", w AS (UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source}"
+        f" WHERE {_write_if(table, limit)} {_returning(table, change.target)})" + _answer(table, fence, limit)
+    )
+    return await _run(connection, sql, [*arguments, *parameters.values], limit)
+
+
+async def delete_many(
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    filters: tuple[Filter, ...],
+    token: Token,
+    target: str,
+    limit: int,
+) -> ManyOutcome:
+    """Delete every row that matches, or none. Runs in a transaction of its own: its trigger needs the token first, and
+    a setting made in the same statement would not be there for every row (the planner decides).
+    """
+    parameters = Parameters(1)
+    condition = render_filters(table, filters, parameters)
+    sql = (
+        _hit(table, fence, condition, "$1::bigint", _lock(table, "delete", ()), limit)
+        + f", w AS (DELETE FROM {table.sql_name} AS r USING hit"
+        f" WHERE {_write_if(table, limit)} {_returning(table, target)})" + _answer(table, fence, limit)
+    )
+    async with connection.transaction():
+        await connection.execute("SELECT set_config('fencepost.token', $1, true)", f"{fence.name}={token}")
+        return await _run(connection, sql, [token, *parameters.values], limit)

@@ -1,0 +1,60 @@
+"""Marks of keys without a row: claiming one, and what is known about a resource."""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.token import Token
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import Key
+from fencepost.storage.row_sql import MARK, key_match, parameter_resource
+
+
+class Appeared(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
+    """The key has a row after all."""
+
+
+async def claim_absent(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
+) -> int | Appeared | None:
+    """Raise the mark of a key without a row: None when raised, else the mark that refused, or Appeared.
+
+    Raising waits for whoever is inserting or deleting the key. Only then, in a statement of its own and so with a later
+    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7).
+    """
+    try:
+        async with connection.transaction():
+            refused: int | None = await connection.fetchval(
+                "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
+            )
+            if await connection.fetchval(
+                f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
+            ):
+                raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
+            return refused
+    except Appeared as appeared:
+        return appeared
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the database knows of a resource: its name, the live row's mark, and what fencepost.marks has of it."""
+
+    resource: str
+    live: int | None
+    recorded: int | None
+    row_absent: bool | None
+    changed_at: str | None
+
+
+async def known(connection: Connection, table: Table, fence: Fence, key: Key) -> Known:
+    """Look a resource up, in one snapshot."""
+    row = await connection.fetchrow(
+        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
+        f" m.last_fence_token AS recorded, m.row_absent, to_json(m.changed_at) #>> '{{}}' AS changed_at"
+        f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n"
+        f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
+        *key,
+    )
+    if row is None:
+        raise RuntimeError("a SELECT without WHERE gave no row")
+    return Known(row["resource"], row["live"], row["recorded"], row["row_absent"], row["changed_at"])

@@ -1,0 +1,75 @@
+"""Run Alembic from Python: bring the schema fencepost to the newest revision, or say where it stands."""
+
+import io
+from pathlib import Path
+
+import asyncpg
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection as SyncConnection
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from fencepost.storage.engine import Connection
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def scripts_dir() -> Path:
+    """Where the migration scripts are: inside an installed package, or beside `app/` in a checkout."""
+    installed = PACKAGE / "migrations"
+    return installed if installed.is_dir() else PACKAGE.parents[1] / "migrations"
+
+
+def _config(connection: SyncConnection | None = None, output: io.StringIO | None = None) -> Config:
+    config = Config(output_buffer=output) if output is not None else Config()
+    config.set_main_option("script_location", str(scripts_dir()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def newest() -> str:
+    """Name the revision that this version of Fencepost works with."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    if head is None:
+        raise RuntimeError(f"no migrations in {scripts_dir()}")
+    return head
+
+
+async def _run(dsn: str, revision: str, *, down: bool) -> None:
+    # asyncpg reads the URL itself, so that every option of the gateway's own URL means the same here.
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=NullPool
+    )
+    step = command.downgrade if down else command.upgrade
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(lambda sync: step(_config(sync), revision))
+    finally:
+        await engine.dispose()
+
+
+async def upgrade(dsn: str, revision: str = "head") -> None:
+    """Migrate the schema fencepost; touches nothing else. Several at once wait for each other."""
+    await _run(dsn, revision, down=False)
+
+
+async def downgrade(dsn: str, revision: str = "base") -> None:
+    """Undo migrations. Refused while tables are protected."""
+    await _run(dsn, revision, down=True)
+
+
+def upgrade_sql() -> str:
+    """Write the whole migration as SQL, touching no database."""
+    output = io.StringIO()
+    command.upgrade(_config(output=output), "head", sql=True)
+    return output.getvalue()
+
+
+async def current(connection: Connection) -> str | None:
+    """Read the revision of the database, None when it was never migrated."""
+    if await connection.fetchval("SELECT to_regclass('fencepost.alembic_version') IS NULL"):
+        return None
+    revision: str | None = await connection.fetchval("SELECT version_num FROM fencepost.alembic_version")
+    return revision

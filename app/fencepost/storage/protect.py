@@ -1,0 +1,127 @@
+"""Protect and unprotect a table: check everything, then change everything in one short transaction.
+
+Adding the column changes the catalog only (a constant default is not written into old rows), so the table's strongest
+lock is held for milliseconds. It is asked for with a short lock_timeout, again and again: a lock request that waits
+would make every later reader of the table wait behind it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.engine import Connection
+from fencepost.storage.protect_check import ProtectError, Target, examine, find
+from fencepost.storage.protect_sql import Ddl, unprotect_sql
+
+LOCK_TIMEOUT_MS: Final = 1000
+PAUSE: Final = 0.5
+"""Seconds between two tries for the table's lock, in which its other users get through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run: `statements` in one transaction, then `afterwards` by itself."""
+
+    name: str
+    statements: list[str]
+    afterwards: list[str]
+
+    def script(self) -> str:
+        """Write the plan for psql."""
+        lines = [
+            "BEGIN;",
+            "SET LOCAL search_path = pg_catalog;",
+            *(f"{s};" for s in self.statements),
+            "COMMIT;",
+        ]
+        return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
+
+
+async def plan_protect(connection: Connection, table: str, rule: Rule | None, source: str | None) -> Plan:
+    """Check the table and write the DDL. None for rule or source keeps what is, or takes strict and external."""
+    target = await examine(connection, table)
+    now = target.registered
+    ddl = Ddl(
+        target,
+        rule or (now.rule if now else "strict"),
+        source or (now.source if now else "external"),
+    )
+    return Plan(target.name, ddl.protect(), [ddl.validate()])
+
+
+async def plan_unprotect(connection: Connection, table: str) -> Plan:
+    """Write what undoes `protect`; ProtectError when the table is not protected."""
+    oid = await find(connection, table)
+    row = await connection.fetchrow(
+        """SELECT p.name, p.functions, format('%I.%I', n.nspname, c.relname) AS sql_name,
+                  (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname)) FROM pg_partition_tree(c.oid) pt
+                     JOIN pg_class pc ON pc.oid = pt.relid
+                     JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions
+             FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
+             JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE p.relation = $1::int8::oid""",
+        oid,
+    )
+    if row is None:
+        raise ProtectError(table, ["it is not protected."])
+    statements = unprotect_sql(row["sql_name"], row["name"], row["functions"], tuple(row["partitions"] or ()))
+    return Plan(row["name"], statements, [])
+
+
+async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> None:
+    """Run a plan; ProtectError when the table's lock cannot be had within `wait` seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait
+    while True:
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+                await connection.execute("SET LOCAL search_path = pg_catalog")
+                for statement in plan.statements:
+                    await connection.execute(statement)
+            break
+        except asyncpg.LockNotAvailableError as error:
+            if loop.time() > deadline:
+                raise ProtectError(
+                    plan.name,
+                    [f"somebody has held a lock on it for {wait:g} s (see pg_stat_activity); nothing was changed."],
+                ) from error
+            await asyncio.sleep(PAUSE)
+    for statement in plan.afterwards:
+        await connection.execute(statement)
+
+
+async def protect(
+    connection: Connection,
+    table: str,
+    *,
+    rule: Rule | None = None,
+    source: str | None = None,
+    wait: float = 30.0,
+) -> str:
+    """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
+    plan = await plan_protect(connection, table, rule, source)
+    await apply(connection, plan, wait=wait)
+    return plan.name
+
+
+async def unprotect(connection: Connection, table: str, *, wait: float = 30.0) -> str:
+    """Take a table's protection away; its column and marks stay for a later `protect`."""
+    plan = await plan_unprotect(connection, table)
+    await apply(connection, plan, wait=wait)
+    return plan.name
+
+
+__all__ = [
+    "Plan",
+    "ProtectError",
+    "Target",
+    "apply",
+    "plan_protect",
+    "plan_unprotect",
+    "protect",
+    "unprotect",
+]

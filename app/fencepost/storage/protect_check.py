@@ -1,0 +1,207 @@
+"""What `protect` looks at before it touches a table, and what it says when something is in the way."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.catalog import MARK_COLUMN
+from fencepost.storage.catalog_load import api_name
+from fencepost.storage.engine import Connection
+
+CONSTRAINT: Final = "fencepost_mark"
+
+KEY_TYPES: Final = (
+    "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "bool", "date", "timestamp", "timestamptz",
+    "bytea",
+)  # fmt: skip
+"""Key types whose equality is equality of one text (R6); enums too. Not float (-0 = 0), interval (1 day = 24 hours),
+citext, json, arrays."""
+
+
+class ProtectError(Exception):
+    """The table cannot be protected (or unprotected) as it is. `reasons` are sentences for its owner."""
+
+    def __init__(self, table: str, reasons: list[str]) -> None:
+        super().__init__(f"{table}: " + " ".join(reasons))
+        self.table = table
+        self.reasons = reasons
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One column of the primary key."""
+
+    name: str
+    type: str
+    base_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """How the table stands in fencepost.protected now."""
+
+    name: str
+    rule: Rule
+    source: str
+    functions: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that can be protected. `name` is the prefix of its resources."""
+
+    oid: int
+    schema: str
+    relation: str
+    name: str
+    key: tuple[KeyColumn, ...]
+    partitions: tuple[str, ...]
+    """The table and all its partitions, as SQL names: statement triggers are not cloned."""
+    registered: Registered | None = None
+
+
+_RELATION: Final = """
+SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relation, c.relkind::text AS kind,
+       c.relpersistence::text AS persistence, c.relispartition AS is_partition,
+       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner, current_user::text AS me,
+       EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+                WHERE i.inhparent = c.oid AND NOT child.relispartition
+                   OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,
+       i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
+       p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
+       p.functions AS registered_functions,
+       (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
+          FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
+          JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions,
+       (SELECT format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
+          FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2 AND NOT a.attisdropped) AS column,
+       EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = $3) AS has_check,
+       has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT') AS may_create
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+  LEFT JOIN fencepost.protected p ON p.relation = c.oid
+ WHERE c.oid = $1::int8::oid"""
+
+_KEY: Final = """
+WITH RECURSIVE base(oid, below) AS (
+  SELECT t.oid, t.oid FROM pg_type t
+  UNION ALL
+  SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
+)
+SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
+       bt.typtype = 'e' AS is_enum, bn.nspname = 'pg_catalog' AS builtin,
+       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic
+  FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
+  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+  JOIN base ON base.oid = a.atttypid
+  JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
+  JOIN pg_namespace bn ON bn.oid = bt.typnamespace
+ WHERE i.indrelid = $1::int8::oid AND i.indisprimary AND k.position <= i.indnkeyatts
+ ORDER BY k.position"""
+
+_FIND: Final = """
+SELECT c.oid::int8 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'pg_toast'
+   AND ($1 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $1 = c.relname)"""
+
+_NAME_TAKEN: Final = """
+SELECT p.relation::text FROM fencepost.protected p
+ WHERE p.name = $1 AND p.relation <> $2::int8::oid AND EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)"""
+
+
+async def find(connection: Connection, name: str) -> int:
+    """Find a table by the catalog's spelling, with or without schema; ProtectError when there is none, or two."""
+    oids = await connection.fetch(_FIND, name)
+    if not oids:
+        raise ProtectError(
+            name, ["there is no such table: names are spelled as in the catalog, schema.table or table."]
+        )
+    if len(oids) > 1:
+        raise ProtectError(name, ["two tables have this name (one has a dot in its name): rename one of them."])
+    oid: int = oids[0]["oid"]
+    return oid
+
+
+async def examine(connection: Connection, name: str) -> Target:
+    """Check everything first; ProtectError lists all that is in the way at once."""
+    oid = await find(connection, name)
+    row = await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT)
+    if row is None:
+        raise ProtectError(name, ["the table was dropped meanwhile."])
+    key = await connection.fetch(_KEY, oid)
+    api = api_name(row["schema"], row["relation"])
+    reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
+    if taken := await connection.fetchval(_NAME_TAKEN, api, oid):
+        reasons.append(
+            f"the name {api} belongs to the protected table {taken}, renamed since: unprotect that one first."
+        )
+    if reasons:
+        raise ProtectError(api, reasons)
+    return Target(
+        oid=oid,
+        schema=row["schema"],
+        relation=row["relation"],
+        name=api,
+        key=tuple(KeyColumn(k["name"], k["type"], k["base_name"]) for k in key),
+        partitions=tuple(row["partitions"] or ()),
+        registered=Registered(
+            row["registered_name"],
+            row["registered_rule"],
+            row["registered_source"],
+            row["registered_functions"],
+        )
+        if row["registered_name"]
+        else None,
+    )
+
+
+def _kind_reasons(row: asyncpg.Record) -> list[str]:
+    """Say why the relation is not a table that can have a fence at all."""
+    if row["schema"] in ("pg_catalog", "information_schema", "fencepost"):
+        return ["system tables cannot be protected."]
+    if row["kind"] in ("v", "m"):
+        return ["it is a view: protect the table below it; views are read only in Fencepost."]
+    if row["kind"] == "f":
+        return ["it is a foreign table: its rows live in another database, and that is where the fence belongs."]
+    if row["is_partition"]:
+        return ["it is a partition: protect its parent, the fence covers all partitions."]
+    return []
+
+
+def _table_reasons(row: asyncpg.Record) -> list[str]:
+    reasons = []
+    if row["persistence"] != "p":
+        reasons.append("it is unlogged or temporary: a crash would empty it and leave its marks behind.")
+    if row["inherits"]:
+        reasons.append("it takes part in table inheritance, where a primary key covers one table only.")
+    if not row["owned"]:
+        reasons.append(
+            f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
+        )
+    if not row["may_create"]:
+        reasons.append(f"{row['me']} may not write to the schema fencepost: run this as the role that ran migrate.")
+    if not row["has_key"]:
+        reasons.append("it has no primary key, and the key is what a fence is named after.")
+    elif not row["immediate"]:
+        reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
+    column = row["column"]
+    if column is not None and not (column == "bigint NOT NULL" and row["has_check"]):
+        reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
+    return reasons
+
+
+def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
+    reasons = []
+    for column in key:
+        if not (column["is_enum"] or (column["builtin"] and column["base_name"] in KEY_TYPES)):
+            reasons.append(
+                f"its key column {column['name']} is of type {column['type']}, whose equal values have several texts; "
+                f"a key can be of {', '.join(KEY_TYPES)}, an enum, or a domain over one."
+            )
+        elif not column["deterministic"]:
+            reasons.append(
+                f"its key column {column['name']} has a nondeterministic collation: equal keys would have two marks."
+            )
+    return reasons

@@ -1,0 +1,88 @@
+"""Pieces of SQL that every fenced statement is made of: key predicates, resource names, JSON rows, typed bodies.
+
+In each statement the table is `r`. Key values are bound as text, one parameter per key column from $1 on, and cast in
+SQL: PostgreSQL alone reads values.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.catalog import MARK_COLUMN, Table, quote
+
+MARK: Final = quote(MARK_COLUMN)
+
+# Equal values with several texts, or a text that depends on the session: fencepost.canon spells them one way.
+CANONICAL: Final = frozenset({"date", "timestamp", "timestamptz", "numeric", "bytea"})
+
+
+def key_text(base_name: str, expression: str) -> str:
+    """Render a key value as its one text."""
+    return f"fencepost.canon({expression})" if base_name in CANONICAL else f"({expression})::text"
+
+
+def encode_name(name: str) -> str:
+    """Percent-encode one part of a resource name: `fencepost.enc`, for names that are known beforehand."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(",", "%2C").replace(";", "%3B")
+
+
+def literal(text: str) -> str:
+    """Quote a constant."""
+    return (
+        "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+        if "\\" in text
+        else "'" + text.replace("'", "''") + "'"
+    )
+
+
+def resource_sql(prefix: str, key: Iterable[tuple[str, str]]) -> str:
+    """Render a resource name from (base type name, expression) pairs, in key order."""
+    parts = " || ',' || ".join(f"fencepost.enc({key_text(base, expression)})" for base, expression in key)
+    return f"{literal(encode_name(prefix) + '/')} || {parts}"
+
+
+def key_parameter(table: Table, position: int) -> str:
+    """Cast the key's parameter number `position` (from 1) to its column's type, without length or domain."""
+    return f"CAST(${position}::text AS {table.columns[table.key[position - 1]].base_type})"
+
+
+def key_match(table: Table) -> str:
+    """Match the row whose key the first parameters give."""
+    return " AND ".join(
+        f"r.{quote(name)} = {key_parameter(table, position)}" for position, name in enumerate(table.key, 1)
+    )
+
+
+def parameter_resource(table: Table, prefix: str) -> str:
+    """Name the resource whose key the first parameters give."""
+    return resource_sql(
+        prefix,
+        [(table.columns[name].base_name, key_parameter(table, n)) for n, name in enumerate(table.key, 1)],
+    )
+
+
+def row_resource(table: Table, prefix: str, alias: str = "r") -> str:
+    """Name the resource of a row."""
+    return resource_sql(prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in table.key])
+
+
+def body_columns(table: Table, columns: Sequence[str]) -> str:
+    """List columns with their types, as json_to_record wants them."""
+    return ", ".join(f"{quote(name)} {table.columns[name].type}" for name in columns)
+
+
+def json_row(selected: str, alias: str = "x") -> str:
+    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns)."""
+    return f"(SELECT row_to_json({alias}) FROM (SELECT {selected}) AS {alias})"
+
+
+def comparison(rule: Rule) -> str:
+    """Name the operator by which a mark lets a token pass (R1, R2)."""
+    return "<" if rule == "strict" else "<="
+
+
+def stored_token(rule: Rule, parameter: str) -> str:
+    """Say what an UPDATE stores: under lease an equal token passes, and -t tells the trigger that it is a token and not
+    an echo of the column (R14). The trigger stores the positive value; without it the CHECK refuses.
+    """
+    return parameter if rule == "strict" else f"-{parameter}"

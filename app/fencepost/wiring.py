@@ -1,0 +1,157 @@
+"""Puts the parts together: the one place beside the command line that reads settings."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import asyncpg
+from fastapi import FastAPI
+
+from fencepost import wire
+from fencepost.gateway.core import Gateway
+from fencepost.http.app import Application, Parts
+from fencepost.observe import logs
+from fencepost.observe.events import CatalogLoaded, Event, ListenerLost
+from fencepost.observe.metrics import Metrics
+from fencepost.settings import Settings
+from fencepost.storage import migrate
+from fencepost.storage.catalog import Catalog
+from fencepost.storage.catalog_cache import CatalogCache
+from fencepost.storage.engine import Database, Limits
+from fencepost.storage.errors import StorageError, UnavailableError
+from fencepost.storage.listen import Listener
+
+
+class StartupError(Exception):
+    """The gateway cannot start. The message is one line for whoever started it: what is wrong, what to do."""
+
+
+async def check_database(dsn: str) -> None:
+    """Raise StartupError unless the database can be reached and has the schema that this version works with."""
+    try:
+        connection = await asyncpg.connect(dsn, timeout=10)
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StartupError(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+    try:
+        found = await migrate.current(connection)
+    finally:
+        await connection.close()
+    if found is None:
+        raise StartupError("the database has no schema fencepost: run `fencepost migrate`")
+    if found != migrate.newest():
+        raise StartupError(
+            f"the schema fencepost is at revision {found}, and this version works with {migrate.newest()}: "
+            "run `fencepost migrate` with the newer of the two"
+        )
+
+
+@dataclass
+class Runtime:
+    """What exists between the lifespan's two ends."""
+
+    gateway: Gateway | None = None
+
+    def require(self) -> Gateway:
+        """Return the gateway; it is there whenever a request is."""
+        if self.gateway is None:
+            raise RuntimeError("the application's lifespan has not begun")
+        return self.gateway
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Build the application. Without settings it reads FENCEPOST_* from the environment, as a worker process does."""
+    settings = settings or Settings()
+    if settings.database_url is None:
+        raise StartupError(
+            "FENCEPOST_DATABASE_URL is not set; `fencepost serve` runs an embedded PostgreSQL without it"
+        )
+    logs.configure(settings.log_level, settings.log_format)
+    dsn = settings.database_url.get_secret_value()
+    runtime, metrics = Runtime(), Metrics()
+
+    def emit(event: Event) -> None:
+        logs.on_event(event)
+        metrics.on_event(event)
+
+    def loaded(catalog: Catalog) -> None:
+        protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
+        emit(CatalogLoaded(catalog.version, len(catalog.tables), protected))
+
+    def done(method: str, route: str, status: int, seconds: float) -> None:
+        metrics.request_done(method, route, status, seconds)
+        if runtime.gateway is not None:
+            metrics.pool(*runtime.gateway.database.sizes())
+
+    limits = Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout)
+    schemas = [name.strip() for name in settings.schemas.split(",") if name.strip()]
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await check_database(dsn)
+        database = await Database.open(dsn, limits)
+        try:
+            catalog = CatalogCache(database, schemas, loaded)
+            await catalog.reload()
+            runtime.gateway = Gateway(database, catalog, emit, settings.max_rows)
+            async with _kept_fresh(dsn, catalog, emit_lost=lambda reason: emit(ListenerLost(reason))):
+                yield
+        finally:
+            runtime.gateway = None
+            await database.close()
+
+    async def ready() -> wire.Readiness:
+        return await _readiness(runtime.require())
+
+    return Application(
+        Parts(runtime.require, ready, metrics, done, lifespan, settings.max_body_bytes, settings.access_log)
+    )
+
+
+@asynccontextmanager
+async def _kept_fresh(dsn: str, catalog: CatalogCache, emit_lost: Callable[[str], None]) -> AsyncIterator[None]:
+    """Reload the catalog on NOTIFY and on SIGHUP."""
+
+    async def reload() -> None:
+        try:
+            await catalog.reload()
+        except StorageError as error:
+            emit_lost(f"the catalog could not be read: {error}")
+
+    listening = asyncio.create_task(Listener(dsn, reload, emit_lost).run())
+    reloads: set[asyncio.Task[None]] = set()
+
+    def on_hangup() -> None:
+        task = asyncio.create_task(reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop = asyncio.get_running_loop()
+    # Signals belong to the main thread; in tests the application runs in another.
+    with suppress(ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    try:
+        yield
+    finally:
+        listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await listening
+
+
+async def _readiness(gateway: Gateway) -> wire.Readiness:
+    newest = migrate.newest()
+    database, schema = "reachable", "unknown"
+    try:
+        async with gateway.database.connection() as connection:
+            found = await migrate.current(connection)
+        schema = f"revision {found}" + ("" if found == newest else f", where {newest} is needed")
+    except (UnavailableError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        database, found = f"unreachable: {error}", None
+    loaded = gateway.catalog.current
+    return {
+        "status": "ready" if database == "reachable" and found == newest else "not ready",
+        "database": database,
+        "schema": schema,
+        "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
+    }

@@ -1,0 +1,53 @@
+"""Alembic's environment: everything stays in the schema fencepost, its version table too.
+
+Run through `fencepost migrate`, which hands over an open connection; `alembic` itself takes FENCEPOST_DATABASE_URL.
+"""
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from fencepost.storage.models import SCHEMA, metadata
+
+# Migrations of several gateways that start at once wait for each other here.
+MIGRATION_LOCK = 0x66656E6365
+
+
+def run(connection: Connection) -> None:
+    connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+    connection.commit()
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        version_table_schema=SCHEMA,
+        include_schemas=True,
+        include_name=lambda name, kind, _parents: name == SCHEMA if kind == "schema" else True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def connect_and_run(url: str) -> None:
+    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
+    async with engine.connect() as connection:
+        await connection.run_sync(run)
+    await engine.dispose()
+
+
+def main() -> None:
+    if context.is_offline_mode():
+        context.configure(dialect_name="postgresql", version_table_schema=SCHEMA, literal_binds=True)
+        with context.begin_transaction():
+            context.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            context.run_migrations()
+    elif (connection := context.config.attributes.get("connection")) is not None:
+        run(connection)
+    else:
+        asyncio.run(connect_and_run(os.environ["FENCEPOST_DATABASE_URL"]))
+
+
+main()

@@ -1,0 +1,229 @@
+-- The rule's one home. Statements are separated by a line of "-- next".
+--
+-- Lock order, one for everybody:  rows (by table and key), each followed by its mark.
+-- Invariant: while a row lives, its own last_fence_token is its mark, and is >= what fencepost.marks holds for it.
+--            fencepost.marks decides only for keys without a live row.
+
+CREATE TABLE fencepost.protected (
+  relation        regclass PRIMARY KEY,
+  name            text COLLATE "C" NOT NULL CONSTRAINT protected_name_key UNIQUE,
+  rule            text NOT NULL CONSTRAINT protected_rule_check CHECK (rule IN ('strict', 'lease')),
+  source          text NOT NULL DEFAULT 'external',
+  key_columns     text[] NOT NULL,
+  functions       text NOT NULL,
+  protected_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  protected_by    text NOT NULL DEFAULT session_user
+);
+-- next
+COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';
+-- next
+CREATE TABLE fencepost.marks (
+  resource         text COLLATE "C" PRIMARY KEY,
+  last_fence_token bigint NOT NULL CONSTRAINT marks_token_check CHECK (last_fence_token > 0),
+  xid              xid8 NOT NULL,
+  row_absent       boolean NOT NULL,
+  changed_at       timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 80);
+-- next
+COMMENT ON TABLE fencepost.marks IS 'Marks that outlive their rows (R6). xid is the transaction that raised the mark: one operation is one transaction''s work. row_absent tells a deleted or never created row from one that lives.';
+-- next
+CREATE TABLE fencepost.floors (
+  name  text COLLATE "C" PRIMARY KEY,
+  floor bigint NOT NULL DEFAULT 0 CONSTRAINT floors_floor_check CHECK (floor >= 0)
+);
+-- next
+COMMENT ON TABLE fencepost.floors IS 'Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be inserted under such a token (R6). Outlives unprotect.';
+-- next
+-- One part of a resource name. Injective: 'a/b','c' and 'a','b/c' must not render alike.
+CREATE FUNCTION fencepost.enc(part text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(
+         part, '%', '%25'), '/', '%2F'), ',', '%2C'), ';', '%3B');
+-- next
+-- One text per value, whatever the session's settings: for the key types whose own text depends on them, or of which
+-- equal values have several texts.
+CREATE FUNCTION fencepost.canon(value date) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, MDY' AS 'SELECT value::text';
+-- next
+CREATE FUNCTION fencepost.canon(value timestamp) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, MDY' AS 'SELECT value::text';
+-- next
+CREATE FUNCTION fencepost.canon(value timestamptz) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, MDY' SET TimeZone = 'UTC' AS 'SELECT value::text';
+-- next
+CREATE FUNCTION fencepost.canon(value numeric) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS 'SELECT trim_scale(value)::text';
+-- next
+CREATE FUNCTION fencepost.canon(value bytea) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS $$ SELECT '\x' || encode(value, 'hex') $$;
+-- next
+-- The token that direct SQL gave: '36' is for any table, 'orders=36' for that table only (what the gateway's deletes
+-- use, so that a foreign key's cascade cannot borrow the parent's token). After SET LOCAL ended the setting is '',
+-- not NULL.
+CREATE FUNCTION fencepost.given(tab text) RETURNS bigint LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  given text := nullif(current_setting('fencepost.token', true), '');
+BEGIN
+  IF given IS NULL THEN RETURN NULL; END IF;
+  IF strpos(given, '=') > 0 THEN
+    IF left(given, length(tab) + 1) <> tab || '=' THEN RETURN NULL; END IF;
+    given := substr(given, length(tab) + 2);
+  END IF;
+  IF given !~ '^[1-9][0-9]{0,18}$' OR given::numeric > 9223372036854775807 THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('malformed fence token %L', given),
+      HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
+  END IF;
+  RETURN given::bigint;
+END $$;
+-- next
+CREATE FUNCTION fencepost.refuse(resource text, token bigint, mark bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF token IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format('%s is protected: a write needs a fence token', resource),
+      DETAIL = json_build_object('resource', resource)::text,
+      HINT = 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.';
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'FP409',
+    MESSAGE = format('%s token %s for %s: its mark is %s',
+                     CASE WHEN token = mark THEN 'spent' ELSE 'stale' END, token, resource, mark),
+    DETAIL = json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text)::text,
+    HINT = CASE WHEN token = mark
+      THEN 'Under the rule strict each token writes a resource once: mint another one.'
+      ELSE 'Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again.' END;
+END $$;
+-- next
+-- Did this transaction write the row version? One transaction is one operation (R1), so that an ORM that flushes a row
+-- twice under one SET LOCAL is not refused its own token. A version that we can see and whose writer is in progress is
+-- ours; a savepoint's number differs from the transaction's, so equality would not do. Asked only where token = mark.
+CREATE FUNCTION fencepost.ours(writer xid) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  me bigint := pg_current_xact_id()::text::bigint;
+  full_xid bigint := (me >> 32 << 32) | writer::text::bigint;
+BEGIN
+  IF full_xid < me - 2147483648 THEN full_xid := full_xid + 4294967296; END IF;
+  IF full_xid < me OR full_xid > me + 2147483648 THEN RETURN false; END IF;
+  RETURN coalesce(pg_xact_status(full_xid::text::xid8) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN   -- "in the future": a frozen row's recycled number
+  RETURN false;
+END $$;
+-- next
+-- UPDATE, everything but the plain case: the mark to store, or an exception. A negative value is a token said out loud:
+-- -36 never stands in a row, so an ORM that echoes the column does not pass for a holder.
+CREATE FUNCTION fencepost.judge_update(tab text, resource text, rule text, old_mark bigint, new_mark bigint,
+                                       key_changed boolean, writer xid) RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  token bigint;
+BEGIN
+  IF key_changed THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('%s: the primary key of a protected row cannot change', resource),
+      HINT = 'Delete the row and insert it under its new key, each with a token.';
+  END IF;
+  token := CASE WHEN new_mark < 0 THEN - new_mark
+                ELSE coalesce(fencepost.given(tab), nullif(new_mark, old_mark)) END;
+  IF token IS NULL
+     OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
+    PERFORM fencepost.refuse(resource, token, old_mark);
+  END IF;
+  RETURN token;
+END $$;
+-- next
+-- The upsert that R6 stands on: NULL when accepted, else the mark that refused. DO UPDATE waits for and locks the
+-- mark's latest version even where its WHERE is false, so the second read is exact.
+CREATE FUNCTION fencepost.raise_mark(p_resource text, p_token bigint, p_rule text, p_row_absent boolean) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint;
+BEGIN
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, p_token, pg_current_xact_id(), p_row_absent)
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
+         row_absent = excluded.row_absent, changed_at = clock_timestamp()
+   WHERE k.last_fence_token < excluded.last_fence_token
+      OR k.last_fence_token = excluded.last_fence_token AND (p_rule = 'lease' OR k.xid = excluded.xid);
+  IF FOUND THEN RETURN NULL; END IF;
+  SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
+  RETURN refused_by;
+END $$;
+-- next
+-- AFTER INSERT: the unique index entry is ours, so every DELETE of this key is over. Judge by the mark in its latest
+-- version, and then by the floor, in a statement of its own: a floor read before the wait could be too old.
+CREATE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint := fencepost.raise_mark(p_resource, p_token, p_rule, false);
+BEGIN
+  IF refused_by IS NOT NULL THEN PERFORM fencepost.refuse(p_resource, p_token, refused_by); END IF;
+  IF current_setting('transaction_isolation') = 'read committed' THEN
+    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab;
+  ELSE  -- an old snapshot must fail (40001), not read an old floor
+    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
+  END IF;
+  IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN
+    PERFORM fencepost.refuse(p_resource, p_token, refused_by);
+  END IF;
+END $$;
+-- next
+-- AFTER DELETE: the row's lock is ours, so its last version judges. Leaves the mark behind.
+CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  token bigint := fencepost.given(tab);
+BEGIN
+  IF token IS NULL
+     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
+    PERFORM fencepost.refuse(p_resource, token, old_mark);
+  END IF;
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, token, pg_current_xact_id(), true)
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
+         row_absent = true, changed_at = clock_timestamp();
+END $$;
+-- next
+CREATE FUNCTION fencepost.no_truncate() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP428',
+    MESSAGE = format('%I.%I is protected: TRUNCATE would forget its marks', TG_TABLE_SCHEMA, TG_TABLE_NAME),
+    HINT = 'DELETE the rows with a token, or `fencepost unprotect` the table first.';
+END $$;
+-- next
+-- R5: the mark of a key that has no row (deleted, or claimed before it existed). NULL: there is none.
+CREATE FUNCTION fencepost.mark_without_row(p_resource text) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+$$ SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource AND k.row_absent $$;
+-- next
+-- What is recorded of a resource apart from its row: for GET /v1/fences.
+CREATE FUNCTION fencepost.mark_record(p_resource text)
+RETURNS TABLE (last_fence_token bigint, row_absent boolean, changed_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+$$ SELECT k.last_fence_token, k.row_absent, k.changed_at FROM fencepost.marks k WHERE k.resource = p_resource $$;
+-- next
+-- Forget marks of deleted rows, safely: the floor rises with it and refuses whatever they would have refused. Whoever
+-- calls this vouches that no live holder has a token at or below the floor, and that tokens are ordered across all
+-- resources of the table (R6).
+CREATE FUNCTION fencepost.prune(tab text, p_floor bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  pruned bigint;
+BEGIN
+  UPDATE fencepost.floors f SET floor = greatest(f.floor, p_floor) WHERE f.name = tab;
+  IF NOT FOUND THEN RAISE EXCEPTION 'no table % was ever protected', tab; END IF;
+  DELETE FROM fencepost.marks k
+   WHERE starts_with(k.resource, fencepost.enc(tab) || '/') AND k.row_absent AND k.last_fence_token <= p_floor;
+  GET DIAGNOSTICS pruned = ROW_COUNT;
+  RETURN pruned;
+END $$;
+-- next
+REVOKE EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean),
+  fencepost.judge_insert(text, text, bigint, text), fencepost.judge_delete(text, text, bigint, text, xid),
+  fencepost.mark_without_row(text), fencepost.mark_record(text), fencepost.prune(text, bigint) FROM PUBLIC;
+-- next
+GRANT USAGE ON SCHEMA fencepost TO PUBLIC;

@@ -1,0 +1,113 @@
+"""Real PostgreSQL for the tests: the embedded 18 and Debian's 15, a fresh migrated database for each test."""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from tests.interleave import Connect, Connection
+
+from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
+
+TEMPLATE = "fencepost_template"
+_numbers = itertools.count(1)
+
+
+def debian_bin_dir(version: int = 15) -> Path | None:
+    """Return the folder of Debian's PostgreSQL programs, or None when the package is not installed."""
+    folder = Path(f"/usr/lib/postgresql/{version}/bin")
+    return folder if (folder / "initdb").is_file() else None
+
+
+def _bin_dir(kind: str) -> Path:
+    if kind == "debian-15":
+        return debian_bin_dir(15) or pytest.skip("no PostgreSQL 15: apt-get install postgresql-15")
+    try:
+        return embedded_bin_dir()
+    except EmbeddedServerError as error:
+        pytest.skip(str(error))
+
+
+def in_database(url: str, name: str) -> str:
+    """Return the URL of another database on the same server."""
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """Give a directory right under /tmp that other users can walk through, and remove it afterwards."""
+    # Not tmp_path: its parents are 0700, and as root PostgreSQL runs as another user.
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session", params=["embedded-18", "debian-15"])
+def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """Run a PostgreSQL server for the session, once per version. Its durability is the default one."""
+    bin_dir = _bin_dir(request.param)
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
+    directory.chmod(0o755)
+    try:
+        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
+            yield server
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def template(postgres: PostgresServer) -> str:
+    """Make the migrated database that each test's database is a copy of. Returns its name."""
+    from fencepost.storage.migrate import upgrade  # noqa: PLC0415 - tests without a database need no Alembic
+
+    async def make() -> None:
+        await _on_server(postgres, f"CREATE DATABASE {TEMPLATE}")
+        await upgrade(in_database(postgres.url, TEMPLATE))
+
+    asyncio.run(make())
+    return TEMPLATE
+
+
+@pytest.fixture
+async def database(postgres: PostgresServer, template: str) -> AsyncIterator[str]:
+    """Give the URL of a fresh, migrated database. It is dropped afterwards, whoever is still connected."""
+    name = f"test_{next(_numbers)}"
+    await _on_server(postgres, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield in_database(postgres.url, name)
+    await _on_server(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def connect(database: str) -> AsyncIterator[Connect]:
+    """Give a function that connects to the test's database. All its connections are closed afterwards."""
+    opened: list[Connection] = []
+
+    async def connect() -> Connection:
+        connection = await asyncpg.connect(database)
+        opened.append(connection)
+        return connection
+
+    yield connect
+    for connection in opened:
+        await _close(connection)
+
+
+async def _close(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=5)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, OSError):
+        # A test may leave a statement waiting, or its backend terminated: that connection is only hung up.
+        connection.terminate()
+
+
+async def _on_server(server: PostgresServer, statement: str) -> None:
+    connection = await asyncpg.connect(server.url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -1,0 +1,106 @@
+"""/docs in a real browser: it works without the internet, and its "Try it out" shows the fence at work."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
+    # What the browser sees does not depend on PostgreSQL's version.
+    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
+]
+
+
+class Seen:
+    """What a page did: the addresses it asked for, and what it complained about."""
+
+    def __init__(self, page: Page) -> None:
+        self.urls: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", self._request)
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _request(self, request: Request) -> None:
+        self.urls.append(request.url)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        # Chromium reports an answer of 4xx as an error: a 409 is what the page is there to show.
+        if message.type in ("error", "warning") and "status of 409" not in message.text:
+            self.complaints.append(message.text)
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = await browser.new_page()
+        page.set_default_timeout(15_000)
+        yield page
+        await browser.close()
+
+
+async def test_trying_the_same_write_twice_shows_200_and_then_409(page: Page, gateway_url: str) -> None:
+    seen = Seen(page)
+    await page.goto(f"{gateway_url}/docs")
+    operation = page.locator("#operations-orders-update_orders_row")
+    await operation.locator(".opblock-summary-control").click()
+    status = operation.locator(".live-responses-table .response .response-col_status")
+
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(status).to_have_text("200")
+    await expect(operation.locator(".live-responses-table")).to_contain_text('"order_id": "order-123"')
+
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(status).to_contain_text("409")
+    await expect(operation.locator(".live-responses-table")).to_contain_text("spent-token")
+
+    assert seen.complaints == []
+    assert all(url.startswith((f"{gateway_url}/", "data:")) for url in seen.urls)
+    assert sum(url == f"{gateway_url}/v1/data/orders/order-123" for url in seen.urls) == 2
+
+
+async def test_an_operation_has_an_address_of_its_own(page: Page, gateway_url: str) -> None:
+    await page.goto(f"{gateway_url}/docs#/orders/list_orders")
+    operation = page.locator("#operations-orders-list_orders")
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(operation.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
+
+
+async def test_the_filter_box_finds_a_table(page: Page, gateway_url: str) -> None:
+    await page.goto(f"{gateway_url}/docs")
+    await expect(page.locator(".opblock-tag")).not_to_have_count(1)
+    await page.locator(".operation-filter-input").fill("orders")
+    await expect(page.locator("[data-tag='orders']")).to_be_visible()
+
+
+async def test_the_index_leads_to_docs_tables_and_problems(page: Page, gateway_url: str) -> None:
+    seen = Seen(page)
+    await page.goto(gateway_url)
+    for link in await page.get_by_role("link").all():
+        target = await link.evaluate("link => link.href")
+        answer = await page.request.get(target)
+        assert answer.ok, target
+    assert seen.complaints == []
+
+
+async def test_an_error_page_has_working_links(page: Page, gateway_url: str) -> None:
+    seen = Seen(page)
+    await page.goto(f"{gateway_url}/problems/stale-token")
+    await page.get_by_role("link", name="problems").click()
+    await page.get_by_role("link", name="The token was already used on this resource").click()
+    await expect(page.locator("h1")).to_have_text("The token was already used on this resource")
+    assert seen.complaints == []

@@ -1,0 +1,193 @@
+"""`fencepost serve` as a process: what it starts, and what it leaves behind however it ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+from tests.interleave import Connection, eventually
+from tests.processes import all_gone, descendants, mentioning
+from tests.serving import STARTS_WITHIN, launch, serving
+
+from fencepost.storage.embedded import running_url
+
+ORDER = "/v1/data/orders/order-123"
+
+
+@asynccontextmanager
+async def row_held(directory: Path) -> AsyncIterator[Connection]:
+    """Hold the demo row's lock on a connection of our own, so that a request waits for it."""
+    url = running_url(directory / "data")
+    assert url is not None
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("BEGIN")
+        await connection.execute("SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def a_request_waits(directory: Path) -> None:
+    url = running_url(directory / "data")
+    assert url is not None
+    observer = await asyncpg.connect(url)
+
+    async def waits() -> bool:
+        query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
+        return bool(await observer.fetchval(query))
+
+    try:
+        await eventually(waits, what="a request waiting for the row")
+    finally:
+        await observer.close()
+
+
+async def refuses_connections(url: str) -> None:
+    """Return once nothing listens there: the gateway drains."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+
+    async def nobody_listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        await writer.wait_closed()
+        return False
+
+    await eventually(nobody_listens, what="the end of listening")
+
+
+def patch_order(client: httpx.AsyncClient, url: str, token: int, status: str) -> "asyncio.Task[httpx.Response]":
+    headers = {"X-Fence-Token": str(token)}
+    return asyncio.create_task(client.patch(url + ORDER, headers=headers, json={"status": status}))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_ctrl_c_stops_everything_and_the_next_start_finds_the_data(
+    short_dir: Path, client: httpx.AsyncClient, workers: str
+) -> None:
+    async with serving(short_dir, "--workers", workers) as gateway:
+        assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
+        left = gateway.processes()
+        gateway.interrupt()
+        assert await gateway.ended() == 0
+        await all_gone(left)
+        assert "Traceback" not in gateway.errors.read_text()
+    async with serving(short_dir, "--workers", workers) as gateway:
+        assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
+    assert "not properly shut down" not in (short_dir / "data" / "postgresql.log").read_text()
+
+
+async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done(short_dir: Path) -> None:
+    process = launch("--port", "0", "--data-dir", str(short_dir / "data"), errors=short_dir / "stderr")
+    with process:
+
+        async def initdb_works() -> bool:
+            return (short_dir / "data" / "pgdata.new" / "base").exists()
+
+        await eventually(initdb_works, within=STARTS_WITHIN, what="the beginning of initdb")
+        left = [process.pid, *descendants(process.pid)]
+        os.killpg(process.pid, signal.SIGINT)
+        await all_gone(left)
+        assert process.wait() == 0
+    assert (short_dir / "stderr").read_text() == ""
+    assert not (short_dir / "data" / "pgdata").exists()
+    async with serving(short_dir) as gateway:
+        assert gateway.url
+
+
+async def test_the_greeting_names_the_docs_and_a_request_that_works(short_dir: Path) -> None:
+    async with serving(short_dir) as gateway:
+        assert f"{gateway.url}/docs" in gateway.greeting
+        curl = gateway.greeting.rpartition("try")[2].strip()
+        answer = await asyncio.to_thread(
+            subprocess.run, f"{curl} -s", shell=True, capture_output=True, text=True, check=True
+        )
+        assert '"shipped"' in answer.stdout
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_kill_9_leaves_no_process_and_loses_no_write(
+    short_dir: Path, client: httpx.AsyncClient, workers: str
+) -> None:
+    async with serving(short_dir, "--workers", workers) as gateway:
+        assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
+        left = gateway.processes()
+        assert len(left) >= 2 + (int(workers) if workers != "1" else 0)
+        gateway.process.kill()
+        gateway.process.wait()
+        await all_gone(left)
+    async with serving(short_dir) as gateway:
+        assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sigterm_finishes_the_request_in_flight(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
+    async with serving(short_dir, "--workers", workers) as gateway:
+        async with row_held(short_dir) as holder:
+            request = patch_order(client, gateway.url, 34, "shipped")
+            await a_request_waits(short_dir)
+            gateway.process.send_signal(signal.SIGTERM)
+            await refuses_connections(gateway.url)
+            assert not request.done()
+            await holder.execute("COMMIT")
+        assert (await request).status_code == 200
+        assert await gateway.ended() == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
+    async with serving(short_dir, "--workers", workers) as gateway, row_held(short_dir):
+        request = patch_order(client, gateway.url, 34, "shipped")
+        await a_request_waits(short_dir)
+        gateway.interrupt()
+        await refuses_connections(gateway.url)
+        gateway.interrupt()
+        assert await gateway.ended(within=8) == 0  # the lock is held for longer than that
+        assert "Traceback" not in gateway.errors.read_text()
+        await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_a_dead_worker_is_replaced(short_dir: Path, client: httpx.AsyncClient) -> None:
+    async with serving(short_dir, "--workers", "2") as gateway:
+        workers = [pid for pid, command in mentioning("spawn_main").items() if pid in gateway.processes()]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+
+        async def replaced() -> bool:
+            now = [pid for pid in mentioning("spawn_main") if pid in gateway.processes()]
+            return len(now) == 2 and workers[0] not in now
+
+        await eventually(replaced, within=30, what="a new worker")
+        assert (await client.get(gateway.url + "/healthz")).status_code == 200
+
+
+async def test_the_gateway_ends_when_postgresql_does(short_dir: Path) -> None:
+    async with serving(short_dir) as gateway:
+        postmaster = (short_dir / "data" / "pgdata" / "postmaster.pid").read_text().splitlines()[0]
+        os.kill(int(postmaster), signal.SIGKILL)
+        assert await gateway.ended() == 1
+        assert "the embedded PostgreSQL ended by itself" in gateway.errors.read_text()
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
+async def test_other_addresses_are_served_when_asked_for(
+    short_dir: Path, client: httpx.AsyncClient, host: str, url: str
+) -> None:
+    async with serving(short_dir, "--host", host, FENCEPOST_ALLOW_REMOTE="true") as gateway:
+        assert gateway.url.startswith(url)
+        assert (await client.get(gateway.url + "/healthz")).status_code == 200

@@ -1,0 +1,74 @@
+"""Stepping connections through an interleaving: start a statement, and go on once it waits for a lock.
+
+    holder, waiter, observer = await connect(), await connect(), await connect()
+    await holder.execute("BEGIN; UPDATE …")
+    write = await start(observer, waiter.fetch("UPDATE …"), waiter.get_server_pid())
+    assert not write.done()
+    await holder.execute("COMMIT")
+    assert await write == []
+
+The observer must be outside of a transaction: inside one, pg_stat_activity does not change.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import asyncpg
+
+T = TypeVar("T")
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+Connect: TypeAlias = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
+"""The type of the fixture `connect`: each call gives a new connection to the test's database."""
+
+_INTERVAL = 0.01  # seconds
+
+_WAITS_FOR_LOCK = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND wait_event_type = 'Lock')
+"""
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[T | None]], *, within: float = 10.0, what: str = "the condition"
+) -> T:
+    """Ask again and again until the answer is truthy, and return it; TimeoutError after `within` seconds.
+
+    The only place where tests wait by the clock.
+    """
+    deadline = time.monotonic() + within
+    while not (answer := await condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true within {within} s")
+        await asyncio.sleep(_INTERVAL)
+    return answer
+
+
+async def blocked(connection_or_pid: "Connection | int", observer: Connection) -> None:
+    """Return once this backend waits for a lock; TimeoutError if it never does."""
+    pid = connection_or_pid if isinstance(connection_or_pid, int) else connection_or_pid.get_server_pid()
+
+    async def waits() -> bool:
+        return bool(await observer.fetchval(_WAITS_FOR_LOCK, pid))
+
+    await eventually(waits, what=f"backend {pid} waiting for a lock")
+
+
+async def start(observer: Connection, statement: Coroutine[Any, Any, T], pid: int) -> asyncio.Task[T]:
+    """Run a statement of the backend `pid` as a task; return the task once it waits for a lock or is done.
+
+    A test says which of the two it expects with `task.done()`.
+    """
+    task = asyncio.create_task(statement)
+
+    async def waits_or_is_done() -> bool:
+        return task.done() or bool(await observer.fetchval(_WAITS_FOR_LOCK, pid))
+
+    try:
+        await eventually(waits_or_is_done, what=f"backend {pid} waiting for a lock, or done")
+    except BaseException:
+        task.cancel()
+        raise
+    return task
