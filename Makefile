@@ -17,7 +17,7 @@ export FENCEPOST_DATA_DIR ?= $(shell \
 help:
 	@echo "make serve         run the gateway on an embedded PostgreSQL, with a demo table"
 	@echo "make test          run all tests that this machine can run; names what it could not"
-	@echo "make check         format, lint, imports, types, unit tests (under a minute)"
+	@echo "make check         format, lint, imports, types, unit tests, Dockerfile (under a minute)"
 	@echo "make test-servers  as root on Debian: install the servers that tests use"
 	@echo "make bench         measure (see benchmarks/)"
 	@echo "make install       set up .venv only"
@@ -47,6 +47,9 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run .ci/test-servers
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/pytest -q tests/unit
 
 format: install-dev

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,21 @@ from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embe
 
 TEMPLATE = "fencepost_template"
 _numbers = itertools.count(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:  # noqa: ARG001
+    """Name what could not run here, and how to enable it."""
+    if skipped := terminalreporter.stats.get("skipped", []):
+        terminalreporter.section("not run on this machine")
+        for reason in sorted({str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped}):
+            terminalreporter.line(f"{reason}  (`make test-servers` as root installs all servers)")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI nothing may be skipped: what a machine lacks, .ci/run has to install."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("FENCEPOST_NO_SKIPS") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def debian_bin_dir(version: int = 15) -> Path | None:

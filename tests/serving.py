@@ -43,12 +43,12 @@ class Gateway:
         return [self.process.pid, *descendants(self.process.pid)]
 
 
-def launch(*arguments: str, errors: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start `fencepost serve` with nothing of our own environment's settings."""
+def launch(*arguments: str, errors: Path, prefix: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
+    """Start `fencepost serve` with nothing of our own environment's settings. `prefix` is a command that runs it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
     with errors.open("w") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "fencepost", "serve", *arguments],
+            [*prefix, sys.executable, "-m", "fencepost", "serve", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -63,7 +63,7 @@ async def serving(directory: Path, *arguments: str, **variables: str) -> AsyncIt
     """Run the gateway on an embedded server in `directory`; afterwards nothing of it is left."""
     errors = directory / "stderr"
     given = ("--port", "0", "--data-dir", str(directory / "data"), "--demo", *arguments)
-    process = launch(*given, errors=errors, **variables)
+    process = launch(*given, errors=errors, prefix=(), **variables)
     try:
         greeting = await asyncio.wait_for(asyncio.to_thread(read_greeting, process), STARTS_WITHIN)
         found = re.search(r"http://\S+", greeting)
@@ -88,9 +88,9 @@ def read_greeting(process: subprocess.Popen[str]) -> str:
     return "".join(lines)
 
 
-def refused(*arguments: str, directory: Path, **variables: str) -> tuple[int, str]:
+def refused(*arguments: str, directory: Path, prefix: tuple[str, ...] = (), **variables: str) -> tuple[int, str]:
     """Run a serve that must fail; return its exit code and what it said. It says nothing on stdout."""
-    process = launch(*arguments, errors=directory / "stderr", **variables)
+    process = launch(*arguments, errors=directory / "stderr", prefix=prefix, **variables)
     try:
         out, _ = process.communicate(timeout=STARTS_WITHIN)
     finally:

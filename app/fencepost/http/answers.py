@@ -34,12 +34,12 @@ def _not_one(done: Done) -> Response:
     )
 
 
-def one(outcome: Outcome, answer: Answer = None) -> Response:
-    """Answer for a keyed route: the row as an object, or nothing where that was preferred."""
+def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
+    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     headers = _headers(outcome, answer)
-    if answer in ("minimal", "headers-only"):
+    if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
         return Response(status_code=_CREATED if outcome.created else _NO_CONTENT, headers=headers)
     status = _CREATED if outcome.created else _OK
     return Response(outcome.rows[0].encode(), status_code=status, media_type=_JSON, headers=headers)

@@ -47,6 +47,10 @@ class Application(FastAPI):
             title="Fencepost",
             version=__version__,
             lifespan=parts.lifespan,
+            openapi_tags=[
+                {"name": "fences", "description": "Claims, and what is known of a resource."},
+                {"name": "service", "description": "Health and metrics."},
+            ],
             docs_url=None,
             redoc_url=None,
             # One would turn the DELETE of a row with an empty key into one of many rows.

@@ -124,7 +124,7 @@ class DataRoute(BaseRoute):
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
         write = await self._keyed(request, name, key, with_body=False)
         answer = read_preferences(request.headers).answer
-        return one(await delete(self._gateway(), write), answer if answer == "representation" else "minimal")
+        return one(await delete(self._gateway(), write), answer, row_by_default=False)
 
     async def _keyed(self, request: Request, name: str, key: tuple[str, ...], *, with_body: bool) -> KeyedWrite:
         token = read_token(request.scope["headers"])

@@ -15,13 +15,13 @@ _OPERATORS: Final = "eq|neq|gt|gte|lt|lte|like|ilike|in|is"
 _FILTER: Final = rf"^(not\.)?({_OPERATORS})\."
 
 
-def select(table: Table) -> Part:
-    """Describe `select`."""
+def select(table: Table, *, writing: bool = False) -> Part:
+    """Describe `select`. The answer of a write takes no JSON paths."""
     names = [name for name in table.visible if name.isidentifier()]
+    paths = "" if writing else ", `json_column->key`, `json_column->>key`"
     return _query(
         "select",
-        "Columns to return, joined by `,`: `alias:column`, `column::text`, `json_column->key`, "
-        "`json_column->>key`. Without it: all of them.",
+        f"Columns to return, joined by `,`: `alias:column`, `column::text`{paths}. Without it: all of them.",
         {"type": "string", "examples": [",".join(names[:2]) or "*"]},
     )
 

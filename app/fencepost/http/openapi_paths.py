@@ -50,7 +50,7 @@ class _Routes:
         self.created = headers("Location", "X-Request-Id")
         self.keys = key_parameters(table)
         # Parameters stand with each operation: at the path, Swagger UI does not follow references.
-        self.write = [parameter("FenceToken"), select(table), parameter("Prefer"), parameter("RequestId")]
+        self.write = [parameter("FenceToken"), select(table, writing=True), parameter("Prefer"), parameter("RequestId")]
 
     def collection(self) -> Part:
         """Describe /v1/data/{table}."""

@@ -28,7 +28,13 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     last: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if style == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The prettier ones show local variables: tokens, and the database's password.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

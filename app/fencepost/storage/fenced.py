@@ -228,6 +228,6 @@ async def converts_value(connection: Connection, table: Table, column: str, body
 async def _runs(connection: Connection, sql: str, argument: str) -> bool:
     try:
         await connection.execute(sql, argument)
-    except asyncpg.DataError:
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # a domain's CHECK is the latter
         return False
     return True

@@ -102,8 +102,8 @@ async def examine_server(connection: Connection) -> list[Finding]:
             Finding(
                 "warning",
                 "schema",
-                f"the schema fencepost holds tables that are not its own ({strays}), and the gateway does not serve them. A "
-                'role named fencepost creates tables here, since its search_path begins with "$user"',
+                f"the schema fencepost holds tables that are not its own ({strays}); the gateway does not serve them. A"
+                ' role named fencepost creates tables here, since its search_path begins with "$user"',
             )
         )
     if row["standby"]:

@@ -1,0 +1,166 @@
+"""X-Fence-Token over real HTTP: its grammar (R11), reads, and what is checked before it."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.asking import Api, code
+from tests.shop import Shop, running_shop
+
+from fencepost.storage.embedded import PostgresServer
+
+MALFORMED = [
+    b"", b"0", b"00", b"01", b"034", b"+34", b"-34", b"3 4", b"3_4", b"1_000", b"34,35", b"34, 34", b"34;", b"34.0",
+    b"3.4e1", b"0x22", b"1e3", b"abc", b"34abc", b"\xd9\xa3\xd9\xa4", b"\xb2", b"\xef\xbc\x93", b"9223372036854775808",
+    b"18446744073709551616", b"99999999999999999999", b"1" * 5_000, b"null", b"Infinity", b'"34"', b"34\x0b", b"\xa034",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+@pytest.mark.parametrize("token", MALFORMED, ids=lambda token: repr(token[:24]))
+async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop, token: bytes) -> None:
+    key = (await shop.order(mark=1)).encode()
+    claim = b'{"resource": "orders/%s"}' % key
+    for method, path, body in (
+        ("PATCH", b"/v1/data/orders/" + key, b"{}"),
+        ("PUT", b"/v1/data/orders/" + key, b"{}"),
+        ("DELETE", b"/v1/data/orders/" + key, b""),
+        ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
+        ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
+        ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
+        ("POST", b"/v1/claims", claim),
+    ):
+        answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
+        if answer.header("content-type") != "application/problem+json":
+            assert answer.status == 400, "refused by the HTTP parser itself"
+            continue
+        assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
+        assert answer.json()["type"] == "/problems/malformed-token"
+    assert await shop.mark(key.decode()) == 1
+
+
+async def test_two_token_headers_are_one_too_many(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=1)
+    for headers in (
+        [(b"X-Fence-Token", b"34"), (b"X-Fence-Token", b"34")],
+        [(b"x-fence-token", b"34"), (b"X-FENCE-TOKEN", b"35")],
+        [(b"X-Fence-Token", b"34"), (b"X-Fence-Token", b"")],
+    ):
+        answer = await api.raw("PATCH", b"/v1/data/orders/" + key.encode(), b"{}", headers=headers)
+        assert (answer.status, answer.json()["code"]) == (400, "FP004")
+    assert await shop.mark(key) == 1
+
+
+async def test_spaces_before_a_header_value_are_no_part_of_the_token(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=1)
+    for number, (name, value) in enumerate(
+        [(b"x-fence-token", b"34"), (b"X-FENCE-TOKEN", b"  35"), (b"X-Fence-Token", b"\t36")]
+    ):
+        answer = await api.raw("PATCH", b"/v1/data/orders/" + key.encode(), b"{}", headers=[(name, value)])
+        assert (answer.status, answer.header("x-fence-mark")) == (200, str(34 + number))
+
+
+async def test_reads_carry_no_token(api: Api, shop: Shop) -> None:
+    key = await shop.order()
+    paths = (f"data/orders/{key}", "data/orders/nobody", "data/orders", "data/diary/1", f"fences?resource=orders/{key}")
+    for path in paths:
+        for token in ("34", "nonsense", ""):
+            answer = await api.ask("GET", path, headers={"X-Fence-Token": token})
+            assert code(answer) == (400, "FP016"), path
+            assert "token" in answer.json()["detail"]
+    assert await shop.mark(key) == 10
+
+
+async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Shop) -> None:
+    key = await shop.order()
+    for name in (key, "nobody"):
+        for method, path, body in (
+            ("PATCH", f"data/orders/{name}", {}),
+            ("PUT", f"data/orders/{name}", {}),
+            ("DELETE", f"data/orders/{name}", None),
+            ("POST", "data/orders", {"order_id": name}),
+            ("POST", "data/orders", [{"order_id": name}]),
+            ("PATCH", f"data/orders?order_id=eq.{name}", {}),
+            ("DELETE", f"data/orders?order_id=eq.{name}", None),
+            ("POST", "claims", {"resource": f"orders/{name}"}),
+        ):
+            answer = await api.ask(method, path, body)
+            assert code(answer) == (428, "FP003"), (method, path)
+            assert answer.json()["type"] == "/problems/token-required"
+    assert await shop.mark(key) == 10
+    assert await shop.mark("nobody") is None
+
+
+UNREADABLE = [
+    ("PATCH", "data/nowhere/1", b"{}", (404, "FP007")),
+    ("POST", "data/nowhere", b"{}", (404, "FP007")),
+    ("DELETE", "data/nowhere?a=eq.1", b"", (404, "FP007")),
+    ("POST", "claims", b'{"resource": "nowhere/1"}', (404, "FP007")),
+    ("PATCH", "data/diary/1", b"{}", (403, "FP005")),
+    ("PUT", "data/diary/1", b"{}", (403, "FP005")),
+    ("POST", "data/diary", b'{"id": 2}', (403, "FP005")),
+    ("DELETE", "data/diary/1", b"", (403, "FP005")),
+    ("DELETE", "data/diary?id=eq.1", b"", (403, "FP005")),
+    ("PATCH", "data/diary?id=eq.1", b"{}", (403, "FP005")),
+    ("POST", "claims", b'{"resource": "diary/1"}', (403, "FP005")),
+    ("PATCH", "data/paid_orders/1", b"{}", (403, "FP005")),
+    ("POST", "data/paid_orders", b'{"order_id": "x"}', (403, "FP005")),
+    ("DELETE", "data/paid_orders?order_id=eq.x", b"", (403, "FP005")),
+    ("PATCH", "data/regions_eu?id=eq.1", b"{}", (404, "FP007")),
+    ("PATCH", "data/regions_eu/eu,1", b"{}", (404, "FP007")),
+    ("PATCH", "data/orders/{key}", b"{", (400, "FP016")),
+    ("PATCH", "data/orders/{key}", b"[]", (400, "FP016")),
+    ("PATCH", "data/orders/{key}", b"", (400, "FP016")),
+    ("PUT", "data/orders/{key}", b'{"order_id": 1', (400, "FP016")),
+    ("PATCH", "data/orders/{key}", b'{"no such": 1}', (400, "FP016")),
+    ("PATCH", "data/orders/{key}", b'{"last_fence_token": 99}', (400, "FP016")),
+    ("POST", "data/orders", b'{"order_id": "x", "last_fence_token": "99"}', (400, "FP016")),
+    ("POST", "data/orders", b'[{"order_id": "x"}, 1]', (400, "FP016")),
+    ("POST", "data/orders", b'[{"order_id": "x"}, {"order_id": "y", "code": "z"}]', (400, "FP016")),
+    ("POST", "data/orders", b'"x"', (400, "FP016")),
+    ("PATCH", "data/orders/{key}?select=nothing", b"{}", (400, "FP016")),
+    ("PATCH", "data/orders/{key}?status=eq.new", b"{}", (400, "FP016")),
+    ("PATCH", "data/orders?nothing=eq.1", b"{}", (400, "FP016")),
+    ("PATCH", "data/orders?status=what.1", b"{}", (400, "FP016")),
+    ("DELETE", "data/orders", b"", (400, "FP016")),
+    ("DELETE", "data/items/a", b"", (400, "FP016")),
+    ("POST", "claims", b'{"resource": "orders"}', (400, "FP016")),
+    ("POST", "claims", b'{"resource": "items/a"}', (400, "FP016")),
+    ("POST", "claims", b'{"resource": "orders/%zz"}', (400, "FP016")),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "expected"), UNREADABLE)
+async def test_403_404_and_400_come_before_428_and_409(
+    api: Api, shop: Shop, method: str, path: str, body: bytes, expected: tuple[int, str]
+) -> None:
+    key = await shop.order(mark=50)
+    for token in (None, 3, 99):
+        answer = await api.ask(
+            method, path.format(key=key), content=body, token=token, headers={"Content-Type": "application/json"}
+        )
+        assert code(answer) == expected, (token, answer.text)
+    assert await shop.mark(key) == 50
+
+
+async def test_428_comes_before_409(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=50)
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {})) == (428, "FP003")
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=49)) == (409, "FP001")
+
+
+async def test_a_refusal_of_the_fence_comes_before_one_of_a_constraint(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=50)
+    for body in ({"status": "bad"}, {"status": None}, {"customer_id": 99}):
+        for method in ("PATCH", "PUT"):
+            assert code(await api.ask(method, f"data/orders/{key}", body, token=49)) == (409, "FP001"), body

@@ -1,0 +1,329 @@
+"""Interleavings that the product must survive, one function each: AssertionError when a rule is broken.
+
+They run twice: against the product (tests/integration/test_races_*.py), where they pass, and against mutants of its
+safety lines (test_mutants.py), where they must not.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tests.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, outcome, parts, told
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.write import patch
+from fencepost.gateway.write_many import FilteredWrite, delete_many
+from fencepost.storage.fenced import FencedRow
+from fencepost.storage.fenced_many import ManyRefused, ManyWritten
+
+Scenario = Callable[[Race], Awaitable[None]]
+
+
+def written(answer: object) -> bool:
+    """Whether a statement of one row, or of a list of them, gave rows back."""
+    return isinstance(answer, FencedRow) or (isinstance(answer, list) and bool(answer))
+
+
+async def update_waits_for_update(race: Race) -> None:
+    """R1, R2: the second UPDATE is judged by the row as the first one left it."""
+    for token, verdict in ((34, "stale"), (35, race.equal("spent")), (36, "again")):
+        key = f"k{token}"
+        await race.insert(race.a, key, 30)
+        holder = await race.begin(race.a)
+        assert await race.update(race.a, key, 35, status="a")
+        waiter = await race.waits(race.b, outcome(race.update(race.b, key, token, status="b")))
+        await holder.commit()
+        answer = await waiter
+        assert written(answer) == (verdict == "again"), f"token {token}: {answer}"
+        if verdict != "again":
+            assert await race.verdict(key, token) == verdict
+            assert await race.live_mark(key) == 35
+        else:
+            assert await race.live_mark(key) == token
+
+
+async def delete_waits_for_update(race: Race) -> None:
+    """R6: DELETE is judged by the row as the UPDATE left it."""
+    for token, verdict in ((54, "stale"), (55, race.equal("spent")), (56, "again")):
+        key = f"k{token}"
+        await race.insert(race.a, key, 50)
+        holder = await race.begin(race.a)
+        assert await race.update(race.a, key, 55)
+        waiter = await race.waits(race.b, outcome(race.delete(race.b, key, token)))
+        await holder.commit()
+        answer = await waiter
+        assert written(answer) == (verdict == "again"), f"token {token}: {answer}"
+        if verdict == "again":
+            assert await race.recorded(key) == (token, True)
+        else:
+            assert await race.verdict(key, token) == verdict
+            assert await race.live_mark(key) == 55
+
+
+async def insert_waits_for_delete(race: Race) -> None:
+    """R6: whoever re-creates what its successor is deleting is refused. `NOT EXISTS` would let it pass."""
+    for token, accepted in ((33, False), (34, not race.strict), (35, True)):
+        for how in (race.insert, race.insert_one):
+            key = f"k{token}-{how.__name__}"
+            await race.insert(race.a, key, 32)
+            holder = await race.begin(race.a)
+            assert await race.delete(race.a, key, 34)
+            waiter = await race.waits(race.b, outcome(how(race.b, key, token)))
+            await holder.commit()
+            answer = await waiter
+            if accepted:
+                assert written(answer), f"token {token}: {answer}"
+                assert await race.recorded(key) == (token, False)
+            else:
+                assert answer == "FP409", f"token {token}: {answer}"
+                assert await race.row(key) is None
+                assert await race.recorded(key) == (34, True)
+
+
+async def deleted_key_remembers(race: Race) -> None:
+    """R6: a mark outlives its row, for INSERT and for the question why nothing matched."""
+    await race.insert(race.a, "k", 30)
+    assert await race.delete(race.a, "k", 34)
+    assert await race.recorded("k") == (34, True)
+    assert await outcome(race.insert(race.b, "k", 33)) == "FP409"
+    assert await race.update(race.b, "k", 33) is None
+    assert await race.verdict("k", 33) == "stale"
+    assert await race.verdict("k", 34) == ("spent" if race.strict else "missing")
+    assert await race.verdict("k", 35) == "missing"
+    assert await race.insert(race.b, "k", 35)
+
+
+async def insert_waits_for_insert(race: Race) -> None:
+    """R6: the loser of two INSERTs meets a duplicate, and the row's mark says what its token is worth."""
+    holder = await race.begin(race.a)
+    await race.insert(race.a, "k", 36)
+    waiter = await race.waits(race.b, outcome(race.insert(race.b, "k", 35)))
+    await holder.commit()
+    assert await waiter == "23505"
+    assert await race.verdict("k", 35) == "stale"
+
+
+async def pruned_mark_leaves_a_floor(race: Race) -> None:
+    """R6: an INSERT that waits while its key's mark is pruned meets the floor instead."""
+    for token, accepted in ((29, False), (30, not race.strict), (31, True)):
+        key = f"k{token}"
+        await race.insert(race.a, key, 20)
+        await race.delete(race.a, key, 30)
+        holder = await race.begin(race.a)
+        assert await race.a.fetchval("SELECT fencepost.prune('orders', 30)") == 1
+        waiter = await race.waits(race.b, outcome(race.insert(race.b, key, token)))
+        await holder.commit()
+        answer = await waiter
+        assert written(answer) == accepted, f"token {token}: {answer}"
+        assert await race.live_mark(key) == (token if accepted else None)
+
+
+async def old_snapshot_fails_at_the_floor(race: Race) -> None:
+    """R6: a snapshot from before the prune must not read the floor of then: 40001."""
+    await race.insert(race.a, "other", 1)
+    old = race.c.transaction(isolation="repeatable_read")
+    await old.start()
+    await race.c.fetch("SELECT FROM orders")
+    await race.observer.execute("SELECT fencepost.prune('orders', 31)")
+    answer = await outcome(race.insert(race.c, "k", 31))
+    await old.rollback()
+    assert answer == "40001", answer
+
+
+async def claim_returns_what_it_fenced(race: Race) -> None:
+    """R7: the claim's row is its own RETURNING: what the older holder wrote while the claim waited is in it."""
+    await race.insert(race.a, "k", 30, status="old")
+    holder = await race.begin(race.a)
+    await race.update(race.a, "k", 33, status="from 33")
+    waiter = await race.waits(race.b, race.claim(race.b, "k", 34))
+    await holder.commit()
+    row = await waiter
+    assert row is not None
+    assert '"status":"from 33"' in row.json
+    assert (row.mark, row.resource) == (34, "orders/k")
+    late = await outcome(race.update(race.c, "k", 33, status="late"))
+    assert not written(late)
+    assert await race.verdict("k", 33) == "stale"
+    assert await race.verdict("k", 34) == race.equal("spent")
+
+
+async def claim_meets_an_insert_under_way(race: Race) -> None:
+    """R7: a claim of a key without a row waits for an INSERT of it, and then claims the row."""
+    async with open_gateway(await dsn(race)) as gateway:
+        holder = await race.begin(race.a)
+        await race.insert(race.a, "k", 33, status="from 33")
+        request = Claim(Resource("orders", ("k",)), Token(35))
+        waiter = await race.waits_at(await gateway_pid(gateway), claim(gateway, request))
+        await holder.commit()
+        answer = await waiter
+    assert not isinstance(answer, Problem), answer
+    assert [*answer.rows], "the claim did not see the row"
+    assert await race.live_mark("k") == 35
+    assert await race.update(race.c, "k", 34, status="older than the claim") is None
+
+
+async def insert_meets_a_claim_under_way(race: Race) -> None:
+    """R7: who claims a key without a row first keeps older holders from creating it."""
+    for token, accepted in ((39, False), (40, not race.strict), (41, True)):
+        key = f"k{token}"
+        holder = await race.begin(race.a)
+        assert await race.claim_absent(race.a, key, 40) is None
+        waiter = await race.waits(race.b, outcome(race.insert(race.b, key, token)))
+        await holder.commit()
+        answer = await waiter
+        assert written(answer) if accepted else answer == "FP409", f"token {token}: {answer}"
+        assert await race.live_mark(key) == (token if accepted else None)
+
+
+async def many_rows_are_all_or_nothing(race: Race) -> None:
+    """R10: a row whose mark rose while we waited refuses the request, and none is written."""
+    for verb in ("update", "delete"):
+        keys = [f"{verb}-a", f"{verb}-b", f"{verb}-c"]
+        await race.insert_rows(race.a, [{"order_id": key, "status": "new"} for key in keys], 30)
+        holder = await race.begin(race.a)
+        await race.update(race.a, keys[1], 45)
+        many = race.update_many(race.b, 40, status="x") if verb == "update" else race.delete_many(race.b, 40)
+        waiter = await race.waits(race.b, outcome(many))
+        await holder.commit()
+        answer = await waiter
+        assert isinstance(answer, ManyRefused), answer
+        assert [(r.resource, r.mark) for r in answer.rows] == [(f"orders/{keys[1]}", 45)]
+        assert [await race.live_mark(key) for key in keys] == [30, 45, 30]
+        for key in keys:
+            assert (await race.row(key) or {})["status"] == "new"
+            await race.delete(race.a, key, 90)
+
+
+async def many_rows_follow_the_latest_version(race: Race) -> None:
+    """R10: rows that left the filter are not written, rows that entered it neither, the others as they are now."""
+    for key, status in (("a", "new"), ("b", "new"), ("c", "done"), ("d", "new")):
+        await race.insert(race.a, key, 30, status=status, n=1)
+    holder = await race.begin(race.a)
+    await race.update(race.a, "b", 46, status="done")
+    await race.update(race.a, "c", 46, status="new")
+    await race.update(race.a, "d", 31, n=100)
+    waiter = await race.waits(race.b, outcome(race.update_many(race.b, 47, status="x")))
+    await holder.commit()
+    answer = await waiter
+    assert isinstance(answer, ManyWritten), answer
+    assert len(answer.rows) == 2
+    assert [await race.live_mark(key) for key in "abcd"] == [47, 46, 46, 47]
+    assert (await race.row("d") or {})["n"] == 100
+
+
+async def many_rows_lock_in_key_order(race: Race) -> None:
+    """R10: two multi-row writes over rows whose heap order is not their key order do not deadlock."""
+    await race.insert_rows(race.a, [{"order_id": key, "status": "new"} for key in "xab"], 30)
+    await race.observer.execute("CREATE TABLE moved AS SELECT * FROM orders; SET session_replication_role = replica")
+    # Key order a, b; heap order b, a.
+    await race.observer.execute("DELETE FROM orders; INSERT INTO orders SELECT * FROM moved ORDER BY order_id DESC")
+    await race.observer.execute("SET session_replication_role = origin")
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
+    waiter = await race.waits(race.b, outcome(race.update_many(race.b, 40, status="x")))
+    answer = await outcome(race.update_many(race.a, 41, status="y"))
+    assert isinstance(answer, ManyWritten), answer  # b did not hold `b` while it waited for `a`
+    await holder.commit()
+    assert await waiter == ManyWritten([])
+
+
+async def spent_token_stays_spent_for_direct_sql(race: Race) -> None:
+    """R1, R14: one transaction is one operation; the same token in a second one is refused under strict."""
+    update = "UPDATE public.orders SET n = n + 1"
+    await race.insert(race.a, "k", 30)
+    assert await race.direct(race.a, f"{update}; {update}; {update}", 31) == "ok"
+    expected = "FP409" if race.strict else "ok"
+    assert await race.direct(race.a, update, 31) == expected
+    assert await race.direct(race.a, "DELETE FROM public.orders", 31) == expected
+    if race.strict:
+        assert await race.direct(race.a, "DELETE FROM public.orders", 32) == "ok"
+    again = "INSERT INTO public.orders (order_id) VALUES ('k')"
+    assert await race.direct(race.a, again, 32 if race.strict else 30) == "FP409"
+
+
+async def echo_of_the_column_is_no_token(race: Race) -> None:
+    """R14: an ORM that writes every column back does not pass for a holder, under either rule."""
+    await race.insert(race.a, "k", 30)
+    update = "UPDATE public.orders SET status = 'orm', n = 1, last_fence_token ="
+    assert await race.direct(race.a, f"{update} 30") == "FP428"
+    assert await race.direct(race.a, f"{update} 29") == "FP409"
+    assert await race.direct(race.a, f"{update} last_fence_token") == "FP428"
+    assert await race.direct(race.a, "UPDATE public.orders SET status = 'orm'") == "FP428"
+    assert await race.direct(race.a, f"{update} 31") == "ok"
+
+
+async def key_cannot_change(race: Race) -> None:
+    """R1: a row that changed its key would live under another key's tombstone."""
+    await race.insert(race.a, "k", 30)
+    await race.insert(race.a, "z", 30)
+    await race.delete(race.a, "z", 50)
+    rename = "UPDATE public.orders SET order_id = 'z', last_fence_token = 40 WHERE order_id = 'k'"
+    assert await race.direct(race.a, rename) == "FP400"
+    assert await race.direct(race.a, "UPDATE public.orders SET order_id = 'z'", 60) == "FP400"
+    assert await race.row("z") is None
+
+
+async def replaced_row_is_written_after_all(race: Race) -> None:
+    """R5: deleted and made anew while the UPDATE waited: neither 404 nor 409, the write goes through."""
+    await race.insert(race.a, "k", 30)
+    async with open_gateway(await dsn(race)) as gateway:
+        holder = await race.begin(race.a)
+        await race.delete(race.a, "k", 31)
+        await race.insert(race.a, "k", 32, status="again")
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 40, status="b")))
+        await holder.commit()
+        answer = told(await waiter)
+    assert answer == "ok", answer
+    assert await race.live_mark("k") == 40
+
+
+async def refusal_is_stale_and_not_missing(race: Race) -> None:
+    """R5: when the UPDATE waited for what made it stale, the answer is 409 with the mark of now."""
+    await race.insert(race.a, "k", 30)
+    async with open_gateway(await dsn(race)) as gateway:
+        holder = await race.begin(race.a)
+        await race.update(race.a, "k", 35)
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 34, status="b")))
+        await holder.commit()
+        answer = await waiter
+        assert isinstance(answer, Problem)
+        assert (answer.name, answer.presented_token, answer.current_token) == ("FP001", 34, 35)
+        holder = await race.begin(race.a)
+        await race.delete(race.a, "k", 37)
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 36, status="b")))
+        await holder.commit()
+        answer = await waiter
+        assert isinstance(answer, Problem)
+        assert (answer.name, answer.current_token) == ("FP001", 37)
+        assert told(await patch(gateway, keyed("k", 38, status="b"))) == "FP006"
+
+
+async def answer_follows_the_commit(race: Race) -> None:
+    """R4: a constraint that is checked at COMMIT refuses the write; it must not have been answered with 200."""
+    await race.observer.execute(DEFERRED)
+    await race.insert(race.a, "k", 30)
+    await race.insert(race.a, "free", 30)
+    async with open_gateway(await dsn(race)) as gateway:
+        answer = await patch(gateway, keyed("k", 31, n=7))
+        assert told(answer) == "23503", answer
+        filters = FilteredWrite("orders", NEW, Token(32), body(n=7))
+        many = await delete_many(gateway, FilteredWrite("orders", NEW, Token(32)))
+        assert told(many) == "23503", (many, filters)
+    assert await race.live_mark("k") == 30
+
+
+DEFERRED = """
+CREATE TABLE public.depth (n integer PRIMARY KEY);
+INSERT INTO public.depth VALUES (0);
+ALTER TABLE public.orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES public.depth DEFERRABLE INITIALLY DEFERRED;
+CREATE TABLE public.keeps (order_id text REFERENCES public.orders DEFERRABLE INITIALLY DEFERRED);
+"""
+
+
+async def dsn(race: Race) -> str:
+    """Name the race's database as the gateway is told it."""
+    return race.dsn
+
+
+assert parts  # re-exported for the tests
