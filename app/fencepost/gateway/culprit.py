@@ -9,7 +9,7 @@ from typing import Protocol
 
 from fencepost.storage.catalog import Table
 from fencepost.storage.engine import Connection
-from fencepost.storage.errors import RefusedError
+from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Key, converts_key, converts_value
 
 
@@ -34,7 +34,8 @@ async def naming_the_column(
         yield
     except RefusedError as error:
         if error.column is None and error.sqlstate.startswith("22") and not connection.is_in_transaction():
-            error.column = await _culprit(connection, table, body, key)
+            with translated(writing=False):
+                error.column = await _culprit(connection, table, body, key)
         raise
 
 

@@ -55,7 +55,9 @@ def on_event(event: Event) -> None:
         case Accepted(table, verb, rows):
             log.debug("accepted", table=table, verb=verb, rows=rows)
         case Refused(table, verb, code, detail, resource, presented, current):
-            log.info(
+            # Somebody who asks for a row that is not there is no news.
+            log.log(
+                logging.DEBUG if verb == "read" else logging.INFO,
                 "refused",
                 table=table,
                 verb=verb,

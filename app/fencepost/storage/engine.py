@@ -89,8 +89,8 @@ class Database:
                 server_settings=session_settings(commit, limits),
                 # Later than the server's own limit, which undoes the statement and says so.
                 command_timeout=limits.statement_timeout + 5,
-                # Statements depend on table, columns and select: the default of 100 would thrash.
-                statement_cache_size=1000,
+                # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
+                statement_cache_size=256,
                 max_inactive_connection_lifetime=300,
             )
         return cls(pool, limits)
@@ -104,13 +104,22 @@ class Database:
         """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map."""
         try:
             with translated(writing=False):
-                connection = await self._pool.acquire(timeout=self._limits.pool_timeout)
+                connection = await self._acquire()
         except RefusedError as error:  # no such role, wrong password, no such database
             raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
         try:
             yield connection
         finally:
             await self._pool.release(connection)
+
+    async def _acquire(self) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
+        limit = self._limits.pool_timeout
+        try:
+            return await self._pool.acquire(timeout=limit)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"no connection to PostgreSQL within {limit:g} s: all are in use, or it does not answer"
+            ) from error
 
     def sizes(self) -> tuple[int, int]:
         """Tell (connections open, of them idle)."""

@@ -25,11 +25,13 @@ async def rows(
     condition = render_filters(table, query.filters, parameters)
     order = render_order(table, query.order, parameters)
     most = min(limit, query.limit) if query.limit is not None else limit
+    # Bound, not spelled out: each page would be a statement of its own to prepare.
+    at = len(parameters.values)
     sql = (
         f"SELECT {json_row(target)}::text AS json FROM {table.sql_name} AS r WHERE {condition}"
-        f"{f' ORDER BY {order}' if order else ''} LIMIT {most} OFFSET {query.offset}"
+        f"{f' ORDER BY {order}' if order else ''} LIMIT ${at + 1}::bigint OFFSET ${at + 2}::bigint"
     )
-    found = [row["json"] for row in await connection.fetch(sql, *parameters.values)]
+    found = [row["json"] for row in await connection.fetch(sql, *parameters.values, most, query.offset)]
     if not count:
         return found, None
     counted = Parameters()

@@ -1,0 +1,42 @@
+"""The pool under pressure, as the caller of the API sees it."""
+
+import pytest
+
+from fencepost.storage.engine import Database, Limits
+from fencepost.storage.errors import UnavailableError
+
+
+async def test_an_exhausted_pool_says_so_in_time(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1, pool_timeout=0.2))
+    try:
+        async with pool.connection():
+            with pytest.raises(UnavailableError, match=r"no connection to PostgreSQL within 0\.2 s"):
+                async with pool.connection():
+                    pass
+        async with pool.connection() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await pool.close()
+
+
+async def test_every_session_is_read_committed_and_durable(database: str) -> None:
+    pool = await Database.open(database, Limits())
+    try:
+        async with pool.connection() as connection:
+            assert await connection.fetchval("SHOW transaction_isolation") == "read committed"
+            assert await connection.fetchval("SHOW synchronous_commit") == "on"
+            assert await connection.fetchval("SHOW TimeZone") == "UTC"
+    finally:
+        await pool.close()
+
+
+async def test_a_transaction_left_open_does_not_reach_the_next_user(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1))
+    try:
+        async with pool.connection() as connection:
+            await connection.execute("BEGIN; CREATE TABLE left_open (id int)")
+        async with pool.connection() as connection:
+            assert not connection.is_in_transaction()
+            assert await connection.fetchval("SELECT to_regclass('left_open') IS NULL")
+    finally:
+        await pool.close()
