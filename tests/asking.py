@@ -1,10 +1,11 @@
-"""Asking a gateway over HTTP: every answer's form is checked on the way, and bytes go out raw where httpx would tidy up."""
+"""Asking a gateway over HTTP: every answer's form is checked, and bytes go out raw where httpx would tidy up."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -102,7 +103,7 @@ class Api:
         if problem["type"] not in self.known_pages:
             page = await self.http.get(problem["type"])
             assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-            assert problem["title"] in page.text
+            assert escape(problem["title"]) in page.text
             self.known_pages.add(problem["type"])
         return problem
 

@@ -1,12 +1,12 @@
 """A protected table, connections that race for it with the product's own statements, and one that looks on.
 
-    race = await open_race(connect, "strict")
-    await race.insert(race.a, "k", 30)
-    holder = await race.begin(race.a)
-    await race.update(race.a, "k", 35)
-    write = await race.waits(race.b, race.update(race.b, "k", 34))
-    await holder.commit()
-    assert await write is None and await race.verdict("k", 34) == "stale"
+race = await open_race(connect, database, "strict")
+await race.insert(race.a, "k", 30)
+holder = await race.begin(race.a)
+await race.update(race.a, "k", 35)
+write = await race.waits(race.b, race.update(race.b, "k", 34))
+await holder.commit()
+assert await write is None and await race.verdict("k", 34) == "stale"
 """
 
 import asyncio
@@ -68,6 +68,7 @@ def parts(key: Key) -> tuple[str, ...]:
 class Race:
     """The racers are a, b and c; they have the gateway's session settings. The observer is an ordinary session."""
 
+    dsn: str
     table: Table
     a: Connection
     b: Connection
@@ -101,7 +102,11 @@ class Race:
 
     async def waits(self, connection: Connection, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start what must come to wait for a lock."""
-        task = await start(self.observer, work, connection.get_server_pid())
+        return await self.waits_at(connection.get_server_pid(), work)
+
+    async def waits_at(self, pid: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what must come to wait for a lock in the backend `pid`."""
+        task = await start(self.observer, work, pid)
         assert not task.done(), f"it did not wait: {task}"
         return task
 
@@ -118,7 +123,7 @@ class Race:
         change = Change((), "", self.target, named=True)
         return await fenced.update_row(connection, self.table, self.fence, parts(key), Token(token), change)
 
-    async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | None | Appeared:
+    async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
         resource = (await self.standing(key)).resource
         return await claim_absent(connection, self.table, self.fence, parts(key), Token(token), resource)
 
@@ -126,13 +131,9 @@ class Race:
         row = dict(zip(self.table.key, parts(key), strict=True)) | values
         return await self.insert_rows(connection, [row], token)
 
-    async def insert_rows(
-        self, connection: Connection, rows: list[dict[str, object]], token: int
-    ) -> list[FencedRow]:
+    async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
         columns = tuple(rows[0])
-        return await fenced.insert_rows(
-            connection, self.table, Token(token), columns, json.dumps(rows), self.target
-        )
+        return await fenced.insert_rows(connection, self.table, Token(token), columns, json.dumps(rows), self.target)
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
@@ -149,16 +150,14 @@ class Race:
         )
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:
-        return await fenced_many.delete_many(
-            connection, self.table, self.fence, NEW, Token(token), self.target, limit
-        )
+        return await fenced_many.delete_many(connection, self.table, self.fence, NEW, Token(token), self.target, limit)
 
     # Looking
 
     async def standing(self, key: Key) -> Standing:
         return await fenced.ask(self.observer, self.table, self.fence, parts(key))
 
-    async def verdict(self, key: Key, token: int, connection: Connection | None = None) -> str:
+    async def verdict(self, key: Key, token: int, connection: "Connection | None" = None) -> str:
         """R5's question and the gateway's reading of the answer: stale, spent, missing, or again."""
         standing = await fenced.ask(connection or self.observer, self.table, self.fence, parts(key))
         match judge(standing, self.fence, Token(token)):
@@ -220,14 +219,16 @@ async def racer(connect: Connect) -> Connection:
     return connection
 
 
-async def open_race(connect: Connect, rule: Rule = "strict", *, ddl: str = ORDERS, name: str = "orders") -> Race:
+async def open_race(
+    connect: Connect, dsn: str, rule: Rule = "strict", *, ddl: str = ORDERS, name: str = "orders"
+) -> Race:
     """Make a table, protect it, and bring everybody to the line."""
     observer = await owner(connect)
     await observer.execute(ddl)
     await protect(observer, name, rule=rule)
     table = (await load(observer, [], 1)).find(name)
     assert table is not None
-    return Race(table, await racer(connect), await racer(connect), await racer(connect), observer)
+    return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ CREATE TABLE orders (
   amount      numeric(10, 2) NOT NULL DEFAULT 0,
   quantity    smallint NOT NULL DEFAULT 1,
   code        varchar(3),
+  note        text,
   sku         text CONSTRAINT orders_sku_once UNIQUE,
   customer_id int CONSTRAINT orders_customer REFERENCES customers,
   paid_at     timestamptz,

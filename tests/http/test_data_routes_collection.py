@@ -107,7 +107,9 @@ async def test_a_location_leads_to_the_row_whatever_its_key(api: Api) -> None:
         assert found.json() == answer.json()[0]
 
 
-@pytest.mark.xfail(strict=True, reason="Location is made from the request's body, so a key that PostgreSQL made is lost")
+@pytest.mark.xfail(
+    strict=True, reason="Location is made from the request's body, so a key that PostgreSQL made is lost"
+)
 async def test_a_location_names_a_key_that_the_database_made(api: Api) -> None:
     answer = await api.ask("POST", "data/made", {"label": "x"}, token=5)
     assert answer.status_code == 201
@@ -146,7 +148,7 @@ async def test_a_refused_array_lists_its_rows_and_inserts_none(api: Api, shop: S
 
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 async def test_a_multi_row_write_writes_every_row(api: Api, shop: Shop, method: str) -> None:
-    body = {"status": "paid"} if method == "PATCH" else None
+    body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
     some, keys = await some_orders(shop, [1, 2, 3])
     answer = await api.ask(method, f"data/orders?{some}", body, token=4)
     assert (answer.status_code, answer.content) == (204, b"")
@@ -159,7 +161,7 @@ async def test_a_multi_row_write_writes_every_row(api: Api, shop: Shop, method: 
 
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 async def test_preferences_of_a_multi_row_write(api: Api, shop: Shop, method: str) -> None:
-    body = {"status": "paid"} if method == "PATCH" else None
+    body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
     some, keys = await some_orders(shop, [1, 2])
     answer = await api.ask(method, f"data/orders?{some}&select=order_id", body, token=4, prefer="return=representation")
     assert (answer.status_code, answer.headers["preference-applied"]) == (200, "return=representation")
@@ -173,7 +175,7 @@ async def test_preferences_of_a_multi_row_write(api: Api, shop: Shop, method: st
 
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 async def test_one_stale_row_refuses_all_and_is_listed(api: Api, shop: Shop, method: str) -> None:
-    body = {"status": "paid"} if method == "PATCH" else None
+    body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
     some, keys = await some_orders(shop, [10, 36, 20, 30])
     answer = await api.ask(method, f"data/orders?{some}", body, token=30)
     assert code(answer) == (409, "FP001")
@@ -191,7 +193,7 @@ async def test_one_stale_row_refuses_all_and_is_listed(api: Api, shop: Shop, met
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 async def test_a_multi_row_write_without_a_filter_is_refused(api: Api, shop: Shop, method: str) -> None:
     key = await shop.order(mark=1)
-    body = {} if method == "PATCH" else None
+    body: dict[str, object] | None = {} if method == "PATCH" else None
     for query in ("", "?", "?select=order_id", "?columns=status", "?&"):
         assert code(await api.ask(method, f"data/orders{query}", body, token=99)) == (400, "FP016"), query
     for query in ("?limit=1", "?order_id=eq.x&limit=1", "?order=status", "?order_id=eq.x&offset=1"):
@@ -202,7 +204,7 @@ async def test_a_multi_row_write_without_a_filter_is_refused(api: Api, shop: Sho
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 async def test_more_rows_than_the_limit_are_refused_whole(api: Api, shop: Shop, method: str) -> None:
     some, keys = await some_orders(shop, [1] * 51)
-    body = {"status": "paid"} if method == "PATCH" else None
+    body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
     assert code(await api.ask(method, f"data/orders?{some}", body, token=5)) == (413, "FP017")
     assert {await shop.mark(key) for key in keys} == {1}
     many = [{"order_id": shop.key()} for _ in range(51)]

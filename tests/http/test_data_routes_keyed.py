@@ -186,7 +186,7 @@ async def test_composite_keys_have_as_many_values_as_columns(api: Api) -> None:
     assert (await api.ask("GET", "data/items/a,1")).json() == {"order_id": "a", "line": 1, "what": "x"}
     for path in ("a", "a,1,2", "a%2C1"):
         for method in ("GET", "PUT", "PATCH", "DELETE"):
-            body = {} if method in ("PUT", "PATCH") else None
+            body: dict[str, object] | None = {} if method in ("PUT", "PATCH") else None
             answer = await api.ask(method, f"data/items/{path}", body, token=None if method == "GET" else 2)
             assert code(answer) == (400, "FP016"), (method, path)
     assert (await api.ask("DELETE", "data/items/a,1", token=2)).status_code == 204
@@ -196,7 +196,7 @@ async def test_query_parameters_that_mean_nothing_on_a_keyed_route_are_refused(a
     key = await shop.order()
     for query in ("status=eq.new", "limit=1", "order=status", "offset=1", "or=(status.eq.new)"):
         for method in ("GET", "PATCH", "PUT", "DELETE"):
-            body = {} if method in ("PUT", "PATCH") else None
+            body: dict[str, object] | None = {} if method in ("PUT", "PATCH") else None
             answer = await api.ask(
                 method, f"data/orders/{key}?{query}", body, token=None if method == "GET" else MAX_TOKEN
             )

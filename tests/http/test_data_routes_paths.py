@@ -72,7 +72,12 @@ async def test_a_key_value_may_hold_anything(api: Api, shop: Shop, path: bytes, 
     "path", [b"%", b"%2", b"%zz", b"a%2", b"%C3", b"%FF", b"%C0%AF", b"%00", b"a%00b", b"%ED%A0%80", b"%u0041"]
 )
 async def test_what_cannot_be_decoded_is_400(api: Api, path: bytes) -> None:
-    for at in (b"/v1/data/orders/" + path, b"/v1/data/items/1," + path, b"/v1/data/" + path, b"/v1/data/" + path + b"/1"):
+    for at in (
+        b"/v1/data/orders/" + path,
+        b"/v1/data/items/1," + path,
+        b"/v1/data/" + path,
+        b"/v1/data/" + path + b"/1",
+    ):
         for method in ("GET", "PUT", "DELETE"):
             if method == "PUT" and at.count(b"/") == 3:
                 continue

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from postgrest import APIError, AsyncPostgrestClient
+from postgrest import APIError, AsyncPostgrestClient, CountMethod
 
 
 def client(url: str, token: int | None = None) -> AsyncPostgrestClient:
@@ -22,7 +22,7 @@ async def test_it_reads_with_filters_order_and_count(gateway_url: str) -> None:
         assert new == [{"order_id": "order-125"}]
         either = reader.from_("orders").select("order_id").or_("status.eq.paid,amount.gt.40").order("order_id")
         assert await rows(either) == [{"order_id": "order-123"}, {"order_id": "order-124"}]
-        counted = await reader.from_("orders").select("*", count="exact", head=True).execute()
+        counted = await reader.from_("orders").select("*", count=CountMethod.exact, head=True).execute()
         assert counted.count == 3
 
 

@@ -29,14 +29,22 @@ class HasColumns(Protocol):
 async def naming_the_column(
     connection: Connection, table: Table, body: HasColumns | None, key: Key = ()
 ) -> AsyncIterator[None]:
-    """Add the column's name to a data exception (SQLSTATE class 22, 23514 of a domain) that lacks it."""
+    """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
     try:
         yield
     except RefusedError as error:
-        if error.column is None and error.sqlstate.startswith("22") and not connection.is_in_transaction():
+        if _lacks_column(error) and not connection.is_in_transaction():
             with translated(writing=False):
                 error.column = await _culprit(connection, table, body, key)
         raise
+
+
+def _lacks_column(error: RefusedError) -> bool:
+    # A domain's refusal is a constraint violation without a table; a table's own says where. 22P05 is a NUL in the
+    # body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
+    of_a_domain = error.sqlstate in ("23514", "23502") and error.table is None
+    of_a_value = error.sqlstate.startswith("22") and error.sqlstate != "22P05"
+    return error.column is None and (of_a_value or of_a_domain)
 
 
 async def _culprit(connection: Connection, table: Table, body: HasColumns | None, key: Key) -> str | None:

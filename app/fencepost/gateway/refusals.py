@@ -21,6 +21,7 @@ from fencepost.fencing.token import Token
 from fencepost.storage.errors import RefusedError
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
+    "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT
     "23503": (CONSTRAINT_VIOLATION, 409),
     "23505": (CONSTRAINT_VIOLATION, 409),
     "23P01": (CONSTRAINT_VIOLATION, 409),

@@ -127,13 +127,17 @@ async def find(connection: Connection, name: str) -> int:
 async def examine(connection: Connection, name: str) -> Target:
     """Check everything first; ProtectError lists all that is in the way at once."""
     oid = await find(connection, name)
-    row = await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT)
-    if row is None:
-        raise ProtectError(name, ["the table was dropped meanwhile."])
-    key = await connection.fetch(_KEY, oid)
-    api = api_name(row["schema"], row["relation"])
+    async with connection.transaction():
+        # Types are spelled with their schema, so that they mean the same where the DDL runs.
+        await connection.execute("SET LOCAL search_path = pg_catalog")
+        row = await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT)
+        if row is None:
+            raise ProtectError(name, ["the table was dropped meanwhile."])
+        key = await connection.fetch(_KEY, oid)
+        api = api_name(row["schema"], row["relation"])
+        taken = await connection.fetchval(_NAME_TAKEN, api, oid)
     reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
-    if taken := await connection.fetchval(_NAME_TAKEN, api, oid):
+    if taken:
         reasons.append(
             f"the name {api} belongs to the protected table {taken}, renamed since: unprotect that one first."
         )
