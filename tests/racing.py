@@ -11,7 +11,7 @@ assert await write is None and await race.verdict("k", 34) == "stale"
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from fencepost.gateway.fence import judge
 from fencepost.gateway.write import Body, KeyedWrite
 from fencepost.gateway.write_many import Insert
 from fencepost.storage import fenced, fenced_many
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.catalog_load import load
 from fencepost.storage.engine import Database, Limits, session_settings
@@ -58,6 +58,11 @@ async def outcome(awaitable: Awaitable[T]) -> T | str:
         return await awaitable
     except asyncpg.PostgresError as error:
         return error.sqlstate or "?"
+
+
+def written(answer: object) -> bool:
+    """Whether a statement of one row, or of a list of them, gave rows back."""
+    return isinstance(answer, FencedRow) or (isinstance(answer, list) and bool(answer))
 
 
 def parts(key: Key) -> tuple[str, ...]:
@@ -175,7 +180,7 @@ class Race:
         return when_strict if self.strict else "again"
 
     async def row(self, key: Key) -> dict[str, Any] | None:
-        where = " AND ".join(f'"{c}"::text = ${n}' for n, c in enumerate(self.table.key, 1))
+        where = " AND ".join(f"{quote(c)}::text = ${n}" for n, c in enumerate(self.table.key, 1))
         found = await self.observer.fetchrow(f"SELECT * FROM {self.table.sql_name} WHERE {where}", *parts(key))
         return dict(found) if found else None
 
@@ -258,7 +263,7 @@ def keyed(key: Key, token: int, table: str = "orders", **values: object) -> Keye
     return KeyedWrite(table, parts(key), Token(token), body=body(**values))
 
 
-def posted(token: int, *rows: dict[str, object], table: str = "orders") -> Insert:
+def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
     """A request for POST."""
     return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
 

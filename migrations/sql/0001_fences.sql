@@ -40,7 +40,7 @@ RETURN pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(pg_catalog.repla
          part, '%', '%25'), '/', '%2F'), ',', '%2C'), ';', '%3B');
 -- next
 -- One text per value, whatever the session's settings: for the key types whose own text depends on them, or of which
--- equal values have several texts.
+-- equal values have several texts. (E'' because a session may have standard_conforming_strings off.)
 CREATE FUNCTION fencepost.canon(value date) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO, MDY' AS 'SELECT value::text';
 -- next
@@ -54,7 +54,7 @@ CREATE FUNCTION fencepost.canon(value numeric) RETURNS text LANGUAGE sql IMMUTAB
 SET search_path = pg_catalog, pg_temp AS 'SELECT trim_scale(value)::text';
 -- next
 CREATE FUNCTION fencepost.canon(value bytea) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp AS $$ SELECT '\x' || encode(value, 'hex') $$;
+SET search_path = pg_catalog, pg_temp AS $$ SELECT E'\\x' || encode(value, 'hex') $$;
 -- next
 -- The token that direct SQL gave: '36' is for any table, 'orders=36' for that table only (what the gateway's deletes
 -- use, so that a foreign key's cascade cannot borrow the parent's token). After SET LOCAL ended the setting is '',

@@ -16,7 +16,7 @@ SQL = Path(__file__).parents[1] / "sql"
 def upgrade() -> None:
     for statement in (SQL / "0001_fences.sql").read_text("utf-8").split("\n-- next\n"):
         # text() would take `:name` for a parameter.
-        op.execute(text(statement.strip().replace(":", "\\:")))
+        op.execute(text(statement.strip().removesuffix(";").replace(":", "\\:")))
 
 
 def downgrade() -> None:

@@ -122,7 +122,7 @@ def require_fence(table: Table) -> Fence | Problem:
     if not fence.intact:
         return Problem(
             UNPROTECTED_TABLE,
-            f"{table.name} is registered as protected, but its triggers, its column or its key have changed.",
+            f"{table.name} is registered as protected, but its name, triggers, column or key have changed.",
             hint=f"`fencepost doctor` says what is missing; `fencepost protect {table.name}` mends it.",
         )
     return fence

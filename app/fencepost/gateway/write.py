@@ -17,7 +17,7 @@ from fencepost.gateway.core import (
     require_token,
 )
 from fencepost.gateway.culprit import naming_the_column
-from fencepost.gateway.fence import refused, write_or_ask
+from fencepost.gateway.fence import ROUNDS, refused, write_or_ask
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, retrying
@@ -126,7 +126,9 @@ async def _replace_or_create(
     connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
 ) -> Outcome:
     async def replace_or_create() -> Outcome:
+        rounds = 0
         while True:
+            rounds += 1
             verdict = await write_or_ask(
                 connection,
                 table,
@@ -146,7 +148,12 @@ async def _replace_or_create(
                     return suppressed(table)
                 return Done([row.json], row.mark, created=True)
             except RefusedError as error:
-                if error.sqlstate != UNIQUE_VIOLATION or not await _appeared(connection, table, fence, key):
+                # Bounded: a policy may show the row to us and not let us write it.
+                if (
+                    error.sqlstate != UNIQUE_VIOLATION
+                    or rounds == ROUNDS
+                    or not await _appeared(connection, table, fence, key)
+                ):
                     raise
 
     return await retrying(replace_or_create)

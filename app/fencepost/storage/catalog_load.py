@@ -103,13 +103,17 @@ def _column(row: asyncpg.Record) -> Column:
     )
 
 
-def _fence(row: asyncpg.Record, key: tuple[str, ...]) -> Fence:
+def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
+    # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
     return Fence(
         name=row["name"],
         rule=_RULES[row["rule"]],
         source=row["source"],
         delete_function=f"fencepost.{quote(row['functions'] + '_delete')}",
-        intact=row["triggers"] == TRIGGERS and row["column"] and tuple(row["key_columns"]) == key,
+        intact=row["name"] == name
+        and row["triggers"] == TRIGGERS
+        and row["column"]
+        and tuple(row["key_columns"]) == key,
     )
 
 
@@ -131,18 +135,19 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
     tables: dict[str, Table] = {}
     for row in relations:
         oid, key = row["oid"], tuple(row["key"] or ())
+        name = api_name(row["schema"], row["relation"])
         table = Table(
             oid=oid,
             schema=row["schema"],
             relation=row["relation"],
-            name=api_name(row["schema"], row["relation"]),
+            name=name,
             kind=_KINDS[row["kind"]],
             comment=row["comment"],
             row_security=row["row_security"],
             columns=by_table[oid],
             key=key,
-            fence=_fence(fences[oid], key) if oid in fences else None,
-            lossy_key=any((oid, name) in lossy for name in key),
+            fence=_fence(fences[oid], name, key) if oid in fences else None,
+            lossy_key=any((oid, column) in lossy for column in key),
             unique_columns=frozenset(row["unique_columns"] or ()),
         )
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.

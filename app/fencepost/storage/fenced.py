@@ -15,6 +15,7 @@ from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.row_sql import (
     MARK,
+    ORDINAL,
     body_columns,
     comparison,
     json_row,
@@ -98,11 +99,11 @@ async def insert_rows(
     """
     names = "".join(f"{quote(c)}, " for c in columns)
     if not columns:
-        source = "json_array_elements($2::json) WITH ORDINALITY AS x(ignored, ordinality)"
+        source = f"json_array_elements($2::json) WITH ORDINALITY AS x(ignored, {ORDINAL})"
     else:
         source = (
             f"ROWS FROM (json_to_recordset($2::json) AS ({body_columns(table, columns)}))"
-            f" WITH ORDINALITY AS x({names}ordinality)"
+            f" WITH ORDINALITY AS x({names}{ORDINAL})"
         )
     insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}$1::bigint FROM b ORDER BY"
     answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark"
@@ -111,12 +112,12 @@ async def insert_rows(
         returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
         match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
         inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
-        chosen = f"SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.ordinality"
+        chosen = f"SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}"
     else:  # keys that the database makes collide with nobody's
-        inserted = f"i AS ({insert} b.ordinality RETURNING {answer})"
+        inserted = f"i AS ({insert} b.{ORDINAL} RETURNING {answer})"
         chosen = "SELECT i.json, i.mark FROM i"
     rows = await connection.fetch(
-        f"WITH b AS MATERIALIZED (SELECT {names}ordinality FROM {source}), {inserted} {chosen}", token, body
+        f"WITH b AS MATERIALIZED (SELECT {names}{ORDINAL} FROM {source}), {inserted} {chosen}", token, body
     )
     return [FencedRow(row["json"], row["mark"]) for row in rows]
 

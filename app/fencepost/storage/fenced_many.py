@@ -16,7 +16,7 @@ from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.query import Filter
 from fencepost.storage.query_sql import Parameters, render_filters
-from fencepost.storage.row_sql import MARK, body_columns, comparison, json_row, row_resource, stored_token
+from fencepost.storage.row_sql import FOUND_MARK, MARK, body_columns, comparison, json_row, row_resource, stored_token
 
 LISTED_REFUSALS: Final = 1000
 """How many refused rows an answer lists; the rest is counted."""
@@ -57,9 +57,9 @@ ManyOutcome = ManyWritten | ManyRefused | TooManyRows
 def _hit(table: Table, fence: Fence, condition: str, token: str, lock: str, limit: int) -> str:
     keys = ", ".join(f"r.{quote(c)}" for c in table.key)
     return (
-        f"WITH hit AS MATERIALIZED (SELECT {keys}, r.{MARK} AS mark FROM {table.sql_name} AS r"
+        f"WITH hit AS MATERIALIZED (SELECT {keys}, r.{MARK} AS {FOUND_MARK} FROM {table.sql_name} AS r"
         f" WHERE {condition} ORDER BY {keys} LIMIT {limit + 1} {lock}),"
-        f" bad AS MATERIALIZED (SELECT * FROM hit WHERE NOT mark {comparison(fence.rule)} {token}),"
+        f" bad AS MATERIALIZED (SELECT * FROM hit WHERE NOT {FOUND_MARK} {comparison(fence.rule)} {token}),"
         f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads)"
     )
 
@@ -69,7 +69,7 @@ def _answer(table: Table, fence: Fence, limit: int) -> str:
     refused = ", ".join(f"r.{quote(c)}" for c in table.key)
     return (
         f" SELECT * FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY {keys}) AS a"
-        f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, fence.name)}, r.mark FROM bad AS r"
+        f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, fence.name)}, r.{FOUND_MARK} FROM bad AS r"
         f" ORDER BY {refused} LIMIT {LISTED_REFUSALS}) AS refused"
         f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
     )

@@ -46,6 +46,8 @@ protected = Table(
     Column("protected_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
     Column("protected_by", Text, nullable=False, server_default=text("session_user")),
     UniqueConstraint("name", name="protected_name_key"),
+    comment="The tables under `fencepost protect`. name is the prefix of their resources and never changes with "
+    "the table's; functions is the common start of their trigger functions' names.",
 )
 
 marks = Table(
@@ -61,6 +63,8 @@ marks = Table(
     Column("xid", Xid8, nullable=False),
     Column("row_absent", Boolean, nullable=False),
     Column("changed_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    comment="Marks that outlive their rows (R6). xid is the transaction that raised the mark: one operation is "
+    "one transaction's work. row_absent tells a deleted or never created row from one that lives.",
 )
 
 floors = Table(
@@ -74,4 +78,6 @@ floors = Table(
         nullable=False,
         server_default="0",
     ),
+    comment="Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be "
+    "inserted under such a token (R6). Outlives unprotect.",
 )

@@ -91,7 +91,7 @@ WITH RECURSIVE base(oid, below) AS (
   SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
 )
 SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
-       bt.typtype = 'e' AS is_enum, bn.nspname = 'pg_catalog' AS builtin,
+       bt.typtype = 'e' AS is_enum, bt.oid <> a.atttypid AS is_domain, bn.nspname = 'pg_catalog' AS builtin,
        coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic
   FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -202,7 +202,12 @@ def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
         if not (column["is_enum"] or (column["builtin"] and column["base_name"] in KEY_TYPES)):
             reasons.append(
                 f"its key column {column['name']} is of type {column['type']}, whose equal values have several texts; "
-                f"a key can be of {', '.join(KEY_TYPES)}, an enum, or a domain over one."
+                f"a key can be of {', '.join(KEY_TYPES)}, a domain over one of these, or an enum."
+            )
+        elif column["is_enum"] and column["is_domain"]:
+            reasons.append(
+                f"its key column {column['name']} is of type {column['type']}, a domain over an enum, for which "
+                "PostgreSQL has no operator =; use the enum itself."
             )
         elif not column["deterministic"]:
             reasons.append(

@@ -12,6 +12,10 @@ from fencepost.storage.catalog import MARK_COLUMN, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
+# Columns of our own that stand beside the table's, under names that no table is likely to have.
+ORDINAL: Final = quote("fencepost ordinal")
+FOUND_MARK: Final = quote("fencepost mark")
+
 # Equal values with several texts, or a text that depends on the session: fencepost.canon spells them one way.
 CANONICAL: Final = frozenset({"date", "timestamp", "timestamptz", "numeric", "bytea"})
 
@@ -73,7 +77,8 @@ def body_columns(table: Table, columns: Sequence[str]) -> str:
 
 def json_row(selected: str, alias: str = "x") -> str:
     """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns)."""
-    return f"(SELECT row_to_json({alias}) FROM (SELECT {selected}) AS {alias})"
+    # x.* and not x, which would be a column of that name.
+    return f"(SELECT row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
 
 
 def comparison(rule: Rule) -> str:

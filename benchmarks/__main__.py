@@ -1,0 +1,96 @@
+"""`python -m benchmarks`: run every cell in alternating rounds, write the result, print the table."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from benchmarks import report
+from benchmarks.cells import CELLS, Cell
+from benchmarks.database import BenchmarkDatabase
+from benchmarks.drivers import Bench, Measurement, measure
+from benchmarks.machine import describe, source_digest
+from benchmarks.processes import BenchmarkError
+from benchmarks.walk import ROWS
+from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
+
+
+@click.command()
+@click.option("--seconds", type=click.IntRange(1), default=3, show_default=True, help="How long each cell is measured.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often.")
+@click.option("--warmup", type=float, default=0.5, show_default=True, help="Seconds of HTTP load before measuring.")
+@click.option("--only", default="", metavar="TEXT", help="Only cells with this in their name.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=Path("/var/tmp"),  # noqa: S108 - a directory of ours is made in it
+    show_default=True,
+    help="Where the database is made, and removed; not a tmpfs, where fsync costs nothing.",
+)
+@click.option("--output", type=click.Path(path_type=Path), default=report.LATEST, help="Where the result is written.")
+def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, output: Path) -> None:
+    """Measure on this machine, on an embedded PostgreSQL of its own and on loopback only."""
+    cells = [cell for cell in CELLS if only in cell.name]
+    if not cells:
+        raise click.ClickException(f"no cell has {only!r} in its name")
+    try:
+        with _bench(directory, warmup, seconds) as bench:
+            about = {
+                "machine": describe(bench.bin_dir, bench.directory),
+                "postgresql": asyncio.run(bench.database.settings()),
+                "source": (source := source_digest()),
+                "table_rows": ROWS,
+                "rounds": rounds,
+                "seconds": seconds,
+                "warmup": warmup,
+            }
+            made = report.report(about, cells, _run(bench, cells, rounds))
+            if source_digest() != source:
+                made["faults"].append("app/ was edited during the run: its cells did not measure the same code")
+    except (BenchmarkError, EmbeddedServerError) as error:
+        raise click.ClickException(str(error)) from error
+    report.write(made, output)
+    click.echo(report.table(made))
+    click.echo(f"written to {output}")
+    if made["faults"]:
+        raise SystemExit(1)
+
+
+@contextmanager
+def _bench(parent: Path, warmup: float, seconds: int) -> Iterator[Bench]:
+    """Make a database on a server of its own, gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-bench-", dir=parent))
+    directory.chmod(0o755)  # as root, PostgreSQL runs as another user and must get through
+    bin_dir = embedded_bin_dir()
+    try:
+        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
+            database = BenchmarkDatabase(server.url)
+            asyncio.run(database.make())
+            yield Bench(bin_dir, directory, database, warmup, seconds)
+    finally:
+        shutil.rmtree(directory)
+
+
+def _run(bench: Bench, cells: Sequence[Cell], rounds: int) -> dict[str, list[Measurement]]:
+    """Measure every cell in every round; every other round goes backwards."""
+    measured: dict[str, list[Measurement]] = {cell.name: [] for cell in cells}
+    number = 0
+    for round_number in range(rounds):
+        for cell in cells if round_number % 2 == 0 else reversed(cells):
+            number += 1
+            one = measure(bench, cell, number)
+            measured[cell.name].append(one)
+            click.echo(
+                f"round {round_number + 1} of {rounds}  {cell.name:34}{one.result['rate']:10,.0f}/s"
+                + "".join(f"  {fault}" for fault in one.faults),
+                err=True,
+            )
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""PostgreSQL's own load generator: the same statement without HTTP, the ceiling."""
+
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from benchmarks.cells import Cell
+from benchmarks.load import Result, percentile
+from benchmarks.processes import BenchmarkError, run
+from benchmarks.walk import FIRST_KEY, ROWS, STRIDE
+
+# walk.row_key in pgbench's language. Every client has its own :step.
+_SCRIPT: Final = r"""
+\set step :step + 1
+\set key {first_key} + :client_id + {clients} * ((:step * {stride}) % {share})
+\set token {first_token} + :step
+UPDATE {table} SET status = 'paid', last_fence_token = :token
+ WHERE order_id = 'order-' || :key AND last_fence_token < :token;
+"""
+_SAMPLED: Final = 0.05
+"""Share of transactions whose latency is written down."""
+
+
+def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, first_token: int, seconds: int) -> Result:
+    """Run `pgbench -M prepared -j 2`. What it updated only the database knows: rows and tokens come back as 0."""
+    script, logs = directory / "pgbench.sql", directory / "pgbench-log"
+    script.write_text(
+        _SCRIPT.format(
+            first_key=FIRST_KEY,
+            clients=cell.connections,
+            stride=STRIDE,
+            share=ROWS // cell.connections,
+            first_token=first_token,
+            table=cell.table,
+        )
+    )
+    output = run(
+        [
+            *(bin_dir / "pgbench", "-n", "-M", "prepared", "-c", str(cell.connections), "-j", "2"),
+            *("-T", str(seconds), "-D", "step=0", "-f", script),
+            *("-l", f"--log-prefix={logs}", f"--sampling-rate={_SAMPLED}"),
+        ],
+        within=seconds + 60,
+        **_connection(url),
+    )
+    latencies = _latencies(directory, logs.name)
+    return {
+        "rate": _number(r"^tps = ([\d.]+)", output),
+        "p50_ms": percentile(latencies, 0.50),
+        "p99_ms": percentile(latencies, 0.99),
+        "statuses": {},
+        "accepted": int(_number(r"transactions actually processed: (\d+)", output)),
+        "rows": 0,
+        "token_sum": 0,
+        "faults": _failed(int(_number(r"failed transactions: (\d+)", output))),
+        "generator_cpu": 0.0,
+    }
+
+
+def _failed(count: int) -> dict[str, int]:
+    return {"failed transactions": count} if count else {}
+
+
+def _connection(url: str) -> dict[str, str]:
+    """Say where the server is in the environment: a command line is everybody's to read."""
+    parts = urlsplit(url)
+    return {
+        "PGHOST": parts.hostname or "",
+        "PGPORT": str(parts.port),
+        "PGUSER": parts.username or "",
+        "PGPASSWORD": parts.password or "",
+        "PGDATABASE": parts.path.lstrip("/"),
+    }
+
+
+def _latencies(directory: Path, prefix: str) -> list[float]:
+    """Read, and remove, what -l wrote, one file per thread: client, transaction, microseconds, … In ms, ordered."""
+    found = []
+    for file in directory.glob(f"{prefix}.*"):
+        found += [int(line.split()[2]) / 1000 for line in file.read_text().splitlines()]
+        file.unlink()
+    return sorted(found)
+
+
+def _number(pattern: str, output: str) -> float:
+    found = re.search(pattern, output, re.MULTILINE)
+    if found is None:
+        raise BenchmarkError(f"pgbench did not say {pattern}: {output}")
+    return float(found[1])

@@ -1,0 +1,127 @@
+"""POST /v1/claims and GET /v1/fences over real HTTP (R7)."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.asking import Api, code
+from tests.shop import Shop, running_shop
+
+from fencepost.storage.embedded import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def test_a_claim_raises_the_mark_and_gives_the_row(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=33)
+    before = (await api.ask("GET", f"data/orders/{key}")).json()
+    answer = await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)
+    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
+    assert answer.json() == {"resource": f"orders/{key}", "mark": "34", "row": before}
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=33)) == (409, "FP001")
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=34)) == (409, "FP002"), (
+        "a claim spends its token"
+    )
+    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)) == (409, "FP002")
+    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=33)) == (409, "FP001")
+    assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=35)).status_code == 200
+
+
+async def test_a_claim_of_an_absent_key_keeps_older_holders_from_creating_it(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    answer = await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)
+    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
+    assert answer.json() == {"resource": f"orders/{key}", "mark": "34", "row": None}
+    for method, path, body in (("PUT", f"data/orders/{key}", {}), ("POST", "data/orders", {"order_id": key})):
+        assert code(await api.ask(method, path, body, token=33)) == (409, "FP001")
+        assert code(await api.ask(method, path, body, token=34)) == (409, "FP002")
+    for method in ("PATCH", "DELETE"):
+        sent: dict[str, object] | None = {} if method == "PATCH" else None
+        assert code(await api.ask(method, f"data/orders/{key}", sent, token=33)) == (409, "FP001")
+        assert code(await api.ask(method, f"data/orders/{key}", sent, token=35)) == (404, "FP006")
+    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)) == (409, "FP002")
+    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=35)).status_code == 201
+
+
+async def test_a_claim_under_a_lease_does_not_spend_its_token(api: Api) -> None:
+    for resource in ("leased/there", "leased/absent"):
+        if resource == "leased/there":
+            await api.ask("PUT", "data/leased/there", {}, token=7)
+        for _ in range(2):
+            answer = await api.ask("POST", "claims", {"resource": resource}, token=7)
+            assert (answer.status_code, answer.json()["mark"]) == (200, "7")
+        assert code(await api.ask("POST", "claims", {"resource": resource}, token=6)) == (409, "FP001")
+        assert (await api.ask("PUT", f"data/{resource}", {}, token=7)).status_code in (200, 201)
+
+
+async def test_a_claim_answers_in_the_names_of_postgresql(api: Api) -> None:
+    answer = await api.ask("POST", "claims", {"resource": "numbered/007"}, token=5)
+    assert answer.json()["resource"] == "numbered/7"
+    assert (await api.ask("GET", "fences?resource=numbered/%2B7")).json()["mark"] == "5"
+    assert (await api.ask("POST", "claims", {"resource": "public.numbered/8"}, token=5)).json()[
+        "resource"
+    ] == "numbered/8"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"resource": None}, {"resource": 1}, {"resource": ""}, {"resource": "orders"}, {"resource": "/x"},
+        {"resource": ["orders/x"]}, {"resource": "orders/x", "ttl": 1}, {"Resource": "orders/x"}, [], "orders/x", None,
+        {"resource": "orders/%"}, {"resource": "orders/a,b"}, {"resource": "items/a"}, {"resource": "orders/a\0b"},
+        {"resource": "orders/\ud800"}, {"resource": "keyless/x"},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_malformed_claims_are_400(api: Api, body: object) -> None:
+    if body == {"resource": "keyless/x"}:
+        assert code(await api.ask("POST", "claims", body, token=5)) == (403, "FP005")
+        return
+    answer = await api.ask("POST", "claims", body, token=5, headers={"Content-Type": "application/json"})
+    assert code(answer) == (400, "FP016")
+
+
+async def test_a_fence_tells_mark_rule_source_and_story(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    never = await api.ask("GET", f"fences?resource=orders/{key}")
+    assert never.json() == {
+        "resource": f"orders/{key}",
+        "mark": "0",
+        "rule": "strict",
+        "source": "external",
+        "row_exists": False,
+        "story": [],
+    }
+    await api.ask("PUT", f"data/orders/{key}", {}, token=5)
+    made = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert (made["mark"], made["row_exists"], [e["event"] for e in made["story"]]) == ("5", True, ["created"])
+    await api.ask("PATCH", f"data/orders/{key}", {}, token=6)
+    written = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert [(e["event"], e["token"]) for e in written["story"]] == [("created", "5"), ("last written or claimed", "6")]
+    await api.ask("DELETE", f"data/orders/{key}", token=7)
+    gone = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert (gone["mark"], gone["row_exists"]) == ("7", False)
+    assert (await api.ask("GET", "fences?resource=leased/x")).json()["rule"] == "lease"
+
+
+async def test_fences_that_cannot_be_read(api: Api) -> None:
+    for query, expected in (
+        ("", (400, "FP016")),
+        ("?resource=", (400, "FP016")),
+        ("?resource=orders", (400, "FP016")),
+        ("?resource=orders/%25zz", (400, "FP016")),
+        ("?resource=items/a", (400, "FP016")),
+        ("?resource=nowhere/x", (404, "FP007")),
+        ("?resource=diary/1", (403, "FP005")),
+        ("?resource=paid_orders/1", (403, "FP005")),
+    ):
+        assert code(await api.ask("GET", f"fences{query}")) == expected, query

@@ -1,0 +1,167 @@
+"""Request ids, health, metrics, and what happens while the database is away."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from tests.asking import Api, code
+from tests.http.conftest import StartGateway
+from tests.interleave import eventually
+from tests.shop import Shop, running_shop
+
+from fencepost.storage.embedded import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template, pool_timeout=0.3) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def test_a_usable_request_id_is_taken(api: Api) -> None:
+    for given in ("abc-123", "x" * 128, "!~", "a/b:c=d"):
+        for path in ("/healthz", "/v1/data/diary", "/v1/data/nowhere", "/nowhere", "/docs"):
+            answer = await api.http.get(path, headers={"X-Request-Id": given})
+            assert answer.headers.get_list("x-request-id") == [given], path
+
+
+async def test_an_unusable_request_id_is_replaced(api: Api) -> None:
+    made = set()
+    for given in (None, b"", b"a b", b"x" * 129, b"\xc3\xbc", b"a\tb"):
+        headers = [] if given is None else [(b"X-Request-Id", given)]
+        answer = await api.raw("GET", b"/healthz", headers=headers)
+        request_id = answer.header("x-request-id")
+        assert request_id is not None
+        assert re.fullmatch("[0-9a-f]{16}", request_id), given
+        made.add(request_id)
+    assert len(made) == 6
+
+
+async def test_a_request_id_cannot_add_headers(api: Api) -> None:
+    answer = await api.raw("GET", b"/healthz", headers=[(b"X-Request-Id", b"a%0d%0aEvil: yes")])
+    assert answer.header("evil") is None
+
+
+async def test_healthz_and_readyz(api: Api) -> None:
+    assert (await api.http.get("/healthz")).json() == {"status": "ok"}
+    ready = await api.http.get("/readyz")
+    assert ready.status_code == 200
+    state = ready.json()
+    assert (state["status"], state["database"]) == ("ready", "reachable")
+    assert "0001" in state["schema"]
+    assert re.fullmatch(r"version \d+, \d+ tables", state["catalog"])
+
+
+async def test_metrics_count_verdicts_and_requests(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=10)
+    await api.ask("PATCH", f"data/orders/{key}", {}, token=11)
+    await api.ask("PATCH", f"data/orders/{key}", {}, token=9)
+    await api.ask("PATCH", "data/nobody-invented-this/1", {}, token=9)
+    answer = await api.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    text = answer.text
+    assert re.search(r'fencepost_operations_total\{table="orders",verb="patch",verdict="accepted"\} [1-9]', text)
+    assert re.search(r'fencepost_operations_total\{table="orders",verb="patch",verdict="FP001"\} [1-9]', text)
+    assert re.search(
+        r'fencepost_http_request_seconds_count\{method="PATCH",route="/v1/data",status="409"\} [1-9]', text
+    )
+    assert "nobody-invented-this" not in text, "callers cannot make series"
+    assert re.search(r'fencepost_tables\{protected="yes"\} 9.0', text)
+
+
+@asynccontextmanager
+async def database_away(server: PostgresServer, dsn: str) -> AsyncIterator[None]:
+    """Let nobody into the database, and end who is in."""
+    name = dsn.rpartition("/")[2]
+    connection = await asyncpg.connect(server.url)
+    try:
+        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", name
+        )
+        yield
+    finally:
+        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await connection.close()
+
+
+async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: Shop, postgres: PostgresServer) -> None:
+    key = await shop.order(mark=10)
+    await api.ask("GET", f"data/orders/{key}")
+    async with database_away(postgres, shop.dsn):
+
+        async def noticed() -> bool:
+            return (await api.http.get("/readyz")).status_code == 503
+
+        await eventually(noticed, what="readyz saying 503")
+        state = (await api.http.get("/readyz")).json()
+        assert state["status"] == "not ready"
+        assert state["database"].startswith("unreachable")
+        assert (await api.http.get("/healthz")).status_code == 200
+        assert (await api.http.get("/metrics")).status_code == 200
+        for method, path, body in (
+            ("GET", f"data/orders/{key}", None),
+            ("GET", "data/orders", None),
+            ("PATCH", f"data/orders/{key}", {}),
+            ("PUT", f"data/orders/{key}", {}),
+            ("DELETE", f"data/orders/{key}", None),
+            ("POST", "data/orders", {"order_id": shop.key()}),
+            ("POST", "claims", {"resource": f"orders/{key}"}),
+            ("GET", f"fences?resource=orders/{key}", None),
+            ("GET", "data/nowhere", None),
+        ):
+            answer = await api.ask(method, path, body, token=None if method == "GET" else 11)
+            assert code(answer) == (503, "FP010"), (method, path)
+            assert int(answer.headers["retry-after"]) >= 1
+        assert code(await api.ask("PATCH", f"data/orders/{key}", {})) == (428, "FP003"), "needs no database"
+
+    async def back() -> bool:
+        return (await api.http.get("/readyz")).status_code == 200
+
+    await eventually(back, what="readyz saying 200")
+    assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
+
+
+async def test_an_exhausted_pool_is_503(demo_database: str, start_gateway: StartGateway) -> None:
+    url = await start_gateway(demo_database, pool_size=1, pool_timeout=0.3)
+    holder = await asyncpg.connect(demo_database)
+    try:
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+        async with Api.open(url) as api:
+            waiting = asyncio.create_task(api.ask("PATCH", "data/orders/order-123", {}, token=34))
+
+            async def waits() -> bool:
+                return bool(await observer.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+            observer = await asyncpg.connect(demo_database)
+            try:
+                await eventually(waits, what="a write waiting for the row")
+            finally:
+                await observer.close()
+            answer = await api.ask("GET", "data/orders/order-124")
+            assert code(answer) == (503, "FP010")
+            await holder.execute("ROLLBACK")
+            assert (await waiting).status_code == 200
+            assert (await api.ask("GET", "data/orders/order-124")).status_code == 200
+    finally:
+        await holder.close()
+
+
+async def test_an_outdated_schema_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:
+    async with Api.open(await start_gateway(demo_database)) as api:
+        connection = await asyncpg.connect(demo_database)
+        await connection.execute("UPDATE fencepost.alembic_version SET version_num = '0000'")
+        answer = await api.http.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["schema"].startswith("revision 0000, where ")
+        await connection.close()

@@ -1,0 +1,20 @@
+"""A gateway in the test's own event loop: no sockets, for tests that ask thousands of times."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from fencepost.wiring import create_app
+
+from fencepost.settings import Settings
+
+
+@asynccontextmanager
+async def in_process(database: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a database until the block ends."""
+    app = create_app(Settings.model_validate({"database_url": database, "log_level": "error"}))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client,
+    ):
+        yield client

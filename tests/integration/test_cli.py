@@ -1,0 +1,183 @@
+"""The commands that need a database and no gateway: migrate, protect, unprotect, status, doctor."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.conftest import in_database
+from tests.interleave import Connect, Connection
+
+from fencepost.cli.main import main
+from fencepost.cli.options import flag, to_environment, variable
+from fencepost.settings import Settings
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.migrate import newest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(database: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command as a process would, on the test's database."""
+    monkeypatch.setenv("FENCEPOST_DATABASE_URL", database)
+
+    async def run(*arguments: str, **variables: str) -> Result:
+        runner = CliRunner(env={**variables})
+        return await asyncio.to_thread(runner.invoke, main, [*arguments])
+
+    return run
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> AsyncIterator[Connection]:
+    connection = await connect()
+    await connection.execute("SET search_path = public")
+    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")
+    yield connection
+
+
+async def test_protect_status_unprotect(run: Run, owner: Connection) -> None:
+    status = await run("status")
+    assert (status.exit_code, status.output) == (0, "no table is protected: fencepost protect TABLE\nnot protected: t, u\n")
+    made = await run("protect", "t", "--rule", "lease")
+    assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
+    assert (await run("protect", "public.t")).exit_code == 0, "it can be repeated, with its schema"
+    status = await run("status")
+    header, line, rest = status.output.splitlines()
+    assert header.split() == ["TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE"]
+    assert line.split()[:6] == ["t", "lease", "external", "id", "0", "0"]
+    assert rest == "not protected: u"
+    gone = await run("unprotect", "t")
+    assert gone.exit_code == 0
+    assert gone.output == "t is no longer protected; its column last_fence_token and its marks stay\n"
+
+
+@pytest.mark.parametrize("command", ["protect", "unprotect"])
+async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, command: str) -> None:
+    if command == "unprotect":
+        await run("protect", "t")
+    before = await owner.fetch("SELECT tgname FROM pg_trigger ORDER BY 1")
+    printed = await run(command, "t", "--sql")
+    assert printed.exit_code == 0
+    assert printed.output.startswith("BEGIN;\n")
+    assert ";\nCOMMIT;\n" in printed.output
+    assert await owner.fetch("SELECT tgname FROM pg_trigger ORDER BY 1") == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("protect", "nowhere"), 1, "nowhere:"),
+        (("unprotect", "t"), 1, "it is not protected"),
+        (("unprotect", "nowhere"), 1, "no such table"),
+        (("protect",), 2, "Missing argument 'TABLE'"),
+        (("protect", "t", "--rule", "loose"), 2, "Invalid value for '--rule'"),
+        (("protect", "t", "--source", "redis"), 2, "Invalid value for '--source'"),
+        (("protect", "t", "--wait", "x"), 2, "Invalid value for '--wait'"),
+        (("nonsense",), 2, "No such command"),
+    ],
+)
+async def test_refusals_have_an_exit_code_and_no_traceback(
+    run: Run, owner: Connection, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = await run(*arguments)
+    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["protect", "t"], ["unprotect", "t"], ["status"], ["doctor"]])
+async def test_a_database_that_cannot_be_used_is_one_line(
+    run: Run, postgres: PostgresServer, command: list[str], tmp_path: Path
+) -> None:
+    address = postgres.url.rpartition("@")[2]
+    for url, said in (
+        ("postgresql://me:topsecret@127.0.0.1:1/db", "cannot connect to PostgreSQL"),
+        (f"postgresql://postgres:topsecret@{address}", "password authentication failed"),
+        (f"postgresql://nobody:topsecret@{address}", "PostgreSQL refused"),
+        (in_database(postgres.url, "no_such_database"), "does not exist"),
+        ("postgresql://me:topsecret@no.such.host.invalid/db", "cannot connect to PostgreSQL"),
+        ("mysql://me:topsecret@127.0.0.1/db", "cannot connect to PostgreSQL"),
+        ("nonsense topsecret", "cannot connect to PostgreSQL"),
+    ):
+        result = await run(*command, "--database-url", url)
+        assert result.exit_code == 1, (url, result.output)
+        assert result.output.startswith("Error: "), result.output
+        assert (said in result.output, result.output.count("\n")) == (True, 1), result.output
+        assert "topsecret" not in result.output
+    result = await run(*command, "--data-dir", str(tmp_path), FENCEPOST_DATABASE_URL="")
+    assert (result.exit_code, "no database: set --database-url or FENCEPOST_DATABASE_URL" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["protect", "t"], ["unprotect", "t"], ["status"], ["doctor"]])
+async def test_a_database_without_the_schema_is_told_to_migrate(
+    run: Run, postgres: PostgresServer, command: list[str]
+) -> None:
+    result = await run(*command, "--database-url", postgres.url)
+    assert (result.exit_code, "run `fencepost migrate`" in result.output) == (1, True)
+
+
+async def test_migrate_says_where_it_stands(run: Run) -> None:
+    for _ in range(2):
+        result = await run("migrate")
+        assert (result.exit_code, result.output) == (0, f"the schema fencepost is at revision {newest()}\n")
+    printed = await run("migrate", "--sql", "--gateway-role", 'the "role"')
+    assert printed.exit_code == 0
+    assert "CREATE TABLE fencepost.marks" in printed.output
+    assert 'TO "the ""role"""' in printed.output
+
+
+async def test_settings_are_options_and_variables_and_the_option_wins(run: Run, owner: Connection, database: str) -> None:
+    wrong = "postgresql://me@127.0.0.1:1/db"
+    assert (await run("status", FENCEPOST_DATABASE_URL=wrong)).exit_code == 1
+    assert (await run("status", "--database-url", database, FENCEPOST_DATABASE_URL=wrong)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("port", "x"), ("port", "-1"), ("port", "65536"), ("workers", "0"), ("pool_size", "0"), ("pool_timeout", "0"),
+        ("statement_timeout", "-1"), ("lock_timeout", "soon"), ("max_body_bytes", "1k"), ("max_rows", "0"),
+        ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),
+    ],
+)  # fmt: skip
+async def test_bad_values_name_option_and_variable(run: Run, name: str, bad: str) -> None:
+    for arguments, variables in (((flag(name), bad), {}), ((), {variable(name): bad})):
+        result = await run("serve", *arguments, **variables)
+        assert result.exit_code == 2, result.output
+        assert result.output.startswith(f"Error: bad value for {flag(name)} ({variable(name)}): ")
+        assert (result.output.count("\n"), bad in result.output) == (1, True)
+
+
+def test_settings_survive_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.model_validate({"database_url": "postgresql://a:b%20c@h/d", "port": 0, "demo": True, "schemas": "a, b"})
+    for name, value in to_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == settings
+
+
+def test_the_readme_lists_every_setting_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [[cell.strip().strip("`") for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    table = {row[0]: row for row in rows if row[0].startswith("FENCEPOST_")}
+    assert table.keys() == {variable(name) for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        _, option, default, meaning = table[variable(name)]
+        assert flag(name) in option
+        assert plain(meaning) == plain(str(field.description))
+        said = default.strip("`").replace("_", "").replace(",", "")
+        known = {None: {"", "—", "-", "none"}, "": {"", "—", "-", "none"}, False: {"false", "off", "no"}}
+        expected = field.default
+        if expected is None or expected == "" or expected is False:
+            assert said.lower() in known[expected], name
+        else:
+            assert said in {str(expected), f"{expected:g}" if isinstance(expected, float) else str(expected)}, name
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[`\\\s]+", " ", text).strip().rstrip(".")

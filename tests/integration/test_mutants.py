@@ -1,0 +1,169 @@
+"""Each safety line is there because something breaks without it: mutants of the lines, and the scenario that sees each.
+
+A mutant is the product with one line changed, in a fresh database or by monkeypatch. Its scenario (the same function
+that the race tests run against the product) must fail with an AssertionError.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from tests import race_scenarios as scenarios
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario, assert_seen
+from tests.racing import Race, open_race
+
+from fencepost.fencing.token import Rule
+
+RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
+JUDGE_INSERT = "fencepost.judge_insert(text, text, bigint, text)"
+JUDGE_DELETE = "fencepost.judge_delete(text, text, bigint, text, xid)"
+JUDGE_UPDATE = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
+OURS = "fencepost.ours(xid)"
+
+
+@dataclass(frozen=True)
+class SqlMutant:
+    """`old` becomes `new` in a function. `{stem}` is the start of the table's own functions' names."""
+
+    name: str
+    function: str
+    old: str
+    new: str
+    scenario: Scenario
+    rule: Rule = "strict"
+
+
+SQL_MUTANTS = [
+    SqlMutant(
+        "INSERT ignores the mark that refuses it",
+        JUDGE_INSERT,
+        "IF refused_by IS NOT NULL THEN",
+        "IF false THEN",
+        scenarios.insert_waits_for_delete,
+    ),
+    SqlMutant(
+        "INSERT ignores the floor",
+        JUDGE_INSERT,
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN",
+        "IF false THEN",
+        scenarios.pruned_mark_leaves_a_floor,
+    ),
+    SqlMutant(
+        "INSERT takes a token that equals the floor",
+        JUDGE_INSERT,
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN",
+        "IF NOT (refused_by <= p_token) THEN",
+        scenarios.pruned_mark_leaves_a_floor,
+    ),
+    SqlMutant(
+        "an old snapshot reads an old floor",
+        JUDGE_INSERT,
+        "FOR SHARE",
+        "",
+        scenarios.old_snapshot_fails_at_the_floor,
+    ),
+    SqlMutant(
+        "DELETE leaves no mark",
+        JUDGE_DELETE,
+        "INSERT INTO fencepost.marks AS k",
+        "RETURN; INSERT INTO fencepost.marks AS k",
+        scenarios.insert_waits_for_delete,
+    ),
+    SqlMutant(
+        "DELETE leaves the mark and does not say that the row is gone",
+        JUDGE_DELETE,
+        "row_absent = true, changed_at",
+        "changed_at",
+        scenarios.deleted_key_remembers,
+    ),
+    SqlMutant(
+        "a mark can be raised by any token",
+        RAISE_MARK,
+        "WHERE k.last_fence_token < excluded.last_fence_token",
+        "WHERE true OR k.last_fence_token < excluded.last_fence_token",
+        scenarios.insert_waits_for_delete,
+    ),
+    SqlMutant(
+        "a mark takes its own token again from another transaction",
+        RAISE_MARK,
+        "WHERE k.last_fence_token < excluded.last_fence_token",
+        "WHERE k.last_fence_token <= excluded.last_fence_token",
+        scenarios.insert_waits_for_delete,
+    ),
+    SqlMutant(
+        "an equal mark refuses under lease",
+        RAISE_MARK,
+        "p_rule = 'lease' OR",
+        "false OR",
+        scenarios.insert_waits_for_delete,
+        "lease",
+    ),
+    SqlMutant(
+        "every transaction is ours, for UPDATE",
+        JUDGE_UPDATE,
+        "fencepost.ours(writer)",
+        "true",
+        scenarios.spent_token_stays_spent_for_direct_sql,
+    ),
+    SqlMutant(
+        "every transaction is ours, for DELETE",
+        JUDGE_DELETE,
+        "fencepost.ours(writer)",
+        "true",
+        scenarios.spent_token_stays_spent_for_direct_sql,
+    ),
+    SqlMutant(
+        "no transaction is ours",
+        OURS,
+        "RETURN coalesce(pg_xact_status(full_xid::text::xid8) = 'in progress', false);",
+        "RETURN false;",
+        scenarios.spent_token_stays_spent_for_direct_sql,
+    ),
+    SqlMutant(
+        "an echo of the column passes for a token",
+        JUDGE_UPDATE,
+        "nullif(new_mark, old_mark)",
+        "new_mark",
+        scenarios.echo_of_the_column_is_no_token,
+        "lease",
+    ),
+    SqlMutant(
+        "the trigger takes an equal column value",
+        "{stem}_upd",
+        "OPERATOR(pg_catalog.>)",
+        "OPERATOR(pg_catalog.>=)",
+        scenarios.echo_of_the_column_is_no_token,
+    ),
+    SqlMutant("the key may change", JUDGE_UPDATE, "IF key_changed THEN", "IF false THEN", scenarios.key_cannot_change),
+    SqlMutant(
+        "a changed key goes the fast way",
+        "{stem}_upd",
+        'NEW."order_id" OPERATOR(pg_catalog.=) OLD."order_id"',
+        "true",
+        scenarios.key_cannot_change,
+    ),
+    SqlMutant(
+        "DELETE does not look at the row's mark, in the function and in the trigger",
+        JUDGE_DELETE,
+        "NOT (old_mark < token",
+        "NOT (true OR old_mark < token",
+        scenarios.spent_token_stays_spent_for_direct_sql,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, mutant.rule)
+    await mutate(race, mutant.function, mutant.old, mutant.new)
+    await assert_seen(mutant.scenario, race)
+
+
+async def mutate(race: Race, function: str, old: str, new: str) -> None:
+    """Replace a line of a function; a mutant that changes nothing would prove nothing."""
+    if function.startswith("{stem}"):
+        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
+        function = f'fencepost."{function.format(stem=stem)}"()'
+    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
+    assert old in definition, f"{function} has no {old!r}"
+    await race.observer.execute(definition.replace(old, new))

@@ -1,0 +1,177 @@
+"""Mutants of the gateway's statements, by monkeypatch, and the scenario that sees each (see test_mutants.py)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests import race_scenarios as scenarios
+from tests import race_scenarios_answers as answers
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario, assert_seen
+from tests.racing import open_race
+
+import fencepost.gateway.claim
+import fencepost.gateway.fence
+from fencepost.fencing.token import Token
+from fencepost.storage import fenced, fenced_many
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import FencedRow, Standing
+
+
+def equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fenced, fenced_many):
+        monkeypatch.setattr(module, "comparison", lambda _rule: "<=")
+
+
+def one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the rows that take the token, whatever the others say."""
+    write_if = fenced_many._write_if  # noqa: SLF001 - the line to break
+
+    def mutant(table: Table, limit: int) -> str:
+        condition = write_if(table, limit)
+        assert "bads = 0 AND" in condition
+        return condition.replace("bads = 0 AND", "true OR") + " AND r.last_fence_token < $1"
+
+    monkeypatch.setattr(fenced_many, "_write_if", mutant)
+
+
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge the rows by the snapshot, before the write has waited for them."""
+    monkeypatch.setattr(fenced_many, "_lock", lambda *_: "")
+
+
+def no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock in heap order."""
+    hit = fenced_many._hit  # noqa: SLF001 - the line to break
+
+    def mutant(table: Table, fence: Fence, condition: str, token: str, lock: str, limit: int) -> str:
+        sql = hit(table, fence, condition, token, lock, limit)
+        assert ' ORDER BY r."order_id"' in sql
+        return sql.replace(' ORDER BY r."order_id"', "")
+
+    monkeypatch.setattr(fenced_many, "_hit", mutant)
+
+
+def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer a claim with a row read from the statement's snapshot."""
+    update_sql = fenced.update_sql
+
+    def mutant(table: Table, fence: Fence, change: fenced.Change) -> str:
+        sql, returning, answer = update_sql(table, fence, change).partition(" RETURNING ")
+        beside = f"(SELECT row_to_json(o)::text FROM {table.sql_name} AS o WHERE o.order_id = $1)"
+        return f"{sql}{returning}{beside} AS json, {answer.partition(' AS json, ')[2]}"
+
+    monkeypatch.setattr(fenced, "update_sql", mutant)
+
+
+def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mutant(
+        connection: Connection, _table: Table, fence: Fence, _key: fenced.Key, token: int, resource: str
+    ) -> int | None:
+        refused: int | None = await connection.fetchval(
+            "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
+        )
+        return refused
+
+    monkeypatch.setattr(fencepost.gateway.claim, "claim_absent", mutant)
+
+
+def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take "no row matched" for "there is no row"."""
+
+    async def mutant(_connection: Connection, _table: Table, fence: Fence, key: fenced.Key) -> Standing:
+        return Standing(f"{fence.name}/{key[0]}", None, None)
+
+    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+
+
+def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take "no row matched" for "somebody newer has written"."""
+
+    async def mutant(_connection: Connection, _table: Table, fence: Fence, key: fenced.Key) -> Standing:
+        return Standing(f"{fence.name}/{key[0]}", 2**62, None)
+
+    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+
+
+def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the mark, compare in Python, then write: two statements, and the triggers of an unwatched table."""
+    update_row = fenced.update_row
+
+    async def mutant(
+        connection: Connection, table: Table, fence: Fence, key: fenced.Key, token: int, change: fenced.Change
+    ) -> FencedRow | None:
+        standing = await fenced.ask(connection, table, fence, key)
+        if standing.live is None or standing.live >= token:
+            return None
+        monkeypatch.setattr(fenced, "comparison", lambda _rule: "<> 0 AND 0 <")
+        return await update_row(connection, table, fence, key, Token(token), change)
+
+    monkeypatch.setattr(fenced, "update_row", mutant)
+
+
+STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
+    (equal_passes, scenarios.update_waits_for_update),
+    (one_is_enough, answers.many_rows_are_all_or_nothing),
+    (no_locks, answers.many_rows_are_all_or_nothing),
+    (no_order, answers.many_rows_lock_in_key_order),
+    (claim_reads_beside, answers.claim_returns_what_it_fenced),
+    (claim_does_not_look_again, answers.claim_meets_an_insert_under_way),
+    (zero_rows_is_no_question, answers.refusal_is_stale_and_not_missing),
+    (zero_rows_is_no_question, answers.replaced_row_is_written_after_all),
+    (zero_rows_is_stale, answers.replaced_row_is_written_after_all),
+    (check_and_write_apart, scenarios.update_waits_for_update),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutate_statements", "scenario"),
+    STATEMENT_MUTANTS,
+    ids=lambda each: each.__name__ if callable(each) else None,
+)
+async def test_a_mutant_of_the_statements_is_seen(
+    mutate_statements: Callable[[pytest.MonkeyPatch], None],
+    scenario: Scenario,
+    connect: Connect,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    race = await open_race(connect, database)
+    mutate_statements(monkeypatch)
+    await assert_seen(scenario, race)
+
+
+async def test_an_answer_that_precedes_the_commit_is_seen(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = await open_race(connect, database)
+    update_row = fenced.update_row
+    open_transactions = []
+
+    async def mutant(_connection: Connection, *arguments: Any) -> FencedRow | None:
+        open_transactions.append(await race.begin(race.c))
+        return await update_row(race.c, *arguments)
+
+    monkeypatch.setattr(fenced, "update_row", mutant)
+    await assert_seen(answers.answer_follows_the_commit, race)
+    assert len(open_transactions) == 1
+    await open_transactions[0].rollback()
+
+
+async def test_without_the_triggers_the_statement_alone_refuses_a_stale_update(connect: Connect, database: str) -> None:
+    """Two lines of defence: this is the gateway's own."""
+    race = await open_race(connect, database)
+    await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER zzz_fencepost_upd")
+    await scenarios.update_waits_for_update(race)
+
+
+@pytest.mark.parametrize("mutation", [equal_passes, check_and_write_apart], ids=lambda each: each.__name__)
+async def test_without_the_triggers_a_mutant_of_the_statement_writes_over_its_successor(
+    mutation: Callable[[pytest.MonkeyPatch], None], connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And this shows that the line matters: the trigger does not save it here."""
+    race = await open_race(connect, database)
+    await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER zzz_fencepost_upd")
+    mutation(monkeypatch)
+    await assert_seen(scenarios.update_waits_for_update, race)

@@ -1,0 +1,77 @@
+"""The plan of the hot path: the keyed UPDATE, as the gateway writes it, finds its row by the primary key's index."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.interleave import Connect, Connection
+
+from fencepost.storage.catalog import Table
+from fencepost.storage.catalog_load import load
+from fencepost.storage.fenced import Change, update_sql
+from fencepost.storage.protect import protect
+from fencepost.storage.query_sql import Parameters, render_select
+from fencepost.storage.row_sql import key_match
+
+ROWS = 100_000
+
+KEYS = {
+    "text": ("id text", "'order-' || n", ("order-77777",)),
+    "varchar": ("id varchar(40)", "'order-' || n", ("order-77777",)),
+    "int": ("id int", "n", ("77777",)),
+    "bigint": ("id bigint", "n", ("77777",)),
+    "uuid": ("id uuid", "md5(n::text)::uuid", ("0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42",)),
+    "numeric": ("id numeric(12, 2)", "n + 0.5", ("77777.50",)),
+    "date": ("id date", "date '2000-01-01' + n", ("2026-01-31",)),
+    "timestamptz": ("id timestamptz", "timestamptz '2000-01-01' + n * interval '1 min'", ("2000-02-01T00:00:00Z",)),
+    "bytea": ("id bytea", "decode(md5(n::text), 'hex')", ("\\x00ff",)),
+    "composite": ("a text, b int", "'a' || n % 100, n", ("a77", "77777")),
+    "domain": ("id public.code", "'order-' || n", ("order-77777",)),
+}
+
+
+async def table_with(connection: Connection, columns: str, values: str) -> Table:
+    names = "a, b" if columns.startswith("a ") else "id"
+    await connection.execute("CREATE DOMAIN public.code AS text CHECK (VALUE <> '')")
+    await connection.execute(
+        f"CREATE TABLE public.big ({columns}, status text DEFAULT 'new', PRIMARY KEY ({names}));"
+        f"INSERT INTO public.big SELECT {values} FROM generate_series(1, {ROWS}) n;"
+    )
+    await protect(connection, "big")
+    await connection.execute("ANALYZE public.big")
+    return (await load(connection, [], 1)).tables["big"]
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(each for child in plan.get("Plans", ()) for each in nodes(child))]
+
+
+async def plan_of(connection: Connection, sql: str, arguments: tuple[str | int, ...], mode: str) -> list[dict[str, Any]]:
+    await connection.execute(f"SET plan_cache_mode = {mode}")
+    await connection.execute(f"PREPARE hot AS {sql}")
+    literals = ", ".join("'" + str(each).replace("'", "''") + "'" for each in arguments)
+    told = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE hot({literals})")
+    await connection.execute("DEALLOCATE hot")
+    return nodes(json.loads(told)[0]["Plan"])
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("kind", KEYS)
+async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str, mode: str) -> None:
+    connection = await connect()
+    columns, values, key = KEYS[kind]
+    table = await table_with(connection, columns, values)
+    assert table.fence is not None
+    target = render_select(table, None, Parameters())
+    for change, arguments in (
+        (Change(("status",), "", target), (*key, 5, '{"status": "x"}')),
+        (Change((), "", target, named=True), (*key, 5)),
+    ):
+        plan = await plan_of(connection, update_sql(table, table.fence, change), arguments, mode)
+        scans = [node for node in plan if node.get("Relation Name") == "big" and "Scan" in node["Node Type"]]
+        assert [(node["Node Type"], node["Index Name"]) for node in scans] == [("Index Scan", "big_pkey")]
+        assert not any(node["Node Type"] == "Seq Scan" for node in plan)
+        for name in table.key:
+            assert name in scans[0]["Index Cond"]
+    read = await plan_of(connection, f"SELECT r.status FROM {table.sql_name} AS r WHERE {key_match(table)}", key, mode)
+    assert read[0]["Index Name"] == "big_pkey"

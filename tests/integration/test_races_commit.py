@@ -1,0 +1,191 @@
+"""R4: the answer follows the commit, deadlocks and serialization failures are retried inside, commits are durable."""
+
+import asyncpg
+import pytest
+from tests.interleave import Connect
+from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, outcome, owner, posted, told
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
+from fencepost.storage.engine import Database, Limits
+
+DEFERRED = """
+CREATE TABLE depth (n integer PRIMARY KEY);
+INSERT INTO depth VALUES (0);
+ALTER TABLE orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES depth DEFERRABLE INITIALLY DEFERRED;
+CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
+"""
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    return await open_race(connect, database, request.param)
+
+
+async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> None:
+    await race.observer.execute(DEFERRED)
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("INSERT INTO kept VALUES ('k')")
+    many = FilteredWrite("orders", NEW, Token(31))
+    async with open_gateway(race.dsn) as gateway:
+        answers = {
+            "patch": await patch(gateway, keyed("k", 31, n=7)),
+            "put": await put(gateway, keyed("k", 31, n=7)),
+            "put new": await put(gateway, keyed("z", 31, n=7)),
+            "post": await insert(gateway, posted(31, {"order_id": "z", "n": 7})),
+            "delete": await delete(gateway, keyed("k", 31)),
+            "patch many": await patch_many(gateway, FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body)),
+            "delete many": await delete_many(gateway, many),
+        }
+    for verb, answer in answers.items():
+        assert isinstance(answer, Problem), f"{verb} was answered with {answer}"
+        assert (answer.name, answer.http_status) == ("23503", 409), (verb, answer)
+    assert await race.live_mark("k") == 30
+    assert await race.recorded("k") == (30, False)
+    assert await race.row("z") is None
+    assert await race.recorded("z") is None
+
+
+async def test_who_is_told_ok_finds_the_write_on_another_connection(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        assert told(await put(gateway, keyed("k", 31))) == "created"
+        assert await race.live_mark("k") == 31
+        assert told(await patch(gateway, keyed("k", 32))) == "ok"
+        assert await race.live_mark("k") == 32
+        assert told(await delete(gateway, keyed("k", 33))) == "ok"
+        assert await race.recorded("k") == (33, True)
+
+
+async def test_a_deadlock_is_retried_and_ends_with_a_verdict(race: Race) -> None:
+    """The gateway holds row a and waits for b; the other holds b and then wants a. The gateway is the victim."""
+    await race.insert_rows(race.a, [{"order_id": "a"}, {"order_id": "b"}], 30)
+    async with open_gateway(race.dsn) as gateway:
+        async with gateway.database.connection() as connection:
+            await connection.execute("SET deadlock_timeout = '10ms'")  # who checks first is the victim
+        await race.a.execute("SET deadlock_timeout = '1min'")
+        holder = await race.begin(race.a)
+        await race.update(race.a, "b", 45)
+        request = FilteredWrite("orders", NEW, Token(40), keyed("k", 1, status="x").body)
+        waiter = await race.waits_at(await gateway_pid(gateway), patch_many(gateway, request))
+        assert await race.update(race.a, "a", 45)  # passes once the gateway gave way
+        await holder.commit()
+        answer = await waiter
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.current_token) == ("FP001", 45)  # judged anew, after the retry
+    assert [await race.live_mark(key) for key in "ab"] == [45, 45]
+
+
+async def test_a_serialization_failure_is_retried_and_never_told_as_stale(race: Race) -> None:
+    """A trigger of the user's raises 40001 for the first three tries."""
+    await race.observer.execute("""
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION moody() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          IF nextval('public.tries') % 4 <> 0 THEN RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'not now'; END IF;
+          RETURN coalesce(NEW, OLD);
+        END $$;
+        CREATE TRIGGER moody BEFORE INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION moody()""")
+    async with open_gateway(race.dsn) as gateway:
+        new = FilteredWrite("orders", NEW, Token(36), keyed("k", 1, n=1).body)
+        answers = [
+            told(await put(gateway, keyed("k", 31))),
+            told(await patch(gateway, keyed("k", 32))),
+            told(await claim(gateway, Claim(Resource("orders", ("k",)), Token(33)))),
+            told(await delete(gateway, keyed("k", 34))),
+            told(await insert(gateway, posted(35, {"order_id": "k"}))),
+            told(await patch_many(gateway, new)),
+            told(await delete_many(gateway, FilteredWrite("orders", NEW, Token(37)))),
+        ]
+    assert answers == ["created", "ok", "ok", "ok", "created", "ok", "ok"]
+    assert await race.observer.fetchval("SELECT last_value FROM tries") == 28
+    assert await race.recorded("k") == (37, True)
+
+
+async def test_a_serialization_failure_without_end_is_a_busy_database(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("""
+        CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40P01', MESSAGE = 'never'; END $$;
+        CREATE TRIGGER never BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION never()""")
+    async with open_gateway(race.dsn) as gateway:
+        answer = await patch(gateway, keyed("k", 31))
+    assert isinstance(answer, Problem)
+    assert (answer.http_status, answer.name, answer.type.retryable) == (503, "40P01", True)
+
+
+async def test_an_old_snapshot_fails_and_is_not_called_stale(race: Race) -> None:
+    """Direct SQL in REPEATABLE READ: 40001 for UPDATE, DELETE and INSERT."""
+    await race.insert(race.a, "k", 30)
+    for work in ("update", "delete", "insert"):
+        old = race.b.transaction(isolation="repeatable_read")
+        await old.start()
+        await race.b.fetch("SELECT FROM orders")
+        if work == "insert":
+            await race.delete(race.a, "k", 40)
+            answer = await outcome(race.insert(race.b, "k", 39))
+        else:
+            await race.update(race.a, "k", 31 if work == "update" else 32)
+            answer = await outcome(getattr(race, work)(race.b, "k", 50))
+        await old.rollback()
+        assert answer == "40001", work
+
+
+async def test_the_session_settings_of_the_rules_win_over_those_of_database_and_role(
+    connect: Connect, database: str
+) -> None:
+    connection = await owner(connect)
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    for setting in (
+        "synchronous_commit = off", "default_transaction_isolation = 'repeatable read'", "DateStyle = 'German'",
+        "TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'",
+    ):  # fmt: skip
+        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
+    await connection.execute("ALTER ROLE CURRENT_USER SET synchronous_commit = local")
+    try:
+        opened = await Database.open(database, Limits())
+        try:
+            async with opened.connection() as gateway:
+                found = {
+                    name: await gateway.fetchval(f"SHOW {name}")
+                    for name in (
+                        "synchronous_commit", "transaction_isolation", "DateStyle", "TimeZone", "bytea_output",
+                    )
+                }  # fmt: skip
+        finally:
+            await opened.close()
+    finally:
+        await connection.execute("ALTER ROLE CURRENT_USER RESET synchronous_commit")
+    assert found == {
+        "synchronous_commit": "on", "transaction_isolation": "read committed", "DateStyle": "ISO, MDY",
+        "TimeZone": "UTC", "bytea_output": "hex",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("set_to", "kept"), [("remote_apply", "remote_apply"), ("remote_write", "on"), ("local", "on")]
+)
+async def test_a_commit_waits_at_least_for_on(set_to: str, kept: str, connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {set_to}")
+    opened = await Database.open(database, Limits())
+    try:
+        async with opened.connection() as gateway:
+            assert await gateway.fetchval("SHOW synchronous_commit") == kept
+    finally:
+        await opened.close()
+
+
+async def test_control_of_the_deferred_constraint_the_statement_itself_succeeds(race: Race) -> None:
+    """Whoever answers after the statement and before the COMMIT says 200 to a write that never was."""
+    await race.observer.execute(DEFERRED)
+    await race.insert(race.a, "k", 30)
+    transaction = await race.begin(race.a)
+    assert await race.update(race.a, "k", 31, n=7) is not None
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await transaction.commit()
+    assert await race.live_mark("k") == 30

@@ -1,0 +1,97 @@
+"""Many writers over few keys, all verbs, both rules; an audit inside the database judges what the gateway answered."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from pydantic import SecretStr
+from tests.http.conftest import serving
+from tests.interleave import Connect, Connection
+from tests.racing import owner
+from tests.robustness.storm import ORACLE, SCHEMA, TABLE, TABLES, Storm, judge
+
+from fencepost.settings import Settings
+from fencepost.storage.protect import protect
+
+WITHIN = 30.0  # seconds, of which the storm itself takes a few
+
+StartGateways = Callable[[int], Awaitable[list[str]]]
+
+
+@pytest.fixture
+def seed() -> int:
+    """Give the storm's seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
+    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
+
+
+@pytest.fixture
+async def watched(connect: Connect) -> Connection:
+    """Make the tables, protected and audited; give a connection to look at them."""
+    connection = await owner(connect)
+    await connection.execute(SCHEMA)
+    for table, rule in TABLES.items():
+        await connection.execute(TABLE.format(table))
+        await protect(connection, table, rule=rule)
+        await connection.execute(ORACLE.format(table))
+    return connection
+
+
+@pytest.fixture
+async def start_gateways(watched: Connection, database: str) -> AsyncIterator[StartGateways]:
+    assert not watched.is_closed()  # the tables come first
+    async with AsyncExitStack() as stack:
+
+        async def start(count: int) -> list[str]:
+            urls = []
+            for _ in range(count):
+                running = serving(Settings(database_url=SecretStr(database), port=0, log_level="error"))
+                urls.append(await asyncio.to_thread(running.__enter__))
+                stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
+            return urls
+
+        yield start
+
+
+async def assert_it_held(storm: Storm, watched: Connection) -> None:
+    wrong = await judge(watched, storm)
+    assert not wrong, "\n".join([f"FENCEPOST_STORM_SEED={storm.seed}", *wrong[:20], str(storm.statuses)])
+
+
+async def test_in_a_storm_of_all_verbs_every_answer_is_true(
+    start_gateways: StartGateways, watched: Connection, seed: int
+) -> None:
+    async with asyncio.timeout(WITHIN):
+        storm = Storm(await start_gateways(1), seed)
+        await storm.rage(writers=24, writes=60)
+    await assert_it_held(storm, watched)
+    assert storm.accepted.total() > 300, storm.statuses  # it was a storm, and not a row of refusals
+    assert {verb for verb, status, _ in storm.statuses if status < 300} >= {"PATCH", "PUT", "POST", "DELETE", "claim"}
+
+
+async def test_two_gateways_on_one_database_are_one_fence(
+    start_gateways: StartGateways, watched: Connection, seed: int
+) -> None:
+    async with asyncio.timeout(WITHIN):
+        storm = Storm(await start_gateways(2), seed)
+        await storm.rage(writers=16, writes=30)
+    await assert_it_held(storm, watched)
+
+
+async def test_the_oracle_sees_a_fence_that_lets_a_stale_insert_pass(
+    start_gateways: StartGateways, watched: Connection, seed: int
+) -> None:
+    """The control: with the mark of deleted rows unheeded, the same storm must come out wrong."""
+    definition = await watched.fetchval(
+        "SELECT pg_get_functiondef('fencepost.judge_insert(text, text, bigint, text)'::regprocedure)"
+    )
+    mutant = definition.replace("IF refused_by IS NOT NULL THEN", "IF false THEN")
+    assert mutant != definition
+    await watched.execute(mutant)
+    async with asyncio.timeout(WITHIN):
+        storm = Storm(await start_gateways(1), seed)
+        await storm.rage(writers=8, writes=100)
+    wrong = await judge(watched, storm)
+    assert any("was accepted after" in each for each in wrong), f"FENCEPOST_STORM_SEED={seed} {storm.statuses}"
