@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from fencepost.wiring import create_app
 
 from fencepost.settings import Settings
+from fencepost.wiring import create_app
 
 
 @asynccontextmanager

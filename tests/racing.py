@@ -27,7 +27,7 @@ from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.fence import judge
 from fencepost.gateway.write import Body, KeyedWrite
 from fencepost.gateway.write_many import Insert
-from fencepost.storage import fenced, fenced_many
+from fencepost.storage import fenced, fenced_insert, fenced_many
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.catalog_load import load
@@ -138,11 +138,15 @@ class Race:
 
     async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
         columns = tuple(rows[0])
-        return await fenced.insert_rows(connection, self.table, Token(token), columns, json.dumps(rows), self.target)
+        return await fenced_insert.insert_rows(
+            connection, self.table, self.fence, Token(token), columns, json.dumps(rows), self.target
+        )
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
-        return await fenced.insert_row(connection, self.table, parts(key), Token(token), self.change(values))
+        return await fenced_insert.insert_row(
+            connection, self.table, self.fence, parts(key), Token(token), self.change(values)
+        )
 
     async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
         return await fenced.delete_row(connection, self.table, self.fence, parts(key), Token(token), self.target)

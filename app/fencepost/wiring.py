@@ -19,9 +19,12 @@ from fencepost.settings import Settings
 from fencepost.storage import migrate
 from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.engine import Database, Limits
+from fencepost.storage.engine import UNREADABLE_URL, Database, Limits
 from fencepost.storage.errors import StorageError, UnavailableError
 from fencepost.storage.listen import Listener
+
+RELOAD_EVERY = 30.0
+"""Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
 
 
 class StartupError(Exception):
@@ -32,8 +35,10 @@ async def check_database(dsn: str) -> None:
     """Raise StartupError unless the database can be reached and has the schema that this version works with."""
     try:
         connection = await asyncpg.connect(dsn, timeout=10)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StartupError(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+    except ValueError as error:  # its message quotes the URL, and with it perhaps the password
+        raise StartupError(UNREADABLE_URL) from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     try:
         found = await migrate.current(connection)
     finally:
@@ -93,7 +98,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         database = await Database.open(dsn, limits)
         try:
             catalog = CatalogCache(database, schemas, loaded)
-            await catalog.reload()
+            try:
+                await catalog.reload()
+            except StorageError as error:
+                raise StartupError(f"the catalog cannot be read: {error}") from error
             runtime.gateway = Gateway(database, catalog, emit, settings.max_rows)
             async with _kept_fresh(dsn, catalog, emit_lost=lambda reason: emit(ListenerLost(reason))):
                 yield
@@ -119,7 +127,12 @@ async def _kept_fresh(dsn: str, catalog: CatalogCache, emit_lost: Callable[[str]
         except StorageError as error:
             emit_lost(f"the catalog could not be read: {error}")
 
-    listening = asyncio.create_task(Listener(dsn, reload, emit_lost).run())
+    async def reload_now_and_then() -> None:
+        while True:
+            await asyncio.sleep(RELOAD_EVERY)
+            await reload()
+
+    tasks = [asyncio.create_task(Listener(dsn, reload, emit_lost).run()), asyncio.create_task(reload_now_and_then())]
     reloads: set[asyncio.Task[None]] = set()
 
     def on_hangup() -> None:
@@ -134,9 +147,9 @@ async def _kept_fresh(dsn: str, catalog: CatalogCache, emit_lost: Callable[[str]
     try:
         yield
     finally:
-        listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await listening
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _readiness(gateway: Gateway) -> wire.Readiness:

@@ -195,10 +195,33 @@ BEGIN
     HINT = 'DELETE the rows with a token, or `fencepost unprotect` the table first.';
 END $$;
 -- next
--- R5: the mark of a key that has no row (deleted, or claimed before it existed). NULL: there is none.
-CREATE FUNCTION fencepost.mark_without_row(p_resource text) RETURNS bigint
+-- Somebody's BEFORE trigger kept a write from happening that the fence had let pass. Undo what else it did: an answer
+-- that is no success must have no effect.
+CREATE FUNCTION fencepost.suppressed(tab text) RETURNS text LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP403', MESSAGE = format('a trigger or rule of %s suppressed the write', tab),
+    HINT = 'A BEFORE trigger that returns NULL, or a rule, keeps rows from being written through Fencepost.';
+END $$;
+-- next
+-- Raised by statements that were written for another table than the one which has the name now.
+CREATE FUNCTION fencepost.outdated(tab text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP000', MESSAGE = format('%s is not the table that was protected', tab);
+END $$;
+-- next
+-- The floor of a table, NULL where nothing was ever pruned.
+CREATE FUNCTION fencepost.floor_of(tab text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
-$$ SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource AND k.row_absent $$;
+$$ SELECT nullif(f.floor, 0) FROM fencepost.floors f WHERE f.name = tab $$;
+-- next
+-- R5: the mark of a key that has no row (deleted, or claimed before it existed), or the floor below which such marks
+-- were forgotten. NULL: neither.
+CREATE FUNCTION fencepost.mark_without_row(tab text, p_resource text) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS
+$$ SELECT greatest((SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource AND k.row_absent),
+                   fencepost.floor_of(tab)) $$;
 -- next
 -- What is recorded of a resource apart from its row: for GET /v1/fences.
 CREATE FUNCTION fencepost.mark_record(p_resource text)
@@ -224,6 +247,6 @@ END $$;
 -- next
 REVOKE EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean),
   fencepost.judge_insert(text, text, bigint, text), fencepost.judge_delete(text, text, bigint, text, xid),
-  fencepost.mark_without_row(text), fencepost.mark_record(text), fencepost.prune(text, bigint) FROM PUBLIC;
+  fencepost.mark_without_row(text, text), fencepost.mark_record(text), fencepost.floor_of(text), fencepost.prune(text, bigint) FROM PUBLIC;
 -- next
 GRANT USAGE ON SCHEMA fencepost TO PUBLIC;

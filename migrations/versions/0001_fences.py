@@ -31,7 +31,10 @@ def downgrade() -> None:
     for function in (
         "prune(text, bigint)",
         "mark_record(text)",
-        "mark_without_row(text)",
+        "mark_without_row(text, text)",
+        "floor_of(text)",
+        "outdated(text)",
+        "suppressed(text)",
         "no_truncate()",
         "judge_delete(text, text, bigint, text, xid)",
         "judge_insert(text, text, bigint, text)",

@@ -1,6 +1,7 @@
 """Schemas as they are: every protected table is read, put back as it was read, and read again."""
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -69,8 +70,6 @@ def path_of(table: str, key_columns: list[str], row: dict[str, Any]) -> str:
 
 def exact(content: bytes) -> Any:
     """Read JSON without losing digits."""
-    import json  # noqa: PLC0415
-
     return json.loads(content, parse_float=Decimal)
 
 
@@ -132,7 +131,7 @@ async def test_every_type_and_name_goes_round(database: str, start_gateway: Star
             assert (await api.ask("GET", f"data/{view}")).status_code == 200
             for method in ("POST", "PATCH", "DELETE"):
                 query = "" if method == "POST" else "?n=eq.1"
-                body = None if method == "DELETE" else {}
+                body: dict[str, object] | None = None if method == "DELETE" else {}
                 assert code(await api.ask(method, f"data/{view}{query}", body, token=1)) == (403, "FP005")
         assert len((await api.ask("GET", "data/no_key")).json()) == 2
         assert code(await api.ask("POST", "data/no_key", {"a": 1}, token=1)) == (403, "FP005")
@@ -147,7 +146,9 @@ async def test_columns_may_be_called_as_the_gateways_own(database: str, start_ga
         other = {**row, "hits": 5, "x": 10, "ordinality": 20}
         made = await api.ask("POST", "data/r", [{**other, "hits": 6}, other], token=5)
         assert made.json() == [{**other, "hits": 6}, other]
-        changed = await api.ask("PATCH", "data/r?hits=gte.5", {"x": 1, "b": "c"}, token=6, prefer="return=representation")
+        changed = await api.ask(
+            "PATCH", "data/r?hits=gte.5", {"x": 1, "b": "c"}, token=6, prefer="return=representation"
+        )
         assert changed.json() == [{**other, "x": 1, "b": "c"}, {**other, "hits": 6, "x": 1, "b": "c"}]
         assert len((await api.ask("PATCH", "data/r?hits=gte.5", {"w": 1}, token=6)).json()["rows"]) == 2
         assert (await api.ask("DELETE", "data/r?hits=gte.5", token=7)).status_code == 204
@@ -219,14 +220,17 @@ async def test_citext_columns_are_served_and_citext_keys_refused(database: str, 
         await connection.execute("DROP TABLE public.mails")
     finally:
         await connection.close()
-    sql = "CREATE TABLE public.people (id int PRIMARY KEY, mail public.citext); INSERT INTO public.people VALUES (1, 'A@b')"
+    sql = (
+        "CREATE TABLE public.people (id int PRIMARY KEY, mail public.citext);"
+        "INSERT INTO public.people VALUES (1, 'A@b')"
+    )
     async with served(database, sql, start_gateway) as schema:
         assert await round_trip(schema) == 1
         assert len((await schema.api.ask("GET", "data/people?mail=eq.a@B")).json()) == 1
 
 
 async def test_the_tables_of_pgbench(database: str, start_gateway: StartGateway) -> None:
-    command = [embedded_bin_dir() / "pgbench", "--initialize", "--quiet", "--scale=1", database]
+    command = [str(embedded_bin_dir() / "pgbench"), "--initialize", "--quiet", "--scale=1", database]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     async with served(database, "SELECT 1", start_gateway) as schema:
         api = schema.api
@@ -250,7 +254,12 @@ async def test_the_shape_of_pagila(database: str, start_gateway: StartGateway) -
         film = await api.ask(
             "PATCH",
             "data/film/1",
-            {"rating": "NC-17", "special_features": ["Trailers", "a,b"], "title": "DINOSAUR ACADEMY", "release_year": 1999},
+            {
+                "rating": "NC-17",
+                "special_features": ["Trailers", "a,b"],
+                "title": "DINOSAUR ACADEMY",
+                "release_year": 1999,
+            },
             token=schema.next_token(),
         )
         assert (film.json()["rating"], film.json()["special_features"]) == ("NC-17", ["Trailers", "a,b"])
@@ -270,10 +279,20 @@ async def test_the_shape_of_pagila(database: str, start_gateway: StartGateway) -
         found = await api.ask("GET", "data/film?special_features=eq.%7BTrailers,%22a,b%22%7D&select=film_id")
         assert found.json() == [{"film_id": 1}]
         assert (await api.ask("DELETE", "data/film_actor/2,2", token=schema.next_token())).status_code == 204
-        payment = {"customer_id": 1, "staff_id": 1, "rental_id": 1, "amount": 1.5, "payment_date": "2022-03-01T00:00:00Z"}
+        payment = {
+            "customer_id": 1,
+            "staff_id": 1,
+            "rental_id": 1,
+            "amount": 1.5,
+            "payment_date": "2022-03-01T00:00:00Z",
+        }
         made = await api.ask("POST", "data/payment", payment, token=schema.next_token())
         key = quote(f"{made.json()[0]['payment_date']},{made.json()[0]['payment_id']}", safe=",")
-        assert (await api.ask("PATCH", f"data/payment/{key}", {"amount": 2}, token=schema.next_token())).status_code == 200
-        moved = await api.ask("POST", "data/payment", {**payment, "payment_date": "2030-01-01"}, token=schema.next_token())
+        assert (
+            await api.ask("PATCH", f"data/payment/{key}", {"amount": 2}, token=schema.next_token())
+        ).status_code == 200
+        moved = await api.ask(
+            "POST", "data/payment", {**payment, "payment_date": "2030-01-01"}, token=schema.next_token()
+        )
         assert code(moved) == (400, "23514"), "no partition for it"
         assert (await api.ask("GET", "data/rental_by_category")).json()[0]["total_sales"] == 3.98

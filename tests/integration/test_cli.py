@@ -2,11 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.conftest import in_database
@@ -34,16 +33,20 @@ def run(database: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
-async def owner(connect: Connect) -> AsyncIterator[Connection]:
+async def owner(connect: Connect) -> Connection:
     connection = await connect()
     await connection.execute("SET search_path = public")
     await connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")
-    yield connection
+    return connection
 
 
-async def test_protect_status_unprotect(run: Run, owner: Connection) -> None:
+@pytest.mark.usefixtures("owner")
+async def test_protect_status_unprotect(run: Run) -> None:
     status = await run("status")
-    assert (status.exit_code, status.output) == (0, "no table is protected: fencepost protect TABLE\nnot protected: t, u\n")
+    assert (status.exit_code, status.output) == (
+        0,
+        "no table is protected: fencepost protect TABLE\nnot protected: t, u\n",
+    )
     made = await run("protect", "t", "--rule", "lease")
     assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
     assert (await run("protect", "public.t")).exit_code == 0, "it can be repeated, with its schema"
@@ -82,8 +85,9 @@ async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, comma
         (("nonsense",), 2, "No such command"),
     ],
 )
+@pytest.mark.usefixtures("owner")
 async def test_refusals_have_an_exit_code_and_no_traceback(
-    run: Run, owner: Connection, arguments: tuple[str, ...], code: int, said: str
+    run: Run, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     result = await run(*arguments)
     assert (result.exit_code, said in result.output) == (code, True), result.output
@@ -102,8 +106,8 @@ async def test_a_database_that_cannot_be_used_is_one_line(
         (f"postgresql://nobody:topsecret@{address}", "PostgreSQL refused"),
         (in_database(postgres.url, "no_such_database"), "does not exist"),
         ("postgresql://me:topsecret@no.such.host.invalid/db", "cannot connect to PostgreSQL"),
-        ("mysql://me:topsecret@127.0.0.1/db", "cannot connect to PostgreSQL"),
-        ("nonsense topsecret", "cannot connect to PostgreSQL"),
+        ("mysql://me:topsecret@127.0.0.1/db", "the database URL cannot be read"),
+        ("nonsense topsecret", "the database URL cannot be read"),
     ):
         result = await run(*command, "--database-url", url)
         assert result.exit_code == 1, (url, result.output)
@@ -132,7 +136,8 @@ async def test_migrate_says_where_it_stands(run: Run) -> None:
     assert 'TO "the ""role"""' in printed.output
 
 
-async def test_settings_are_options_and_variables_and_the_option_wins(run: Run, owner: Connection, database: str) -> None:
+@pytest.mark.usefixtures("owner")
+async def test_settings_are_options_and_variables_and_the_option_wins(run: Run, database: str) -> None:
     wrong = "postgresql://me@127.0.0.1:1/db"
     assert (await run("status", FENCEPOST_DATABASE_URL=wrong)).exit_code == 1
     assert (await run("status", "--database-url", database, FENCEPOST_DATABASE_URL=wrong)).exit_code == 0
@@ -155,7 +160,9 @@ async def test_bad_values_name_option_and_variable(run: Run, name: str, bad: str
 
 
 def test_settings_survive_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings.model_validate({"database_url": "postgresql://a:b%20c@h/d", "port": 0, "demo": True, "schemas": "a, b"})
+    settings = Settings.model_validate(
+        {"database_url": "postgresql://a:b%20c@h/d", "port": 0, "demo": True, "schemas": "a, b"}
+    )
     for name, value in to_environment(settings).items():
         monkeypatch.setenv(name, value)
     assert Settings() == settings
@@ -163,7 +170,11 @@ def test_settings_survive_the_way_through_the_environment(monkeypatch: pytest.Mo
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = [[cell.strip().strip("`") for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    rows = [
+        [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+        for line in text.splitlines()
+        if "|" in line
+    ]
     table = {row[0]: row for row in rows if row[0].startswith("FENCEPOST_")}
     assert table.keys() == {variable(name) for name in Settings.model_fields}
     for name, field in Settings.model_fields.items():

@@ -38,7 +38,7 @@ def one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge the rows by the snapshot, before the write has waited for them."""
-    monkeypatch.setattr(fenced_many, "_lock", lambda *_: "")
+    monkeypatch.setattr(fenced_many, "lock_clause", lambda *_: "")
 
 
 def no_order(monkeypatch: pytest.MonkeyPatch) -> None:

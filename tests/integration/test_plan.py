@@ -46,7 +46,7 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(each for child in plan.get("Plans", ()) for each in nodes(child))]
 
 
-async def plan_of(connection: Connection, sql: str, arguments: tuple[str | int, ...], mode: str) -> list[dict[str, Any]]:
+async def plan_of(connection: Connection, sql: str, arguments: tuple[object, ...], mode: str) -> list[dict[str, Any]]:
     await connection.execute(f"SET plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE hot AS {sql}")
     literals = ", ".join("'" + str(each).replace("'", "''") + "'" for each in arguments)

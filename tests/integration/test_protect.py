@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -15,16 +14,20 @@ from fencepost.storage.protect import ProtectError, apply, plan_protect, plan_un
 
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.
 STATE = """
-SELECT 'column ' || a.attrelid::regclass || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || a.attnotnull
-       || coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(col_description(a.attrelid, a.attnum), '')
-  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+SELECT 'column ' || a.attrelid::regclass || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+       || a.attnotnull || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
+       || coalesce(col_description(a.attrelid, a.attnum), '')
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
  WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
-UNION ALL SELECT 'constraint ' || conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid) || convalidated
+UNION ALL
+SELECT 'constraint ' || conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid) || convalidated
   FROM pg_constraint WHERE connamespace = 'public'::regnamespace
 UNION ALL SELECT 'trigger ' || tgenabled::text || ' ' || pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
 UNION ALL SELECT 'function ' || pg_get_functiondef(oid) FROM pg_proc
  WHERE pronamespace = 'fencepost'::regnamespace AND prokind = 'f'
-UNION ALL SELECT 'protected ' || name || ' ' || relation || ' ' || rule || ' ' || source || ' ' || key_columns::text || functions
+UNION ALL
+SELECT 'protected ' || name || ' ' || relation || ' ' || rule || ' ' || source || ' ' || key_columns::text || functions
   FROM fencepost.protected
 UNION ALL SELECT 'floor ' || name || floor FROM fencepost.floors
 UNION ALL SELECT 'mark ' || resource || last_fence_token || row_absent FROM fencepost.marks
@@ -36,10 +39,10 @@ async def state(connection: Connection) -> list[str]:
 
 
 @pytest.fixture
-async def owner(connect: Connect) -> AsyncIterator[Connection]:
+async def owner(connect: Connect) -> Connection:
     connection = await connect()
     await connection.execute("SET search_path = public")
-    yield connection
+    return connection
 
 
 async def reasons(connection: Connection, table: str) -> str:
@@ -66,14 +69,26 @@ CANNOT = [
     ("CREATE TYPE e AS ENUM ('x'); CREATE DOMAIN d AS e; CREATE TABLE t (a d PRIMARY KEY)", "t", "domain over an enum"),
     ("CREATE VIEW t AS SELECT 1 AS a", "t", "it is a view"),
     ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS a", "t", "it is a view"),
-    ("CREATE TABLE p (a int PRIMARY KEY) PARTITION BY LIST (a); CREATE TABLE t PARTITION OF p DEFAULT", "t", "its parent"),
+    (
+        "CREATE TABLE p (a int PRIMARY KEY) PARTITION BY LIST (a); CREATE TABLE t PARTITION OF p DEFAULT",
+        "t",
+        "its parent",
+    ),
     ("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE c () INHERITS (t)", "t", "inheritance"),
     ("CREATE TABLE p (a int); CREATE TABLE t (PRIMARY KEY (a)) INHERITS (p)", "t", "inheritance"),
-    ("CREATE TABLE t (a int PRIMARY KEY, last_fence_token int)", "t", "last_fence_token (integer) that Fencepost did not"),
+    (
+        "CREATE TABLE t (a int PRIMARY KEY, last_fence_token int)",
+        "t",
+        "last_fence_token (integer) that Fencepost did not",
+    ),
     ("CREATE TABLE t (a int PRIMARY KEY, last_fence_token bigint NOT NULL)", "t", "did not make"),
     ("SELECT 1", "fencepost.marks", "system tables"),
     ("SELECT 1", "pg_catalog.pg_class", "system tables"),
-    ('CREATE SCHEMA s; CREATE TABLE s.t (a int PRIMARY KEY); CREATE TABLE "s.t" (a int PRIMARY KEY)', "s.t", "two tables"),
+    (
+        'CREATE SCHEMA s; CREATE TABLE s.t (a int PRIMARY KEY); CREATE TABLE "s.t" (a int PRIMARY KEY)',
+        "s.t",
+        "two tables",
+    ),
 ]
 
 
@@ -85,7 +100,9 @@ async def test_what_is_in_the_way_is_said(owner: Connection, sql: str, table: st
 
 async def test_a_nondeterministic_collation_is_in_the_way(owner: Connection) -> None:
     try:
-        await owner.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+        await owner.execute(
+            "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
     except asyncpg.FeatureNotSupportedError:
         return  # the embedded server has no ICU
     await owner.execute("CREATE TABLE t (a text COLLATE loose PRIMARY KEY)")
@@ -120,7 +137,7 @@ async def test_a_name_that_belongs_to_another_table(owner: Connection) -> None:
         await protect(owner, "t")
     await protect(owner, "u")
     await protect(owner, "t")
-    assert await owner.fetch("SELECT name FROM fencepost.protected ORDER BY 1") == [("t",), ("u",)]
+    assert [row[0] for row in await owner.fetch("SELECT name FROM fencepost.protected ORDER BY 1")] == ["t", "u"]
 
 
 TABLES = """
@@ -135,7 +152,9 @@ NAMES = ("plain", "Od d \"$fn$ %\" 'x'", "parts")
 
 
 @pytest.mark.parametrize("table", NAMES)
-async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(owner: Connection, database: str, table: str) -> None:
+async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(
+    owner: Connection, database: str, table: str
+) -> None:
     await owner.execute(TABLES)
     before = await state(owner)
     script = (await plan_protect(owner, table, "lease", None)).script()
@@ -151,7 +170,7 @@ async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(ow
 
 
 async def by_psql(database: str, script: str) -> None:
-    psql = [embedded_bin_dir() / "psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", database]
+    psql = [str(embedded_bin_dir() / "psql"), "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", database]
     run = await asyncio.to_thread(subprocess.run, psql, input=script, text=True, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr
 
@@ -185,7 +204,8 @@ async def test_a_later_protect_goes_on_from_the_marks(owner: Connection) -> None
     await unprotect(owner, "t")
     await owner.execute("INSERT INTO t VALUES (2, 'back, while nobody watched'); UPDATE t SET v = 'x'")
     await protect(owner, "t")
-    assert await owner.fetch("SELECT id, last_fence_token FROM t ORDER BY id") == [(1, 50), (2, 70)]
+    rows = await owner.fetch("SELECT id, last_fence_token FROM t ORDER BY id")
+    assert [tuple(row) for row in rows] == [(1, 50), (2, 70)]
     for token, row in ((49, 1), (69, 2)):
         with pytest.raises(asyncpg.PostgresError) as refused:
             await owner.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; UPDATE t SET v = 'y' WHERE id = {row}")
@@ -226,7 +246,9 @@ async def test_long_names_that_begin_alike_do_not_collide(owner: Connection) -> 
 
 
 async def test_a_large_table_is_not_rewritten(owner: Connection) -> None:
-    await owner.execute("CREATE TABLE big (id int PRIMARY KEY, v text); INSERT INTO big SELECT n, 'x' FROM generate_series(1, 300000) n")
+    await owner.execute(
+        "CREATE TABLE big (id int PRIMARY KEY, v text); INSERT INTO big SELECT n, 'x' FROM generate_series(1, 300000) n"
+    )
     before = await owner.fetchval("SELECT pg_relation_filenode('big')")
     size = await owner.fetchval("SELECT pg_relation_size('big')")
     await protect(owner, "big")

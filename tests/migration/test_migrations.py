@@ -23,7 +23,8 @@ from fencepost.storage.models import SCHEMA, Xid8, metadata
 from fencepost.storage.protect import protect, unprotect
 
 OBJECTS = """
-SELECT 'class ' || c.relkind::text || ' ' || c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT 'class ' || c.relkind::text || ' ' || c.oid::regclass::text
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname NOT IN ('pg_toast') AND (n.nspname = 'fencepost') = $1
 UNION ALL
 SELECT 'function ' || p.oid::regprocedure::text || ' ' || md5(pg_get_functiondef(p.oid)) || coalesce(p.proacl::text, '')
@@ -34,7 +35,8 @@ SELECT 'column ' || a.attrelid::regclass::text || '.' || a.attname || ' ' || for
        || a.attnotnull || coalesce(pg_get_expr(d.adbin, d.adrelid), '') || a.attcollation
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
- WHERE (n.nspname = 'fencepost') = $1 AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND a.attnum > 0
+ WHERE (n.nspname = 'fencepost') = $1 AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+   AND a.attnum > 0
 UNION ALL
 SELECT 'constraint ' || k.conname || ' ' || pg_get_constraintdef(k.oid) FROM pg_constraint k
   JOIN pg_namespace n ON n.oid = k.connamespace
@@ -150,8 +152,10 @@ async def test_a_change_by_hand_is_noticed(database: str, change: str) -> None:
 
 
 async def test_the_printed_sql_does_what_upgrade_does(empty: str, database: str) -> None:
-    psql = [embedded_bin_dir() / "psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", empty]
-    run = await asyncio.to_thread(subprocess.run, psql, input=upgrade_sql(), text=True, check=False, capture_output=True)
+    psql = [str(embedded_bin_dir() / "psql"), "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", empty]
+    run = await asyncio.to_thread(
+        subprocess.run, psql, input=upgrade_sql(), text=True, check=False, capture_output=True
+    )
     assert (run.returncode, run.stderr) == (0, "")
     by_psql, by_upgrade = await asyncpg.connect(empty), await asyncpg.connect(database)
     assert await objects(by_psql, ours=True) == await objects(by_upgrade, ours=True)
@@ -167,7 +171,8 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
     runs = [await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL) for _ in range(4)]
     assert [await run.wait() for run in runs] == [0, 0, 0, 0]
     connection = await asyncpg.connect(empty)
-    assert await connection.fetch("SELECT version_num FROM fencepost.alembic_version") == [(newest(),)]
+    versions = await connection.fetch("SELECT version_num FROM fencepost.alembic_version")
+    assert [row[0] for row in versions] == [newest()]
 
     async def alone() -> bool:
         return not await connection.fetchval(

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fencepost.http.edge import Edge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fencepost.http.edge import Edge
 
 Done = list[tuple[str, str, int]]
 

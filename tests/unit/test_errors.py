@@ -60,7 +60,9 @@ def test_a_broken_connection_is_unknown_after_a_write_and_unavailable_before(
     assert str(caught.value)
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), KeyError("a bug"), asyncio.CancelledError(), StorageError("ours")])
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), KeyError("a bug"), asyncio.CancelledError(), StorageError("ours")]
+)
 def test_what_is_not_foreign_passes(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, translated(writing=True):
         raise error

@@ -77,5 +77,3 @@ def test_verdicts_become_problems() -> None:
     assert (spent.name, spent.current_token) == ("FP002", 36)
     assert "--rule lease" in str(spent.hint)
     assert problem_of(MissingRow("orders/x"), "strict").name == "FP006"
-
-

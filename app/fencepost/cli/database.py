@@ -10,6 +10,7 @@ import click
 from fencepost.settings import Settings
 from fencepost.storage import migrate
 from fencepost.storage.data_directory import running_url
+from fencepost.storage.engine import UNREADABLE_URL
 from fencepost.storage.protect_check import ProtectError
 
 T = TypeVar("T")
@@ -55,5 +56,7 @@ def reporting(run: Callable[[], Awaitable[T]]) -> T:
         raise click.ClickException("\n  ".join([f"{error.table}:", *error.reasons])) from error
     except asyncpg.PostgresError as error:
         raise click.ClickException(f"PostgreSQL refused: {error.message or error} ({error.sqlstate})") from error
-    except (OSError, TimeoutError, ValueError, asyncpg.InterfaceError) as error:
+    except ValueError as error:  # its message quotes the URL, and with it perhaps the password
+        raise click.ClickException(UNREADABLE_URL) from error
+    except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
         raise click.ClickException(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error

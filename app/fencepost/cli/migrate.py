@@ -12,8 +12,8 @@ from .options import settings_options
 
 _GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {role}",
-    "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.mark_without_row(text),"
-    " fencepost.mark_record(text) TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
+    " fencepost.mark_without_row(text, text), fencepost.mark_record(text) TO {role}",
 )
 
 

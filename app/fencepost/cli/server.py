@@ -10,16 +10,18 @@ import os
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.multiprocess import SIGNALS
+from uvicorn.supervisors.multiprocess import SIGNALS, Process
 
 from fencepost.settings import Settings
 
 _JOIN_INTERVAL = 0.1  # seconds between two looks for a second Ctrl-C
+_RESTART_PAUSE = 2.0  # seconds between two tries to start a process that could not start
 
 
 class ServerFailedError(Exception):
@@ -65,7 +67,7 @@ def run_gateway(
         with _metrics_directory(), _signals_restored():
             supervisor = _Supervisor(config, listener, on_ready=on_ready, database_runs=database_runs)
             supervisor.run()
-        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        if not supervisor.announced and any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
             raise ServerFailedError("the gateway did not start")
         lost = supervisor.database_lost
     if lost:
@@ -120,20 +122,40 @@ class _Supervisor(Multiprocess):
         super().__init__(config, [listener])
         self._on_ready = on_ready
         self._database_runs = database_runs
-        self._announced = False
+        self.announced = False
+        self._next_restart = 0.0
         self.database_lost = False
 
     def keep_subprocess_alive(self) -> None:
         """Do what uvicorn does twice a second, and look after the database and the greeting too."""
-        super().keep_subprocess_alive()
+        if not (self.announced and self._restarted_failed()):
+            super().keep_subprocess_alive()
         if self.should_exit.is_set():
             return
         if not self._database_runs():
             self.database_lost = True
             self.should_exit.set()
-        elif not self._announced and all(process.is_ready(1) for process in self.processes):
-            self._announced = True
+        elif not self.announced and all(process.is_ready(1) for process in self.processes):
+            self.announced = True
             self._on_ready()
+
+    def _restarted_failed(self) -> bool:
+        """Start processes again that could not start, now and then; True while there are any.
+
+        uvicorn would end everything. But the others serve, or will once the database is back: only the first start of
+        all tells a broken configuration.
+        """
+        failed = [
+            number
+            for number, process in enumerate(self.processes)
+            if not process.process.is_alive() and process.exitcode == STARTUP_FAILURE
+        ]
+        if failed and not self.should_exit.is_set() and time.monotonic() >= self._next_restart:
+            self._next_restart = time.monotonic() + _RESTART_PAUSE
+            for number in failed:
+                self.processes[number] = Process(self.config, self.sockets)
+                self.processes[number].start()
+        return bool(failed)
 
     def terminate_all(self) -> None:
         """Ask the processes to drain, and stop listening too: a connection that nobody takes would hang."""

@@ -18,7 +18,7 @@ from fencepost.fencing.verdict import MissingRow, refusal
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
 from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
-from fencepost.gateway.write import target_of
+from fencepost.gateway.write import needs_fitting, target_of
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, retrying
@@ -92,11 +92,11 @@ async def _claim_absent(
     connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
 ) -> Outcome | None:
     """Claim a key that has no row; None: it has one now."""
-    if table.lossy_key:
+    if needs_fitting(table, key):
         with translated(writing=False):
             fits = await fenced.fits(connection, table, key)
         if not fits:
-            raise QueryError(f"resource: the key {','.join(key)} would be rounded when stored in {table.name}")
+            raise QueryError(f"resource: the key {','.join(key)} would be changed when stored in {table.name}")
     with translated(writing=True):
         raised = await claim_absent(connection, table, fence, key, token, resource)
     if isinstance(raised, Appeared):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fencepost.fencing.problems import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
+    ROW_NOT_FOUND,
     TOKEN_REQUIRED,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
@@ -14,12 +15,12 @@ from fencepost.fencing.problems import (
     bad_request,
 )
 from fencepost.fencing.token import Token
-from fencepost.gateway.refusals import problem_of_refused
+from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
 from fencepost.storage.catalog import MARK_COLUMN, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
-from fencepost.storage.errors import OUTDATED, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.storage.query import QueryError, UnknownColumnError
 
 RETRY_AFTER = 1
@@ -56,21 +57,26 @@ async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table
     Errors of storage become problems here, and nowhere else.
     """
     arrived = asyncio.get_running_loop().time()
-    catalog = gateway.catalog.current
-    outcome, outdated = await _attempt(catalog.find(name), name, use)
-    if outdated and catalog.begun <= arrived:
+    table = gateway.catalog.current.find(name)
+    outcome, doubtful = await _attempt(table, name, use)
+    if doubtful:
         try:
-            newer = await gateway.catalog.begun_after(arrived)
+            if await gateway.catalog.has_changed(name, table):
+                table = (await gateway.catalog.begun_after(arrived)).find(name)
+                outcome, _ = await _attempt(table, name, use)
         except UnavailableError as error:
             outcome = _unavailable(error)
-        else:
-            outcome, _ = await _attempt(newer.find(name), name, use)
-    _report(gateway.emit, name, verb, outcome)
+        except RefusedError as error:
+            outcome = problem_of_refused(error)
+    # Names that no table has would make as many series of metrics as callers can invent.
+    _report(gateway.emit, table.name if table is not None else "", verb, outcome)
     return outcome
 
 
-async def _attempt(table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]) -> tuple[Outcome, bool]:
-    """Run once; the bool says that the catalog may be why it failed."""
+async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage can say
+    table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]
+) -> tuple[Outcome, bool]:
+    """Run once; the bool says that an outdated catalog may be why it failed."""
     if table is None:
         return Problem(UNKNOWN_TABLE, f"There is no table {name}."), True
     try:
@@ -78,11 +84,12 @@ async def _attempt(table: Table | None, name: str, use: Callable[[Table], Awaita
     except QueryError as error:
         return bad_request(f"{error}"), isinstance(error, UnknownColumnError)
     except RefusedError as error:
-        return problem_of_refused(error), error.sqlstate in OUTDATED
+        if error.sqlstate == SUPPRESSED and table.row_security:
+            return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), False
+        return problem_of_refused(error), error.may_be_outdated
     except OutcomeUnknownError as error:
-        return Problem(
-            OUTCOME_UNKNOWN, f"It is not known whether the write landed: {error}", retry_after=RETRY_AFTER
-        ), False
+        detail = f"It is not known whether the write landed: {error}"
+        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), False
     except UnavailableError as error:
         return _unavailable(error), False
     return outcome, isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE

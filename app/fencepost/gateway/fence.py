@@ -60,7 +60,7 @@ def contended(resource: str) -> Problem:
     return Problem(
         DATABASE_UNAVAILABLE,
         f"{resource} would take the token, and yet {ROUNDS} tries in a row did not reach it: it is deleted and made"
-        " anew all the time, or a trigger of the table suppresses the write. Nothing was changed.",
+        " anew all the time, or something keeps it from being written.",
         resource=resource,
         retry_after=1,
     )

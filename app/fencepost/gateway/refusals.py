@@ -13,7 +13,6 @@ from fencepost.fencing.problems import (
     PERMISSION_DENIED,
     SPENT_TOKEN,
     STALE_TOKEN,
-    TOKEN_REQUIRED,
     Problem,
     ProblemType,
 )
@@ -41,10 +40,13 @@ _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
 }
 
 
+SUPPRESSED: Final = "FP403"
+
+
 def problem_of_refused(error: RefusedError) -> Problem:
     """Map an SQLSTATE. What the table does not name is 400: the statement was understood and refused."""
-    if error.sqlstate in ("FP409", "FP428", "FP400"):
-        return _of_trigger(error)
+    if error.sqlstate in ("FP409", "FP428", "FP400") and (told := _told(error)) is not None:
+        return _of_trigger(error, told)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
         name: value
@@ -67,12 +69,30 @@ def problem_of_refused(error: RefusedError) -> Problem:
     )
 
 
-def _of_trigger(error: RefusedError) -> Problem:
-    """Read what the triggers of schema fencepost say: their DETAIL is JSON."""
-    told = json.loads(error.detail) if error.detail else {}
+def _told(error: RefusedError) -> dict[str, str] | None:
+    """Read what our functions say in DETAIL; None: it was somebody else who raised this SQLSTATE."""
+    try:
+        told = json.loads(error.detail or "{}")
+    except ValueError:
+        return None
+    complete = isinstance(told, dict) and (error.sqlstate != "FP409" or {"presented", "mark"} <= told.keys())
+    return told if complete else None
+
+
+def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
     resource = told.get("resource")
     if error.sqlstate == "FP428":
-        return Problem(TOKEN_REQUIRED, str(error), hint=error.hint, resource=resource)
+        # The request had a token, or it would not have come this far: a cascade or a trigger writes to another table.
+        return Problem(
+            DATABASE_REFUSED,
+            f"The request also writes to {resource or 'another protected table'}, by a cascade or a trigger of its"
+            " table, and its token is not for that.",
+            code=error.sqlstate,
+            status=409,
+            details=str(error),
+            hint="Write the other rows first, each with a token of its own.",
+            resource=resource,
+        )
     if error.sqlstate == "FP400":
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
     presented, mark = Token(int(told["presented"])), int(told["mark"])

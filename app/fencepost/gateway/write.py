@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import DATABASE_REFUSED, Problem
+from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.core import (
@@ -17,12 +17,13 @@ from fencepost.gateway.core import (
     require_token,
 )
 from fencepost.gateway.culprit import naming_the_column
-from fencepost.gateway.fence import ROUNDS, refused, write_or_ask
+from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, retrying
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.fenced_insert import insert_row
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
 
@@ -115,8 +116,8 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
             naming_the_column(connection, table, body, request.key),
         ):
             await _refuse_another_key(connection, table, request, named, body)
-            if table.lossy_key and not await _fits(connection, table, request.key):
-                raise QueryError(f"path: the key {','.join(request.key)} would be rounded when stored in {table.name}")
+            if needs_fitting(table, request.key) and not await _fits(connection, table, request.key):
+                raise QueryError(f"path: the key {','.join(request.key)} would be changed when stored in {table.name}")
             return await _replace_or_create(connection, table, fence, request.key, token, change)
 
     return await on_table(gateway, request.table, "put", use)
@@ -125,49 +126,45 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
 async def _replace_or_create(
     connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
 ) -> Outcome:
+    async def replace(connection: Connection) -> FencedRow | None:
+        return await fenced.update_row(connection, table, fence, key, token, change)
+
     async def replace_or_create() -> Outcome:
-        rounds = 0
-        while True:
-            rounds += 1
-            verdict = await write_or_ask(
-                connection,
-                table,
-                fence,
-                key,
-                token,
-                lambda c: fenced.update_row(c, table, fence, key, token, change),
-            )
+        resource = ""
+        for number in range(ROUNDS):
+            verdict = await write_or_ask(connection, table, fence, key, token, replace)
             if isinstance(verdict, FencedRow):
                 return Done([verdict.json], verdict.mark)
             if not isinstance(verdict, MissingRow):
                 return refused(verdict, fence)
+            resource = verdict.resource
             try:
                 with translated(writing=True):
-                    row = await fenced.insert_row(connection, table, key, token, change)
-                if row is None:
-                    return suppressed(table)
+                    row = await insert_row(connection, table, fence, key, token, change)
                 return Done([row.json], row.mark, created=True)
             except RefusedError as error:
-                # Bounded: a policy may show the row to us and not let us write it.
-                if (
-                    error.sqlstate != UNIQUE_VIOLATION
-                    or rounds == ROUNDS
-                    or not await _appeared(connection, table, fence, key)
-                ):
+                if error.sqlstate != UNIQUE_VIOLATION or not _may_be_the_key(table, error, number):
                     raise
+                if table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
+                    return refused(verdict, fence)
+        return contended(resource)
 
     return await retrying(replace_or_create)
 
 
-def suppressed(table: Table) -> Problem:
-    """A BEFORE trigger of the table returned NULL: nothing was inserted, and nobody else will say so."""
-    return Problem(DATABASE_REFUSED, f"A trigger of {table.name} suppressed the INSERT.", code="P0001")
+def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:
+    """Whether the duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
+
+    A partition's key has a name that the catalog does not know: that is believed twice.
+    """
+    return error.constraint == table.key_constraint or (table.kind == "partitioned table" and number < 2)  # noqa: PLR2004
 
 
-async def _appeared(connection: Connection, table: Table, fence: Fence, key: Key) -> bool:
-    """Whether the row is there now: the duplicate is its key then, and not another unique column."""
-    with translated(writing=False):
-        return (await fenced.ask(connection, table, fence, key)).live is not None
+def needs_fitting(table: Table, key: Key) -> bool:
+    """Whether storing could change the key's values: rounded numbers, texts cut to length (of spaces, silently)."""
+    lengths = (table.columns[name].max_length for name in table.key)
+    too_long = any(most is not None and len(value) > most for most, value in zip(lengths, key, strict=True))
+    return table.lossy_key or too_long
 
 
 async def _fits(connection: Connection, table: Table, key: Key) -> bool:

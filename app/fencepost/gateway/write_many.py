@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fencepost.fencing.problems import (
     BODY_TOO_LARGE,
+    NOT_ACCEPTABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
     Problem,
@@ -20,12 +21,13 @@ from fencepost.gateway.core import (
 )
 from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.fence import judge, refused
-from fencepost.gateway.write import UNIQUE_VIOLATION, Body, suppressed, target_of
+from fencepost.gateway.write import UNIQUE_VIOLATION, Body, target_of
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, retrying
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
+from fencepost.storage.fenced_insert import insert_rows
 from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter, QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_filters
@@ -42,6 +44,8 @@ class Insert:
     body: Body
     count: int
     select: Select = None
+    exactly_one: bool = False
+    """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +57,43 @@ class FilteredWrite:
     token: Token | None
     body: Body | None = None
     select: Select = None
+    exactly_one: bool = False
 
 
 async def insert(gateway: Gateway, request: Insert) -> Outcome:
     """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
 
     async def use(table: Table) -> Outcome:
+        target = target_of(table, request.select)
+        if request.count > gateway.max_rows:
+            return _too_many(gateway.max_rows, f"the body has {request.count} rows")
+        if request.exactly_one and request.count != 1:
+            return not_one(request.count)
         ready = _ready(table, request.token, request.body.columns)
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        target = target_of(table, request.select)
-        if request.count > gateway.max_rows:
-            return _too_many(gateway.max_rows, f"the body has {request.count} rows")
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, request.body),
         ):
             try:
-                rows = await retrying(lambda: _insert(connection, table, token, request.body, target))
+                rows = await retrying(lambda: _insert(connection, table, fence, token, request.body, target))
             except RefusedError as error:
                 problem = await _why_refused(connection, table, fence, token, request.body, error)
                 if problem is None:
                     raise
                 return problem
-        if len(rows) < request.count:
-            return suppressed(table) if not rows else Done([row.json for row in rows])
         return Done([row.json for row in rows], rows[0].mark if len(rows) == 1 else None, created=True)
 
     return await on_table(gateway, request.table, "post", use)
 
 
 async def _insert(
-    connection: Connection, table: Table, token: Token, body: Body, target: str
+    connection: Connection, table: Table, fence: Fence, token: Token, body: Body, target: str
 ) -> list[fenced.FencedRow]:
     with translated(writing=True):
-        return await fenced.insert_rows(connection, table, token, body.columns, body.text, target)
+        return await insert_rows(connection, table, fence, token, body.columns, body.text, target)
 
 
 async def _why_refused(
@@ -117,18 +122,15 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        if key := [c for c in body.columns if c in table.key]:
-            raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
         change = Change(body.columns, body.text, target_of(table, request.select))
+        limit = 1 if request.exactly_one else gateway.max_rows
 
         async def attempt() -> ManyOutcome:
             with translated(writing=True):
-                return await fenced_many.update_many(
-                    connection, table, fence, request.filters, token, change, gateway.max_rows
-                )
+                return await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
 
         async with gateway.database.connection() as connection, naming_the_column(connection, table, body):
-            return _told(table, token, await retrying(attempt))
+            return _told(table, token, await retrying(attempt), exactly_one=request.exactly_one)
 
     return await on_table(gateway, request.table, "patch", use)
 
@@ -142,15 +144,14 @@ async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
             return ready
         fence, token = ready
         target = target_of(table, request.select)
+        limit = 1 if request.exactly_one else gateway.max_rows
 
         async def attempt() -> ManyOutcome:
             with translated(writing=True):
-                return await fenced_many.delete_many(
-                    connection, table, fence, request.filters, token, target, gateway.max_rows
-                )
+                return await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
 
         async with gateway.database.connection() as connection:
-            return _told(table, token, await retrying(attempt))
+            return _told(table, token, await retrying(attempt), exactly_one=request.exactly_one)
 
     return await on_table(gateway, request.table, "delete", use)
 
@@ -168,11 +169,17 @@ def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) 
     if not isinstance(require_fence(table), Problem):  # 403 first; then unknown columns, 400; then 428
         render_filters(table, request.filters, Parameters())
         target_of(table, request.select)
+        if key := [c for c in columns if c in table.key]:
+            raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
     return _ready(table, request.token, columns)
 
 
-def _told(table: Table, token: Token, outcome: ManyOutcome) -> Outcome:
+def _told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool) -> Outcome:
     match outcome:
+        case ManyWritten(rows) if exactly_one and not rows:
+            return not_one(0)
+        case TooManyRows() if exactly_one:
+            return not_one(None)
         case ManyWritten(rows):
             return Done(rows)
         case TooManyRows(limit):
@@ -210,6 +217,12 @@ def _refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Proble
         current_token=first.current_token,
         extra={"rows": [{"resource": p.resource, "current_token": str(p.current_token)} for p in refusals]},
     )
+
+
+def not_one(count: int | None) -> Problem:
+    """Refuse what was to concern exactly one row; None: more than one. Nothing was written."""
+    there = "there are more" if count is None else f"there are {count}"
+    return Problem(NOT_ACCEPTABLE, f"The Accept header wants exactly one row, and {there}. Nothing was written.")
 
 
 def _too_many(limit: int, what: str) -> Problem:

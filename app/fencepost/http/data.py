@@ -144,7 +144,7 @@ class DataRoute(BaseRoute):
         query = _only(parse_query(request.scope["query_string"]), "select", "columns")
         body, count = await read_rows(request, self._max_body_bytes, query.columns)
         table = table_name(request.headers, name, writing=True)
-        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select))
+        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular))
         location = self._location(table, body.scalars) if count == 1 else None
         return created(outcome, read_preferences(request.headers).answer, location, singular=singular)
 
@@ -157,15 +157,15 @@ class DataRoute(BaseRoute):
 
     async def patch_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters."""
-        write = await self._filtered(request, name, with_body=True)
         singular = wants_one(request.headers)
+        write = await self._filtered(request, name, with_body=True)
         outcome = await patch_many(self._gateway(), write)
         return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
 
     async def delete_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
-        write = await self._filtered(request, name, with_body=False)
         singular = wants_one(request.headers)
+        write = await self._filtered(request, name, with_body=False)
         outcome = await delete_many(self._gateway(), write)
         return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
 
@@ -185,7 +185,7 @@ class DataRoute(BaseRoute):
         else:
             await read_body(request, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        return FilteredWrite(table, query.filters, token, body, query.select)
+        return FilteredWrite(table, query.filters, token, body, query.select, wants_one(request.headers))
 
 
 def _only(query: Query, *allowed: str) -> Query:

@@ -53,7 +53,7 @@ def parse_query(raw: bytes) -> Query:
     """Read a raw query string; raise QueryError, saying where and why, when any of it is not understood."""
     single: dict[str, str] = {}
     filters: list[Filter] = []
-    for name, value in _pairs(raw):
+    for name, value in query_pairs(raw):
         if name in _SINGLE:
             if name in single:
                 raise QueryError(f"{name}: given twice")
@@ -109,7 +109,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _pairs(raw: bytes) -> list[tuple[str, str]]:
+def query_pairs(raw: bytes) -> list[tuple[str, str]]:
     """Split at `&`, then decode: an escaped `&` is part of a value."""
     pairs: list[tuple[str, str]] = []
     for part in raw.split(b"&"):

@@ -18,8 +18,10 @@ from fencepost.gateway.claim import Claim, Claimed, claim
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.explain import Explained, explain
 from fencepost.http.problem_response import RequestError, problem_response
+from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_requests import read_json, read_token, refuse_token
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
+from fencepost.storage.query import QueryError
 
 TokenHeader = Annotated[
     str | None,
@@ -94,9 +96,9 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
             (503, "The database cannot be asked."),
         ),
     )
-    async def get_fence(request: Request, resource: ResourceQuery = None) -> Response:
+    async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
         """Tell a resource's mark, and what is known of how it came by it."""
-        return await _answered(_explain(gateway, request, resource))
+        return await _answered(_explain(gateway, request))
 
     return router
 
@@ -136,11 +138,20 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
     return _json(body, {"X-Fence-Mark": str(outcome.mark)})
 
 
-async def _explain(gateway: Callable[[], Gateway], request: Request, resource: str | None) -> Response:
+def _resource_parameter(raw: bytes) -> Resource:
+    """Read ?resource=, as strictly as every other query: FastAPI would let bad bytes pass, and take the last of two."""
+    try:
+        pairs = query_pairs(raw)
+    except QueryError as error:
+        raise RequestError(bad_request(str(error))) from error
+    if [name for name, _ in pairs] != ["resource"]:
+        raise RequestError(bad_request("query: this takes one parameter: ?resource=orders/order-123"))
+    return _resource(pairs[0][1], "query: resource")
+
+
+async def _explain(gateway: Callable[[], Gateway], request: Request) -> Response:
     refuse_token(request.scope["headers"])
-    if resource is None:
-        raise RequestError(bad_request("query: resource is missing: ?resource=orders/order-123"))
-    outcome = await explain(gateway(), _resource(resource, "query: resource"))
+    outcome = await explain(gateway(), _resource_parameter(request.scope["query_string"]))
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if not isinstance(outcome, Explained):

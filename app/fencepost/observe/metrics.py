@@ -9,7 +9,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from fencepost.observe.events import Accepted, CatalogLoaded, Event, ListenerLost, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-UNKNOWN_TABLE: Final = "FP007"
 
 
 class Metrics:
@@ -59,8 +58,7 @@ class Metrics:
                 self._operations.labels(table, verb, "accepted").inc()
                 self._rows.labels(table, verb).inc(rows)
             case Refused(table, verb, code):
-                # Names that no table has would make as many series as callers can invent.
-                self._operations.labels("" if code == UNKNOWN_TABLE else table, verb, code).inc()
+                self._operations.labels(table, verb, code).inc()
             case CatalogLoaded(_, tables, protected):
                 self._reloads.inc()
                 self._tables.labels("yes").set(protected)

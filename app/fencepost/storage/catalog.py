@@ -74,6 +74,12 @@ class Table:
     fence: Fence | None = None
     lossy_key: bool = False
     """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
+    key_constraint: str | None = None
+    """The primary key's name, as an error names it."""
+    may_suppress: bool = False
+    """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
+    fingerprint: str = ""
+    """Changes with whatever of the table the statements depend on."""
     unique_columns: frozenset[str] = field(default_factory=frozenset)
     """Columns of any unique index: setting one takes FOR UPDATE rather than FOR NO KEY UPDATE."""
 
@@ -98,4 +104,8 @@ class Catalog:
 
     def find(self, name: str) -> Table | None:
         """Find a table by its API name; `public.orders` is `orders`."""
-        return self.tables.get(name) or self.tables.get(name.removeprefix("public."))
+        table = self.tables.get(name)
+        if table is None and name.startswith("public."):
+            table = self.tables.get(name.removeprefix("public."))
+            return table if table is not None and table.schema == "public" else None
+        return table

@@ -1,15 +1,17 @@
 """Keeps the newest Catalog: reloaded when told (NOTIFY, SIGHUP) and when a request finds it outdated.
 
-A request that meets an unknown column, table or changed type asks for a picture begun after it arrived. At most one
-load runs at a time, and all that wait share it, so a storm of bad requests costs one small load after another.
+A request that meets an unknown column, table or changed type has the gateway look whether the table has changed (one
+small query), and asks for a picture begun after it arrived if so. At most one load runs at a time, and all that wait
+share it. A change that no request stumbles over (a new column) is seen by the load that runs now and then.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from fencepost.storage.catalog import Catalog
-from fencepost.storage.catalog_load import load
+from fencepost.storage.catalog import Catalog, Table
+from fencepost.storage.catalog_load import is_outdated, load
 from fencepost.storage.engine import Database
+from fencepost.storage.errors import translated
 
 
 class CatalogCache:
@@ -37,6 +39,12 @@ class CatalogCache:
         """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
         return self._current if self._current.begun > moment else await self.reload()
 
+    async def has_changed(self, name: str, table: Table | None) -> bool:
+        """Look whether the database has something else under this name than the picture with `table` in it."""
+        async with self._database.connection() as connection:
+            with translated(writing=False):
+                return await is_outdated(connection, self._schemas, name, table)
+
     def _load(self) -> Awaitable[Catalog]:
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._read())
@@ -45,7 +53,8 @@ class CatalogCache:
 
     async def _read(self) -> Catalog:
         async with self._database.connection() as connection:
-            catalog = await load(connection, self._schemas, self._current.version + 1)
+            with translated(writing=False):
+                catalog = await load(connection, self._schemas, self._current.version + 1)
         self._current = catalog
         self._on_load(catalog)
         return catalog

@@ -21,8 +21,36 @@ _KINDS: Final[dict[str, TableKind]] = {
 _RULES: Final[dict[str, Rule]] = {"strict": "strict", "lease": "lease"}
 _IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
 
+# Everything that statements depend on: columns, key, triggers, how it is protected. No function here takes the table's
+# lock: one locked table must not stop requests to the others.
+_FINGERPRINT: Final = """
+md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
+  (SELECT string_agg(concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated,
+                               a.attidentity, a.attcollation), ',' ORDER BY a.attnum)
+     FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+  (SELECT string_agg(concat_ws(':', i.indexrelid, i.indkey, i.indisprimary), ',' ORDER BY i.indexrelid)
+     FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
+  (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
+     FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
+  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions)
+     FROM fencepost.protected p WHERE p.relation = c.oid)))"""
+
+_SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
+   AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))"""
+
+# The first two bits of tgtype are ROW and BEFORE, the fifth is UPDATE. A partition may have triggers of its own.
+_SUPPRESSES: Final = """
+c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
+  WITH RECURSIVE part(oid) AS (
+    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+   WHERE NOT t.tgisinternal AND t.tgtype & 19 = 19 AND t.tgenabled <> 'D'
+     AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
+"""
+
 # Partitions are reached through their parent only.
-RELATIONS: Final = """
+RELATIONS: Final = f"""
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind::text AS kind,
        obj_description(c.oid, 'pg_class') AS comment, c.relrowsecurity AS row_security,
        (SELECT array_agg(a.attname::text ORDER BY k.position)
@@ -31,11 +59,12 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisprimary AND k.position <= i.indnkeyatts) AS key,
        (SELECT array_agg(DISTINCT a.attname::text)
           FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)
-         WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns
+         WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
+       (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+         WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
+       {_SUPPRESSES} AS may_suppress, {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
-   AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))
+ WHERE {_SERVED}
  ORDER BY n.nspname, c.relname"""
 
 # base: the type below all domains; a domain may lie over a domain.
@@ -48,7 +77,7 @@ WITH RECURSIVE base(oid, below, typmod) AS (
 SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
        format_type(a.atttypid, a.atttypmod) AS type, format_type(bt.oid, -1) AS base_type,
        bt.typname::text AS base_name, a.attnotnull OR dom.typnotnull AS not_null,
-       pg_get_expr(d.adbin, d.adrelid) AS default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
+       d.oid IS NOT NULL AS has_default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
        col_description(a.attrelid, a.attnum) AS comment,
        (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
          WHERE e.enumtypid = CASE WHEN bt.typelem <> 0 AND bt.typlen = -1 THEN bt.typelem ELSE bt.oid END)
@@ -69,6 +98,16 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
    AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))
  ORDER BY a.attrelid, a.attnum"""
 
+# pg_get_expr takes the table's lock since PostgreSQL 18: asked apart, and done without where somebody holds it.
+DEFAULTS: Final = """
+SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
+  FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+  JOIN pg_class c ON c.oid = d.adrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')"""
+
+UNKNOWN_DEFAULT: Final = "…"
+"""Stands for a default whose expression could not be read."""
+
 # What protect made, and whether it is all still there: the four row triggers (enabled) and the column.
 FENCES: Final = f"""
 SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns,
@@ -87,14 +126,14 @@ def api_name(schema: str, relation: str) -> str:
     return relation if schema == "public" and "." not in relation else f"{schema}.{relation}"
 
 
-def _column(row: asyncpg.Record) -> Column:
+def _column(row: asyncpg.Record, expression: str | None) -> Column:
     return Column(
         name=row["name"],
         type=row["type"],
         base_type=row["base_type"],
         base_name=row["base_name"],
         nullable=not row["not_null"],
-        default=None if row["generated"] else row["default"],
+        default=(expression or UNKNOWN_DEFAULT) if row["has_default"] and not row["generated"] else None,
         generated=row["generated"],
         identity=_IDENTITY[row["identity"]],
         comment=row["comment"],
@@ -126,10 +165,11 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
         relations = await connection.fetch(RELATIONS, wanted)
         columns = await connection.fetch(COLUMNS, wanted)
         fences = {row["oid"]: row for row in await connection.fetch(FENCES)}
+        defaults = await _defaults(connection)
     by_table: defaultdict[int, dict[str, Column]] = defaultdict(dict)
     lossy: set[tuple[int, str]] = set()
     for row in columns:
-        by_table[row["oid"]][row["name"]] = _column(row)
+        by_table[row["oid"]][row["name"]] = _column(row, defaults.get((row["oid"], row["name"])))
         if row["lossy"]:
             lossy.add((row["oid"], row["name"]))
     tables: dict[str, Table] = {}
@@ -149,7 +189,37 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
             fence=_fence(fences[oid], name, key) if oid in fences else None,
             lossy_key=any((oid, column) in lossy for column in key),
             unique_columns=frozenset(row["unique_columns"] or ()),
+            key_constraint=row["key_constraint"],
+            may_suppress=row["may_suppress"],
+            fingerprint=row["fingerprint"],
         )
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.
         tables.setdefault(table.name, table)
     return Catalog(version, tables, begun)
+
+
+async def _defaults(connection: Connection) -> dict[tuple[int, str], str]:
+    """Read the defaults' expressions, which only the documentation shows; none of them while a table is locked."""
+    try:
+        async with connection.transaction():
+            await connection.execute("SET LOCAL lock_timeout = '50ms'")
+            rows = await connection.fetch(DEFAULTS)
+    except asyncpg.LockNotAvailableError:
+        return {}
+    return {(row["oid"], row["name"]): row["expression"] for row in rows}
+
+
+_LOOK: Final = f"""
+SELECT {_FINGERPRINT} AS fingerprint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE {_SERVED} AND ($2 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $2 = c.relname)"""
+
+
+async def is_outdated(connection: Connection, schemas: Iterable[str], name: str, table: Table | None) -> bool:
+    """Look whether what the catalog has under a name (nothing, if None) is still so: one small indexed query.
+
+    Asked when a request failed in a way that an outdated catalog would explain, so that bad requests do not each cost
+    a load of the whole catalog.
+    """
+    wanted = name if table is None else f"{table.schema}.{table.relation}"
+    found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
+    return found != (set() if table is None else {table.fingerprint})

@@ -22,6 +22,11 @@ T = TypeVar("T")
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 """What statements run on: a connection of one's own, or one lent by the pool."""
 
+UNREADABLE_URL: Final = (
+    "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
+    "with special characters in the password percent-encoded (a / is %2F)"
+)
+
 RETRIES: Final = 10
 """How often a deadlock or serialization failure is tried again inside before the caller hears of it."""
 

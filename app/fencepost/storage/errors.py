@@ -15,8 +15,8 @@ import asyncpg
 RETRIED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing happened, and the same statement may succeed now (R4)."""
 
-OUTDATED: Final = frozenset({"0A000", "3F000", "42703", "42704", "42804", "42883", "42P01", "42P10", "FP000", "XX000"})
-"""What a statement built from an outdated catalog may meet: the catalog is read anew before this is believed."""
+_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "XX000"})
+_OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
 
 # Class 57P: the server ends the connection. Class 08: it is gone. A commit may have been under way.
 _CONNECTION_CLASSES: Final = ("08", "57P")
@@ -47,6 +47,11 @@ class RefusedError(StorageError):
         self.table: str | None = error.table_name
         self.column: str | None = error.column_name
         self.constraint: str | None = error.constraint_name
+
+    @property
+    def may_be_outdated(self) -> bool:
+        """Whether a statement that was built from an outdated catalog could have met this: worth a look."""
+        return self.sqlstate in _OUTDATED_STATES or self.sqlstate.startswith(_OUTDATED_CLASSES)
 
 
 def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> StorageError:

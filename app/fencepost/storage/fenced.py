@@ -1,7 +1,7 @@
 """The fenced statements: verdict and data change in one statement, one round trip (R4).
 
 U   UPDATE … WHERE key AND mark < $t RETURNING …      no row came back: a question (R5), asked by the next statement
-I   INSERT …                                           its trigger judges by the mark that outlived the row (R6)
+I   INSERT …                                           fenced_insert.py: its trigger judges (R6)
 D   SELECT … FROM fencepost."…_delete"(key, $t)        DELETE with the token bound to this table (R6)
 ?   SELECT live mark, mark without row                 on a snapshot of its own
 """
@@ -15,15 +15,17 @@ from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.row_sql import (
     MARK,
-    ORDINAL,
     body_columns,
     comparison,
     json_row,
     key_match,
     key_parameter,
+    literal,
+    lock_clause,
     parameter_resource,
     row_resource,
     stored_token,
+    suppressed_if,
 )
 
 Key = tuple[str, ...]
@@ -74,10 +76,23 @@ def update_sql(table: Table, fence: Fence, change: Change) -> str:
         else ""
     )
     name = row_resource(table, fence.name) if change.named else "''"
+    passes = f"{key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
+    update = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source} WHERE {passes}"
+    returning = f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark, {name} AS resource"
+    if not table.may_suppress:
+        return update + returning
+    # Somebody's BEFORE trigger may keep the row from being written, and that looks like a mark that refused: lock the
+    # row first, and undo everything when it passed and yet was not written.
+    lock = lock_clause(table, "update", (*change.columns, *change.defaults))
     return (
-        f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source}"
-        f" WHERE {key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
-        f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark, {name} AS resource"
+        f"WITH hit AS MATERIALIZED (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}),"
+        f" w AS ({update} AND EXISTS (SELECT FROM hit){returning})"
+        f" SELECT w.json, w.mark, w.resource FROM w UNION ALL "
+        + suppressed_if(
+            fence.name,
+            "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)",
+            "NULL::bigint, NULL::text",
+        )
     )
 
 
@@ -88,38 +103,6 @@ async def update_row(
     arguments = (*key, token, change.body) if change.columns else (*key, token)
     rows = await connection.fetch(update_sql(table, fence, change), *arguments)
     return FencedRow(rows[0]["json"], rows[0]["mark"], rows[0]["resource"]) if rows else None
-
-
-async def insert_rows(
-    connection: Connection, table: Table, token: Token, columns: tuple[str, ...], body: str, target: str
-) -> list[FencedRow]:
-    """Insert the rows of a JSON array. Refusals by mark come as FP409 from the trigger.
-
-    Rows go in by key, the order in which everybody takes locks, and come back in the body's order.
-    """
-    names = "".join(f"{quote(c)}, " for c in columns)
-    if not columns:
-        source = f"json_array_elements($2::json) WITH ORDINALITY AS x(ignored, {ORDINAL})"
-    else:
-        source = (
-            f"ROWS FROM (json_to_recordset($2::json) AS ({body_columns(table, columns)}))"
-            f" WITH ORDINALITY AS x({names}{ORDINAL})"
-        )
-    insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}$1::bigint FROM b ORDER BY"
-    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark"
-    if table.key and set(table.key) <= set(columns):
-        order = ", ".join(f"b.{quote(c)}" for c in table.key)
-        returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
-        match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
-        inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
-        chosen = f"SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}"
-    else:  # keys that the database makes collide with nobody's
-        inserted = f"i AS ({insert} b.{ORDINAL} RETURNING {answer})"
-        chosen = "SELECT i.json, i.mark FROM i"
-    rows = await connection.fetch(
-        f"WITH b AS MATERIALIZED (SELECT {names}{ORDINAL} FROM {source}), {inserted} {chosen}", token, body
-    )
-    return [FencedRow(row["json"], row["mark"]) for row in rows]
 
 
 async def delete_row(
@@ -140,7 +123,7 @@ async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> S
     """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense."""
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" fencepost.mark_without_row(n.resource) AS without_row"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row"
         f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
         *key,
     )
@@ -153,7 +136,8 @@ async def ask_many(connection: Connection, table: Table, fence: Fence, body: str
     """R5's question for every key in a JSON array, in key order."""
     match = " AND ".join(f"r.{quote(c)} = b.{quote(c)}" for c in table.key)
     rows = await connection.fetch(
-        f"SELECT n.resource, r.{MARK} AS live, fencepost.mark_without_row(n.resource) AS without_row"
+        f"SELECT n.resource, r.{MARK} AS live,"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {match} ORDER BY n.resource",
@@ -187,29 +171,6 @@ async def fits(connection: Connection, table: Table, key: Key) -> bool:
     return result
 
 
-async def insert_row(connection: Connection, table: Table, key: Key, token: Token, change: Change) -> FencedRow | None:
-    """Create the row that a PUT names: the key from the path, the rest from the body or by default.
-
-    None: a trigger of the table suppressed it.
-    """
-    names = ", ".join([*(quote(c) for c in table.key), *(quote(c) for c in change.columns), MARK])
-    values = [key_parameter(table, n) for n in range(1, len(table.key) + 1)]
-    values += [f"b.{quote(c)}" for c in change.columns]
-    token_at = len(table.key) + 1
-    source = (
-        f" FROM json_to_record(${token_at + 1}::json) AS b({body_columns(table, change.columns)})"
-        if change.columns
-        else ""
-    )
-    arguments = (*key, token, change.body) if change.columns else (*key, token)
-    row = await connection.fetchrow(
-        f"INSERT INTO {table.sql_name} AS r ({names}) SELECT {', '.join(values)}, ${token_at}::bigint{source}"
-        f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark",
-        *arguments,
-    )
-    return FencedRow(row["json"], row["mark"]) if row else None
-
-
 async def converts_key(connection: Connection, table: Table, position: int, value: str) -> bool:
     """Whether a key value can be read as its column's type."""
     base_type = table.columns[table.key[position]].base_type
@@ -221,7 +182,7 @@ async def converts_value(connection: Connection, table: Table, column: str, body
     function = "json_to_recordset" if body.lstrip().startswith("[") else "json_to_record"
     return await _runs(
         connection,
-        f"SELECT count(b.{quote(column)}) FROM {function}($1::json) AS b({body_columns(table, (column,))})",
+        f"SELECT count(b.{quote(column)}) FROM {function}($1::json) AS b({quote(column)} {table.columns[column].type})",
         body,
     )
 

@@ -8,7 +8,7 @@ Rows that enter the filter meanwhile are neither judged nor written. All of it i
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
@@ -16,7 +16,17 @@ from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.query import Filter
 from fencepost.storage.query_sql import Parameters, render_filters
-from fencepost.storage.row_sql import FOUND_MARK, MARK, body_columns, comparison, json_row, row_resource, stored_token
+from fencepost.storage.row_sql import (
+    FOUND_MARK,
+    MARK,
+    body_columns,
+    comparison,
+    json_row,
+    literal,
+    lock_clause,
+    row_resource,
+    stored_token,
+)
 
 LISTED_REFUSALS: Final = 1000
 """How many refused rows an answer lists; the rest is counted."""
@@ -72,6 +82,8 @@ def _answer(table: Table, fence: Fence, limit: int) -> str:
         f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, fence.name)}, r.{FOUND_MARK} FROM bad AS r"
         f" ORDER BY {refused} LIMIT {LISTED_REFUSALS}) AS refused"
         f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
+        f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(fence.name)}), NULL FROM verdict"
+        f" WHERE bads = 0 AND hits <= {limit} AND hits > (SELECT count(*) FROM w)"
     )
 
 
@@ -93,12 +105,6 @@ async def _run(connection: Connection, sql: str, arguments: list[object], limit:
     return ManyRefused(refused) if refused else ManyWritten([row["value"] for row in rows])
 
 
-def _lock(table: Table, verb: Literal["update", "delete"], columns: tuple[str, ...]) -> str:
-    # The lock that the write itself will take: a weaker one first would invite a deadlock on the way up.
-    strong = verb == "delete" or not table.unique_columns.isdisjoint(columns)
-    return "FOR UPDATE OF r" if strong else "FOR NO KEY UPDATE OF r"
-
-
 async def update_many(
     connection: Connection,
     table: Table,
@@ -118,7 +124,7 @@ async def update_many(
     condition = render_filters(table, filters, parameters)
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
     sets.append(f"{MARK} = {stored_token(fence.rule, '$1::bigint')}")
-    lock = _lock(table, "update", change.columns)
+    lock = lock_clause(table, "update", change.columns)
     sql = (
         _hit(table, fence, condition, "$1::bigint", lock, limit)
         + f", w AS (UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source}"
@@ -142,10 +148,18 @@ async def delete_many(
     parameters = Parameters(1)
     condition = render_filters(table, filters, parameters)
     sql = (
-        _hit(table, fence, condition, "$1::bigint", _lock(table, "delete", ()), limit)
+        _hit(table, fence, condition, "$1::bigint", lock_clause(table, "delete", ()), limit)
         + f", w AS (DELETE FROM {table.sql_name} AS r USING hit"
         f" WHERE {_write_if(table, limit)} {_returning(table, target)})" + _answer(table, fence, limit)
     )
     async with connection.transaction():
-        await connection.execute("SELECT set_config('fencepost.token', $1, true)", f"{fence.name}={token}")
+        # A table that only looks like the protected one would be emptied without leaving marks.
+        ready = await connection.fetchval(
+            "SELECT set_config('fencepost.token', $1, true) FROM fencepost.protected p"
+            " WHERE p.relation = to_regclass($2)",
+            f"{fence.name}={token}",
+            table.sql_name,
+        )
+        if ready is None:
+            await connection.execute("SELECT fencepost.outdated($1)", table.name)
         return await _run(connection, sql, [token, *parameters.values], limit)

@@ -132,7 +132,14 @@ SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functi
        (SELECT count(*) FROM unnest(ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name']) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
                             WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_' || part))
-         AS functions_gone
+         AS functions_gone,
+       (SELECT array_to_string(f.proargtypes::oid[], ',') <> (
+          SELECT string_agg(a.atttypid::text, ',' ORDER BY k.n) || ',' || 'int8'::regtype::oid FROM pg_index i
+            CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+           WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts)
+          FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
+         WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_delete') AS key_retyped
   FROM fencepost.protected p LEFT JOIN pg_class c ON c.oid = p.relation
   LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY p.name"""
@@ -169,6 +176,11 @@ def _broken(row: asyncpg.Record) -> list[str]:
         broken.append(f"the check {CONSTRAINT} is gone")
     if _names(row["key"]) != _names(row["key_columns"]):
         broken.append("the primary key has changed")
+    elif row["key_retyped"]:
+        broken.append("a column of the primary key has another type now, and keyed deletes fail")
+    now = api_name(str(row["schema"]), str(row["relation"]))
+    if now != row["name"]:
+        broken.append(f"the table is called {now} now, and its resources are still {row['name']}/…")
     if row["functions_gone"]:
         broken.append("functions are missing from the schema fencepost")
     return broken
@@ -177,9 +189,6 @@ def _broken(row: asyncpg.Record) -> list[str]:
 def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
     """Say what leaves a gap without breaking the fence."""
     doubtful = []
-    now = api_name(str(row["schema"]), str(row["relation"]))
-    if now != row["name"]:
-        doubtful.append(f"the table is called {now} now, its resources still {row['name']}/…: {mend}")
     if row["validated"] is False:
         doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")
     if partitions := [part for part in _names(row["can_truncate"]) if part != row["shown"]]:
@@ -216,7 +225,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
     ]
     allowed = await connection.fetchval(
         "SELECT has_function_privilege('fencepost.raise_mark(text, bigint, text, boolean)', 'EXECUTE')"
-        " AND has_function_privilege('fencepost.mark_without_row(text)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.mark_without_row(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
     )
     if not allowed:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import Token, accepts
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Key
@@ -11,6 +11,14 @@ from fencepost.storage.row_sql import MARK, key_match, parameter_resource
 
 class Appeared(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
     """The key has a row after all."""
+
+
+class _BelowFloor(Exception):  # noqa: N818 - the same
+    """Marks up to the floor may have been forgotten, and the token is not above it."""
+
+    def __init__(self, floor: int) -> None:
+        super().__init__(floor)
+        self.floor = floor
 
 
 async def claim_absent(
@@ -26,6 +34,10 @@ async def claim_absent(
             refused: int | None = await connection.fetchval(
                 "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
             )
+            # After the mark, in a statement of its own: a floor read before the wait could be too old (R6).
+            floor: int | None = await connection.fetchval("SELECT fencepost.floor_of($1)", fence.name)
+            if floor is not None and not accepts(fence.rule, floor, token):
+                raise _BelowFloor(floor)  # noqa: TRY301 - leaving the block is what gives the mark back
             if await connection.fetchval(
                 f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
             ):
@@ -33,6 +45,8 @@ async def claim_absent(
             return refused
     except Appeared as appeared:
         return appeared
+    except _BelowFloor as below:
+        return below.floor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection as SyncConnection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -46,6 +47,8 @@ async def _run(dsn: str, revision: str, *, down: bool) -> None:
     try:
         async with engine.connect() as connection:
             await connection.run_sync(lambda sync: step(_config(sync), revision))
+    except DBAPIError as error:  # SQLAlchemy's clothes around asyncpg's error, which callers know
+        raise (error.orig and error.orig.__cause__) or error from error
     finally:
         await engine.dispose()
 

@@ -56,7 +56,13 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     """Write what undoes `protect`; ProtectError when the table is not protected."""
     oid = await find(connection, table)
     row = await connection.fetchrow(
-        """SELECT p.name, p.functions, format('%I.%I', n.nspname, c.relname) AS sql_name,
+        """SELECT p.name, p.functions, p.key_columns = ARRAY(
+                    SELECT a.attname::text FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+                      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                     WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
+                    AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                                   AND a.attname = 'last_fence_token') AS readable,
+                  format('%I.%I', n.nspname, c.relname) AS sql_name,
                   (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname)) FROM pg_partition_tree(c.oid) pt
                      JOIN pg_class pc ON pc.oid = pt.relid
                      JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions
@@ -67,7 +73,9 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     )
     if row is None:
         raise ProtectError(table, ["it is not protected."])
-    statements = unprotect_sql(row["sql_name"], row["name"], row["functions"], tuple(row["partitions"] or ()))
+    statements = unprotect_sql(
+        row["sql_name"], row["name"], row["functions"], tuple(row["partitions"] or ()), keep_marks=row["readable"]
+    )
     return Plan(row["name"], statements, [])
 
 

@@ -191,7 +191,8 @@ def _table_reasons(row: asyncpg.Record) -> list[str]:
     elif not row["immediate"]:
         reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
     column = row["column"]
-    if column is not None and not (column == "bigint NOT NULL" and row["has_check"]):
+    ours = row["has_check"] or row["registered_name"]
+    if column is not None and not (column == "bigint NOT NULL" and ours):
         reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
     return reasons
 

@@ -66,7 +66,7 @@ class Ddl:
             ),
             self._column_comment(),
             f"INSERT INTO fencepost.floors (name) VALUES ({self.name}) ON CONFLICT DO NOTHING",
-            self._take_up_marks(),
+            *self._take_up_marks(),
             *self._functions(),
             *self._triggers(),
             *self._move_marks(),
@@ -84,16 +84,23 @@ class Ddl:
         )
         return f"COMMENT ON COLUMN {self.table}.{MARK_COLUMN} IS {text}"
 
-    def _take_up_marks(self) -> str:
-        """Protected once before? Rows that came back while nobody watched take up the marks that their keys had."""
-        return "DO " + dollar(
-            f"BEGIN IF EXISTS (SELECT FROM fencepost.marks"
-            f" WHERE starts_with(resource, {literal(encode_name(self.target.name) + '/')}))"
-            f" AND NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass) THEN"
-            f" UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m"
-            f" WHERE m.resource = {self.resource('r')} AND r.{MARK_COLUMN} < m.last_fence_token;"
-            f" END IF; END"
-        )
+    def _take_up_marks(self) -> list[str]:
+        """Protected once before? Rows that came back while nobody watched take up the marks that their keys had, and
+        keys whose rows went are known to be without.
+        """
+        prefix = literal(encode_name(self.target.name) + "/")
+        body = f"""
+BEGIN
+  IF EXISTS (SELECT FROM fencepost.marks WHERE starts_with(resource, {prefix}))
+     AND NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass) THEN
+    UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m
+     WHERE m.resource = {self.resource("r")} AND r.{MARK_COLUMN} < m.last_fence_token;
+    UPDATE fencepost.marks AS m SET row_absent = true WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent
+       AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {self.resource("r")} = m.resource);
+  END IF;
+END"""
+        # The table's own triggers may fire here: they find their names as always.
+        return ["SET LOCAL search_path TO DEFAULT", "DO " + dollar(body), "SET LOCAL search_path = pg_catalog"]
 
     def _functions(self) -> list[str]:
         op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
@@ -135,6 +142,10 @@ END"""
             self._trigger_function("insmark", inserted, f"SECURITY DEFINER {_PINNED}"),
             self._trigger_function("del", deleted, f"SECURITY DEFINER {_PINNED}"),
             *self._delete_function(op),
+            # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
+            "REVOKE EXECUTE ON FUNCTION "
+            + ", ".join(f"{self.function(part)}()" for part in ("upd", "ins", "insmark", "del"))
+            + " FROM PUBLIC",
         ]
 
     def _trigger_function(self, part: str, body: str, options: str) -> str:
@@ -152,8 +163,20 @@ END"""
 DECLARE
   before text := pg_catalog.current_setting('fencepost.token', true);
 BEGIN
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({self.name});
+  END IF;
   PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
-  RETURN QUERY DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token RETURNING r.*;
+  FOR round IN 1..10 LOOP
+    RETURN QUERY DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token RETURNING r.*;
+    EXIT WHEN FOUND;
+    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
+    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
+    PERFORM FROM {self.table} AS r WHERE {match} AND (r.{MARK_COLUMN} {op} token OR fencepost.ours(r.xmin));
+    EXIT WHEN NOT FOUND;
+    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
+  END LOOP;
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
         return [
@@ -223,14 +246,25 @@ def drop_functions(stem: str) -> list[str]:
     ]
 
 
-def unprotect_sql(table: str, name: str, stem: str, partitions: tuple[str, ...]) -> list[str]:
+def unprotect_sql(table: str, name: str, stem: str, partitions: tuple[str, ...], *, keep_marks: bool) -> list[str]:
     """List what undoes `protect`. The column, its check, the marks and the floor stay: a later protect goes on from
     them, since a mark never falls.
+
+    `keep_marks`: write live rows' marks down too, for their rows may go while nobody watches. Not possible when the key
+    or the column has changed since.
     """
     drops = [f"DROP TRIGGER IF EXISTS {PREFIX}{part} ON {table}" for part in ("upd", "ins", "insmark", "del")]
     drops += [f"DROP TRIGGER IF EXISTS {PREFIX}trunc ON {part}" for part in partitions or (table,)]
+    kept = (
+        f"INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)"
+        f" SELECT fencepost.{quote(f'{stem}_name')}(r), r.{MARK_COLUMN}, pg_current_xact_id(), false"
+        f" FROM {table} AS r WHERE r.{MARK_COLUMN} > 0"
+        f" ON CONFLICT (resource) DO UPDATE SET row_absent = false,"
+        f" last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token)"
+    )
     return [
         *drops,
+        *([kept] if keep_marks else []),
         *drop_functions(stem),
         f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
         "NOTIFY fencepost, 'reload'",

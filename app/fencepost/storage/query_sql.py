@@ -150,6 +150,11 @@ def _in(operand: str, type_: str, values: tuple[str, ...], parameters: Parameter
 def _target(table: Table, item: Selected, parameters: Parameters, alias: str) -> str:
     sql, _ = _operand(table, item.field, parameters, alias)
     if item.cast is not None:
+        if item.field.column == MARK_COLUMN:
+            raise QueryError(f"select: {MARK_COLUMN} is a string, as tokens are in all JSON: it takes no cast")
+        if item.cast.lower().removeprefix("pg_catalog.").startswith("reg"):
+            # They would answer for names that the gateway does not serve.
+            raise QueryError(f"select: nothing can be cast to {item.cast} here")
         if not CAST_TYPE.fullmatch(item.cast):
             raise QueryError(f"select: {item.cast!r} is no type's name")
         sql = f"CAST({sql} AS {item.cast})"

@@ -5,7 +5,7 @@ SQL: PostgreSQL alone reads values.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, Table, quote
@@ -71,8 +71,11 @@ def row_resource(table: Table, prefix: str, alias: str = "r") -> str:
 
 
 def body_columns(table: Table, columns: Sequence[str]) -> str:
-    """List columns with their types, as json_to_record wants them."""
-    return ", ".join(f"{quote(name)} {table.columns[name].type}" for name in columns)
+    """List columns with their types, as json_to_record wants them.
+
+    Without length, scale or domain: those are applied when the value is assigned, and so as the column has them then.
+    """
+    return ", ".join(f"{quote(name)} {table.columns[name].base_type}" for name in columns)
 
 
 def json_row(selected: str, alias: str = "x") -> str:
@@ -91,3 +94,14 @@ def stored_token(rule: Rule, parameter: str) -> str:
     an echo of the column (R14). The trigger stores the positive value; without it the CHECK refuses.
     """
     return parameter if rule == "strict" else f"-{parameter}"
+
+
+def lock_clause(table: Table, verb: Literal["update", "delete"], columns: Iterable[str]) -> str:
+    """Lock as the write itself will: a weaker lock first would invite a deadlock on the way up."""
+    strong = verb == "delete" or not table.unique_columns.isdisjoint(columns)
+    return "FOR UPDATE OF r" if strong else "FOR NO KEY UPDATE OF r"
+
+
+def suppressed_if(name: str, condition: str, rest: str) -> str:
+    """Undo the statement (FP403) when rows passed the fence and were not written. `rest` fills the other columns."""
+    return f"SELECT fencepost.suppressed({literal(name)}), {rest} WHERE {condition}"

@@ -1,0 +1,79 @@
+"""INSERT under a token. Its triggers judge: the mark that outlived a deleted row decides (R6).
+
+The token goes in as -t, a token said out loud (R14). The BEFORE trigger stores the positive value; a table that only
+looks like the protected one (same columns and checks, no triggers) refuses it by the check. An INSERT has no mark of a
+row to compare with, so nothing else would.
+"""
+
+from fencepost.fencing.token import Token
+from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.row_sql import MARK, ORDINAL, body_columns, json_row, key_parameter, suppressed_if
+
+
+async def insert_rows(
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    token: Token,
+    columns: tuple[str, ...],
+    body: str,
+    target: str,
+) -> list[FencedRow]:
+    """Insert the rows of a JSON array, all or none. Refusals by mark come as FP409 from the trigger.
+
+    Rows go in by key, the order in which everybody takes locks, and come back in the body's order.
+    """
+    names = "".join(f"{quote(c)}, " for c in columns)
+    if not columns:
+        source = f"json_array_elements($2::json) WITH ORDINALITY AS x(ignored, {ORDINAL})"
+    else:
+        source = (
+            f"ROWS FROM (json_to_recordset($2::json) AS ({body_columns(table, columns)}))"
+            f" WITH ORDINALITY AS x({names}{ORDINAL})"
+        )
+    insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}-$1::bigint FROM b ORDER BY"
+    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark"
+    if table.key and set(table.key) <= set(columns):
+        order = ", ".join(f"b.{quote(c)}" for c in table.key)
+        returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+        match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
+        inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
+        chosen = f"SELECT * FROM (SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}) AS a"
+    else:  # keys that the database makes collide with nobody's
+        inserted = f"i AS ({insert} b.{ORDINAL} RETURNING {answer})"
+        chosen = "SELECT i.json, i.mark FROM i"
+    missing = "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)"
+    rows = await connection.fetch(
+        f"WITH b AS MATERIALIZED (SELECT {names}{ORDINAL} FROM {source}), {inserted} {chosen}"
+        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::bigint')}",
+        token,
+        body,
+    )
+    return [FencedRow(row["json"], row["mark"]) for row in rows]
+
+
+async def insert_row(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+) -> FencedRow:
+    """Create the row that a PUT names: the key from the path, the rest from the body or by default."""
+    names = ", ".join([*(quote(c) for c in table.key), *(quote(c) for c in change.columns), MARK])
+    values = [key_parameter(table, n) for n in range(1, len(table.key) + 1)]
+    values += [f"b.{quote(c)}" for c in change.columns]
+    token_at = len(table.key) + 1
+    source = (
+        f" FROM json_to_record(${token_at + 1}::json) AS b({body_columns(table, change.columns)})"
+        if change.columns
+        else ""
+    )
+    arguments = (*key, token, change.body) if change.columns else (*key, token)
+    rows = await connection.fetch(
+        f"WITH i AS (INSERT INTO {table.sql_name} AS r ({names})"
+        f" SELECT {', '.join(values)}, -${token_at}::bigint{source}"
+        f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark)"
+        f" SELECT i.json, i.mark FROM i"
+        f" UNION ALL {suppressed_if(fence.name, 'NOT EXISTS (SELECT FROM i)', 'NULL::bigint')}",
+        *arguments,
+    )
+    return FencedRow(rows[0]["json"], rows[0]["mark"])
