@@ -41,6 +41,10 @@ async def check_database(dsn: str) -> None:
         raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     try:
         found = await migrate.current(connection)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StartupError(
+            f"{error}: run `fencepost migrate --gateway-role` for the role in the database URL"
+        ) from error
     finally:
         await connection.close()
     if found is None:
@@ -96,8 +100,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await check_database(dsn)
         database = await Database.open(dsn, limits)
+        catalog = CatalogCache(database, schemas, loaded)
         try:
-            catalog = CatalogCache(database, schemas, loaded)
             try:
                 await catalog.reload()
             except StorageError as error:
@@ -107,6 +111,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 yield
         finally:
             runtime.gateway = None
+            await catalog.close()
             await database.close()
 
     async def ready() -> wire.Readiness:

@@ -107,9 +107,6 @@ async def test_a_location_leads_to_the_row_whatever_its_key(api: Api) -> None:
         assert found.json() == answer.json()[0]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Location is made from the request's body, so a key that PostgreSQL made is lost"
-)
 async def test_a_location_names_a_key_that_the_database_made(api: Api) -> None:
     answer = await api.ask("POST", "data/made", {"label": "x"}, token=5)
     assert answer.status_code == 201

@@ -58,6 +58,8 @@ async def refuses_connections(url: str) -> None:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
             return True
+        except ConnectionResetError:  # it was closed between our two packets: look again
+            return False
         writer.close()
         await writer.wait_closed()
         return False

@@ -10,8 +10,8 @@ from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outc
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claim import Claim, Claimed, claim
-from fencepost.gateway.core import Gateway, Outcome
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
 
@@ -35,7 +35,7 @@ async def test_the_lost_update_that_no_write_check_sees_is_prevented_by_claiming
         assert (await race.row("k") or {})["n"] == 2
         # With: 36 claims and reads what the claim returned; 35 is refused.
         answer = await claimed(gateway, "k", 36)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, Done)
         assert told(await patch(gateway, keyed("k", 35, n=200))) == "FP001"
         assert json.loads(answer.rows[0])["n"] == 2
 
@@ -45,7 +45,7 @@ async def test_a_claim_spends_its_token_like_every_operation(race: Race) -> None
     async with open_gateway(race.dsn) as gateway:
         assert told(await claimed(gateway, "k", 30)) == ("FP002" if race.strict else "ok")
         answer = await claimed(gateway, "k", 34)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, Done)
         assert (answer.mark, answer.resource, len(answer.rows)) == (34, "orders/k", 1)
         assert told(await claimed(gateway, "k", 33)) == "FP001"
         assert told(await patch(gateway, keyed("k", 34))) == ("FP002" if race.strict else "ok")
@@ -55,7 +55,7 @@ async def test_a_claim_spends_its_token_like_every_operation(race: Race) -> None
 async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         answer = await claimed(gateway, "k", 40)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, Done)
         assert (list(answer.rows), answer.mark, answer.resource) == ([], 40, "orders/k")
         assert await race.recorded("k") == (40, True)
         assert told(await insert(gateway, posted(39, {"order_id": "k"}))) == "FP001"
@@ -90,7 +90,7 @@ async def test_a_claim_that_waited_for_a_delete_that_aborts_has_the_row(race: Ra
         waiter = await race.waits_at(await gateway_pid(gateway), claimed(gateway, "k", 33))
         await holder.rollback()
         answer = await waiter
-    assert isinstance(answer, Claimed)
+    assert isinstance(answer, Done)
     assert len(answer.rows) == 1
     assert await race.live_mark("k") == 33
     assert await race.recorded("k") == (30, False)

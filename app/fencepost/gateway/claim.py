@@ -29,13 +29,6 @@ from fencepost.storage.query import QueryError
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed(Done):
-    """An accepted claim: `rows` has the row, or nothing where there is none; `resource` is its name in full."""
-
-    resource: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Claim:
     """POST /v1/claims."""
 
@@ -44,7 +37,7 @@ class Claim:
 
 
 async def claim(gateway: Gateway, request: Claim) -> Outcome:
-    """Raise the mark, or say who has raised it further."""
+    """Raise the mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
     key = request.resource.key
 
     async def use(table: Table) -> Outcome:
@@ -74,10 +67,10 @@ async def _claim(connection: Connection, table: Table, fence: Fence, key: Key, t
             fence,
             key,
             token,
-            lambda c: fenced.update_row(c, table, fence, key, token, change),
+            lambda c, careful: fenced.update_row(c, table, fence, key, token, change, careful=careful),
         )
         if isinstance(verdict, FencedRow):
-            return Claimed([verdict.json], verdict.mark, resource=verdict.resource)
+            return Done([verdict.json], verdict.mark, resource=verdict.resource)
         # A row that row security hides is not an absent key: its mark is its own, and out of our reach.
         if not isinstance(verdict, MissingRow) or table.row_security:
             return refused(verdict, fence)
@@ -102,4 +95,4 @@ async def _claim_absent(
     if isinstance(raised, Appeared):
         return None
     verdict = refusal(fence.rule, resource, raised, token) if raised is not None else None
-    return refused(verdict, fence) if verdict is not None else Claimed([], token, resource=resource)
+    return refused(verdict, fence) if verdict is not None else Done([], token, resource=resource)

@@ -36,6 +36,8 @@ class Done:
     created: bool = False
     total: int | None = None
     """How many rows match in all, when it was asked for (`Prefer: count=exact`)."""
+    resource: str = ""
+    """The full name of the one resource that was claimed or made."""
 
 
 Outcome = Done | Problem

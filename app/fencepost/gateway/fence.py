@@ -20,6 +20,10 @@ from fencepost.storage.fenced import FencedRow, Key, Standing, ask
 
 ROUNDS: Final = 10
 
+Write = Callable[[Connection, bool], Awaitable[FencedRow | None]]
+"""A conditional write. The bool asks for care: it locks the row first, and undoes itself if something then keeps the
+row from being written. The first try does without, unless the catalog knows of such a trigger."""
+
 
 def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRow | None:
     """Read the answer to R5's question; None says: write again."""
@@ -35,13 +39,13 @@ async def write_or_ask(
     fence: Fence,
     key: Key,
     token: Token,
-    write: Callable[[Connection], Awaitable[FencedRow | None]],
+    write: Write,
 ) -> FencedRow | Refusal | MissingRow | Problem:
     """Run a conditional single-row write until it is decided."""
     resource = ""
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         with translated(writing=True):
-            row = await write(connection)
+            row = await write(connection, number > 0)
         if row is not None:
             return row
         with translated(writing=False):

@@ -1,6 +1,5 @@
 """Single-row writes by key: PATCH, PUT, DELETE. One statement decides and writes; the commit precedes the answer."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
@@ -17,7 +16,7 @@ from fencepost.gateway.core import (
     require_token,
 )
 from fencepost.gateway.culprit import naming_the_column
-from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
+from fencepost.gateway.fence import ROUNDS, Write, contended, refused, write_or_ask
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, retrying
@@ -69,7 +68,7 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
             await _refuse_another_key(connection, table, request, named, body)
             return await _decide(
                 connection, table, fence, request.key, token,
-                lambda c: fenced.update_row(c, table, fence, request.key, token, change),
+                lambda c, careful: fenced.update_row(c, table, fence, request.key, token, change, careful=careful),
             )  # fmt: skip
 
     return await on_table(gateway, request.table, "patch", use)
@@ -90,7 +89,7 @@ async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
         ):
             return await _decide(
                 connection, table, fence, request.key, token,
-                lambda c: fenced.delete_row(c, table, fence, request.key, token, target),
+                lambda c, _careful: fenced.delete_row(c, table, fence, request.key, token, target),
             )  # fmt: skip
 
     return await on_table(gateway, request.table, "delete", use)
@@ -126,8 +125,8 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
 async def _replace_or_create(
     connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
 ) -> Outcome:
-    async def replace(connection: Connection) -> FencedRow | None:
-        return await fenced.update_row(connection, table, fence, key, token, change)
+    async def replace(connection: Connection, careful: bool) -> FencedRow | None:
+        return await fenced.update_row(connection, table, fence, key, token, change, careful=careful)
 
     async def replace_or_create() -> Outcome:
         resource = ""
@@ -235,7 +234,7 @@ async def _decide(
     fence: Fence,
     key: Key,
     token: Token,
-    write: Callable[[Connection], Awaitable[FencedRow | None]],
+    write: Write,
 ) -> Outcome:
     verdict = await retrying(lambda: write_or_ask(connection, table, fence, key, token, write))
     return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, fence)

@@ -84,7 +84,9 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
                 if problem is None:
                     raise
                 return problem
-        return Done([row.json for row in rows], rows[0].mark if len(rows) == 1 else None, created=True)
+        if len(rows) == 1:
+            return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
+        return Done([row.json for row in rows], created=True)
 
     return await on_table(gateway, request.table, "post", use)
 

@@ -1,10 +1,12 @@
 """Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined."""
 
 from typing import Literal
+from urllib.parse import quote
 
 from starlette.responses import Response
 
 from fencepost.fencing.problems import NOT_ACCEPTABLE, Problem
+from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Done, Outcome
 from fencepost.http.problem_response import problem_response
 from fencepost.http.reading_requests import SINGULAR
@@ -61,13 +63,19 @@ def listed(outcome: Outcome, offset: int, *, singular: bool) -> Response:
     return Response(_array(outcome), status_code=_PARTIAL if partial else _OK, media_type=_JSON, headers=headers)
 
 
-def created(outcome: Outcome, answer: Answer, location: str | None, *, singular: bool) -> Response:
+def _location(resource: str) -> str:
+    """Name a row's route: as its resource, with all that a URL wants encoded."""
+    read = parse_resource(resource)
+    return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
+
+
+def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     headers = _headers(outcome, answer)
-    if location is not None:
-        headers["Location"] = location
+    if outcome.resource:
+        headers["Location"] = _location(outcome.resource)
     if answer in ("minimal", "headers-only"):
         return Response(status_code=_CREATED, headers=headers)
     body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)

@@ -6,7 +6,6 @@ path needs neither models nor dependencies. OpenAPI for it comes from the catalo
 
 from collections.abc import Awaitable, Callable
 from typing import Final
-from urllib.parse import quote as url_quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -145,15 +144,7 @@ class DataRoute(BaseRoute):
         body, count = await read_rows(request, self._max_body_bytes, query.columns)
         table = table_name(request.headers, name, writing=True)
         outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular))
-        location = self._location(table, body.scalars) if count == 1 else None
-        return created(outcome, read_preferences(request.headers).answer, location, singular=singular)
-
-    def _location(self, name: str, values: dict[str, str]) -> str | None:
-        table = self._gateway().catalog.current.find(name)
-        if table is None or not table.key or not set(table.key) <= set(values):
-            return None
-        key = ",".join(url_quote(values[column], safe="") for column in table.key)
-        return f"/v1/data/{url_quote(name, safe='')}/{key}"
+        return created(outcome, read_preferences(request.headers).answer, singular=singular)
 
     async def patch_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters."""

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from fencepost import wire
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
-from fencepost.gateway.claim import Claim, Claimed, claim
+from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.explain import Explained, explain
 from fencepost.http.problem_response import RequestError, problem_response
@@ -131,8 +131,6 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
     outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token))
     if isinstance(outcome, Problem):
         return problem_response(outcome)
-    if not isinstance(outcome, Claimed):
-        raise TypeError(f"a claim gave {outcome!r}")
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
     return _json(body, {"X-Fence-Mark": str(outcome.mark)})

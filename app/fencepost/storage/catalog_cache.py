@@ -39,6 +39,12 @@ class CatalogCache:
         """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
         return self._current if self._current.begun > moment else await self.reload()
 
+    async def close(self) -> None:
+        """End a load that is under way; its waiters are cancelled with it."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
+
     async def has_changed(self, name: str, table: Table | None) -> bool:
         """Look whether the database has something else under this name than the picture with `table` in it."""
         async with self._database.connection() as connection:
@@ -48,6 +54,8 @@ class CatalogCache:
     def _load(self) -> Awaitable[Catalog]:
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._read())
+            # Whoever waits hears of its failure; if all have gone, nobody needs to.
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         # A caller that goes away must not cancel the load that others wait for.
         return asyncio.shield(self._loading)
 

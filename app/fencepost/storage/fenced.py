@@ -64,8 +64,11 @@ class Change:
     """Whether the answer shall carry the resource's name."""
 
 
-def update_sql(table: Table, fence: Fence, change: Change) -> str:
-    """Write the keyed UPDATE. Parameters: the key's values, the token, and the body if columns are set."""
+def update_sql(table: Table, fence: Fence, change: Change, *, careful: bool = False) -> str:
+    """Write the keyed UPDATE. Parameters: the key's values, the token, and the body if columns are set.
+
+    `careful`: see gateway/fence.py.
+    """
     token = f"${len(table.key) + 1}::bigint"
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
@@ -79,7 +82,7 @@ def update_sql(table: Table, fence: Fence, change: Change) -> str:
     passes = f"{key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
     update = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source} WHERE {passes}"
     returning = f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark, {name} AS resource"
-    if not table.may_suppress:
+    if not (careful or table.may_suppress):
         return update + returning
     # Somebody's BEFORE trigger may keep the row from being written, and that looks like a mark that refused: lock the
     # row first, and undo everything when it passed and yet was not written.
@@ -97,11 +100,18 @@ def update_sql(table: Table, fence: Fence, change: Change) -> str:
 
 
 async def update_row(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    key: Key,
+    token: Token,
+    change: Change,
+    *,
+    careful: bool = False,
 ) -> FencedRow | None:
     """Write a row whose mark lets the token pass; None when no row came back, which is a question (R5)."""
     arguments = (*key, token, change.body) if change.columns else (*key, token)
-    rows = await connection.fetch(update_sql(table, fence, change), *arguments)
+    rows = await connection.fetch(update_sql(table, fence, change, careful=careful), *arguments)
     return FencedRow(rows[0]["json"], rows[0]["mark"], rows[0]["resource"]) if rows else None
 
 

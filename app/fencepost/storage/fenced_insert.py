@@ -9,7 +9,7 @@ from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
-from fencepost.storage.row_sql import MARK, ORDINAL, body_columns, json_row, key_parameter, suppressed_if
+from fencepost.storage.row_sql import MARK, ORDINAL, body_columns, json_row, key_parameter, row_resource, suppressed_if
 
 
 async def insert_rows(
@@ -34,24 +34,26 @@ async def insert_rows(
             f" WITH ORDINALITY AS x({names}{ORDINAL})"
         )
     insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}-$1::bigint FROM b ORDER BY"
-    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark"
+    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark, {row_resource(table, fence.name)} AS resource"
     if table.key and set(table.key) <= set(columns):
         order = ", ".join(f"b.{quote(c)}" for c in table.key)
         returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
         match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
         inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
-        chosen = f"SELECT * FROM (SELECT i.json, i.mark FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}) AS a"
+        chosen = (
+            f"SELECT * FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}) AS a"
+        )
     else:  # keys that the database makes collide with nobody's
         inserted = f"i AS ({insert} b.{ORDINAL} RETURNING {answer})"
-        chosen = "SELECT i.json, i.mark FROM i"
+        chosen = "SELECT i.json, i.mark, i.resource FROM i"
     missing = "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)"
     rows = await connection.fetch(
         f"WITH b AS MATERIALIZED (SELECT {names}{ORDINAL} FROM {source}), {inserted} {chosen}"
-        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::bigint')}",
+        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::bigint, NULL::text')}",
         token,
         body,
     )
-    return [FencedRow(row["json"], row["mark"]) for row in rows]
+    return [FencedRow(row["json"], row["mark"], row["resource"]) for row in rows]
 
 
 async def insert_row(
