@@ -130,7 +130,6 @@ ALL = f'r."n", r."t", r."a", r."j", r."m", r.{quote(HOSTILE_NAME)}'
         ("select=*", ALL),
         ("select=*,last_fence_token", f'{ALL}, r."last_fence_token"::text AS "last_fence_token"'),
         ("select=mark:last_fence_token", 'r."last_fence_token"::text AS "mark"'),
-        ("select=last_fence_token::bigint", 'CAST(r."last_fence_token" AS bigint) AS "last_fence_token"'),
         ("select=n,n", 'r."n" AS "n", r."n" AS "n"'),
         ('select="x\\"y":n::text', 'CAST(r."n" AS text) AS "x""y"'),
         ("select=j->a->0", '(r."j"->$1::text->CAST($2::text AS integer)) AS "a"'),

@@ -128,7 +128,11 @@ class _Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Do what uvicorn does twice a second, and look after the database and the greeting too."""
-        if not (self.announced and self._restarted_failed()):
+        for process in self.processes:
+            process.child_conn.close()  # the child's end: with it open, a dead child would not be noticed at once
+        if self.announced:
+            self._replace_dead()
+        else:
             super().keep_subprocess_alive()
         if self.should_exit.is_set():
             return
@@ -139,23 +143,23 @@ class _Supervisor(Multiprocess):
             self.announced = True
             self._on_ready()
 
-    def _restarted_failed(self) -> bool:
-        """Start processes again that could not start, now and then; True while there are any.
+    def _replace_dead(self) -> None:
+        """Start processes again that died, and now and then those that could not start.
 
-        uvicorn would end everything. But the others serve, or will once the database is back: only the first start of
-        all tells a broken configuration.
+        uvicorn would end everything when one cannot start. But the others serve, or will once the database is back;
+        only the first start of all tells a broken configuration.
         """
-        failed = [
-            number
-            for number, process in enumerate(self.processes)
-            if not process.process.is_alive() and process.exitcode == STARTUP_FAILURE
-        ]
-        if failed and not self.should_exit.is_set() and time.monotonic() >= self._next_restart:
-            self._next_restart = time.monotonic() + _RESTART_PAUSE
-            for number in failed:
-                self.processes[number] = Process(self.config, self.sockets)
-                self.processes[number].start()
-        return bool(failed)
+        for number, process in enumerate(self.processes):
+            if self.should_exit.is_set() or process.is_alive(self.config.timeout_worker_healthcheck):
+                continue
+            process.kill()
+            process.join()
+            if process.exitcode == STARTUP_FAILURE:
+                if time.monotonic() < self._next_restart:
+                    continue
+                self._next_restart = time.monotonic() + _RESTART_PAUSE
+            self.processes[number] = Process(self.config, self.sockets)
+            self.processes[number].start()
 
     def terminate_all(self) -> None:
         """Ask the processes to drain, and stop listening too: a connection that nobody takes would hang."""
