@@ -57,8 +57,8 @@ def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer a claim with a row read from the statement's snapshot."""
     update_sql = fenced.update_sql
 
-    def mutant(table: Table, fence: Fence, change: fenced.Change) -> str:
-        sql, returning, answer = update_sql(table, fence, change).partition(" RETURNING ")
+    def mutant(table: Table, fence: Fence, change: fenced.Change, *, careful: bool = False) -> str:
+        sql, returning, answer = update_sql(table, fence, change, careful=careful).partition(" RETURNING ")
         beside = f"(SELECT row_to_json(o)::text FROM {table.sql_name} AS o WHERE o.order_id = $1)"
         return f"{sql}{returning}{beside} AS json, {answer.partition(' AS json, ')[2]}"
 
@@ -100,13 +100,20 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     update_row = fenced.update_row
 
     async def mutant(
-        connection: Connection, table: Table, fence: Fence, key: fenced.Key, token: int, change: fenced.Change
+        connection: Connection,
+        table: Table,
+        fence: Fence,
+        key: fenced.Key,
+        token: int,
+        change: fenced.Change,
+        *,
+        careful: bool = False,
     ) -> FencedRow | None:
         standing = await fenced.ask(connection, table, fence, key)
         if standing.live is None or standing.live >= token:
             return None
         monkeypatch.setattr(fenced, "comparison", lambda _rule: "<> 0 AND 0 <")
-        return await update_row(connection, table, fence, key, Token(token), change)
+        return await update_row(connection, table, fence, key, Token(token), change, careful=careful)
 
     monkeypatch.setattr(fenced, "update_row", mutant)
 
@@ -149,9 +156,9 @@ async def test_an_answer_that_precedes_the_commit_is_seen(
     update_row = fenced.update_row
     open_transactions = []
 
-    async def mutant(_connection: Connection, *arguments: Any) -> FencedRow | None:
+    async def mutant(_connection: Connection, *arguments: Any, careful: bool = False) -> FencedRow | None:
         open_transactions.append(await race.begin(race.c))
-        return await update_row(race.c, *arguments)
+        return await update_row(race.c, *arguments, careful=careful)
 
     monkeypatch.setattr(fenced, "update_row", mutant)
     await assert_seen(answers.answer_follows_the_commit, race)

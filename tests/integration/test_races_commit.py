@@ -65,7 +65,8 @@ async def test_a_deadlock_is_retried_and_ends_with_a_verdict(race: Race) -> None
     await race.insert_rows(race.a, [{"order_id": "a"}, {"order_id": "b"}], 30)
     async with open_gateway(race.dsn) as gateway:
         async with gateway.database.connection() as connection:
-            await connection.execute("SET deadlock_timeout = '10ms'")  # who checks first is the victim
+            # Who checks first is the victim, and it checks once: late enough that the other waits by then.
+            await connection.execute("SET deadlock_timeout = '2s'")
         await race.a.execute("SET deadlock_timeout = '1min'")
         holder = await race.begin(race.a)
         await race.update(race.a, "b", 45)

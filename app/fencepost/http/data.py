@@ -5,8 +5,9 @@ path needs neither models nor dependencies. OpenAPI for it comes from the catalo
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
+from starlette.datastructures import URLPath
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
@@ -52,9 +53,9 @@ class DataRoute(BaseRoute):
         mine = scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX)
         return (Match.FULL, {}) if mine else (Match.NONE, {})
 
-    def url_path_for(self, name: str, /, **path_params: object) -> "NoMatchFound":  # type: ignore[override]
+    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
         """Paths here are not named."""
-        raise NoMatchFound(name, dict(path_params))
+        raise NoMatchFound(name, path_params)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
