@@ -75,7 +75,7 @@ async def test_the_server_is_utf8_durable_and_asks_for_a_password(short_dir: Pat
                 " current_setting('listen_addresses')",
             )
         )[0]
-        assert tuple(row) == ("UTF8", "on", "fencepost", "127.0.0.1")
+        assert tuple(row) == ("UTF8", "on", "postgres", "127.0.0.1")
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(server.url, password="guessed")
 
@@ -220,7 +220,7 @@ def test_an_ordinary_user_can_run_the_server(short_dir: Path) -> None:
     (short_dir / "mine").mkdir()
     os.chown(short_dir / "mine", NOBODY, NOBODY)
     with supervisor(short_dir / "mine", NOBODY) as process:
-        assert first_line(process).startswith("postgresql://fencepost:")
+        assert first_line(process).startswith("postgresql://postgres:")
     assert (short_dir / "mine" / "pgdata").stat().st_uid == NOBODY
 
 
