@@ -58,9 +58,9 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
         ready = _ready(table, request, body.columns)
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        fence, token, target = ready
         columns, named = _without_key(table, body)
-        change = Change(columns, body.text, target_of(table, request.select))
+        change = Change(columns, body.text, target)
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, body, request.key),
@@ -81,8 +81,7 @@ async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
         ready = _ready(table, request, ())
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
-        target = target_of(table, request.select)
+        fence, token, target = ready
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, None, request.key),
@@ -107,9 +106,9 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
         ready = _ready(table, request, body.columns)
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        fence, token, target = ready
         columns, named = _without_key(table, body)
-        change = Change(columns, body.text, target_of(table, request.select), _replaceable(table, columns))
+        change = Change(columns, body.text, target, _replaceable(table, columns))
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, body, request.key),
@@ -171,15 +170,16 @@ async def _fits(connection: Connection, table: Table, key: Key) -> bool:
         return await fenced.fits(connection, table, key)
 
 
-def _ready(table: Table, request: KeyedWrite, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
+def _ready(table: Table, request: KeyedWrite, columns: tuple[str, ...]) -> tuple[Fence, Token, str] | Problem:
+    """Check all that needs no database; gives the fence, the token and the answer's columns."""
     fence = require_fence(table)
     if isinstance(fence, Problem):
         return fence
     require_key(table, request.key)
     require_columns(table, columns)
-    target_of(table, request.select)  # an unknown column is 400, and that comes before 428
+    target = target_of(table, request.select)  # an unknown column is 400, and that comes before 428
     token = require_token(table, request.token)
-    return token if isinstance(token, Problem) else (fence, token)
+    return token if isinstance(token, Problem) else (fence, token, target)
 
 
 def target_of(table: Table, select: Select) -> str:

@@ -120,7 +120,9 @@ class Database:
     async def _acquire(self) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
         limit = self._limits.pool_timeout
         try:
-            return await self._pool.acquire(timeout=limit)
+            # Not acquire(timeout=…), which makes a task of each request.
+            async with asyncio.timeout(limit):
+                return await self._pool.acquire()
         except TimeoutError as error:
             raise UnavailableError(
                 f"no connection to PostgreSQL within {limit:g} s: all are in use, or it does not answer"
