@@ -66,6 +66,7 @@ test-servers:
 
 bench: install-dev
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.leases
 
 # Universal: one file for every platform and Python; hashes, and no registry's name.
 lock: install-dev

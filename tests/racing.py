@@ -22,11 +22,13 @@ from tests.interleave import Connect, Connection, start
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import MissingRow, Spent, Stale
+from fencepost.fencing.verdict import MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.fence import judge
 from fencepost.gateway.write import Body, KeyedWrite
 from fencepost.gateway.write_many import Insert
+from fencepost.locks.postgres import PostgresLocks
+from fencepost.locks.queue import Queue
 from fencepost.storage import fenced, fenced_insert, fenced_many
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.catalog_cache import CatalogCache
@@ -48,6 +50,9 @@ CREATE TABLE public.orders (
 )"""
 NEW = (Condition(Field("status"), "eq", "new"),)
 """The filter of the multi-row tests: status=eq.new."""
+
+ISSUED = 1000
+"""How far the built-in source is in a race: above every token that the scenarios use."""
 
 LIMITS = Limits(pool_size=1, lock_timeout=15)
 
@@ -174,6 +179,8 @@ class Race:
                 return "stale"
             case Spent():
                 return "spent"
+            case Unissued():
+                return "unissued"
             case MissingRow():
                 return "missing"
             case None:
@@ -229,12 +236,20 @@ async def racer(connect: Connect) -> Connection:
 
 
 async def open_race(
-    connect: Connect, dsn: str, rule: Rule = "strict", *, ddl: str = ORDERS, name: str = "orders"
+    connect: Connect,
+    dsn: str,
+    rule: Rule = "strict",
+    *,
+    ddl: str = ORDERS,
+    name: str = "orders",
+    source: str = "external",
 ) -> Race:
-    """Make a table, protect it, and bring everybody to the line."""
+    """Make a table, protect it, and bring everybody to the line. The built-in source has issued ISSUED tokens."""
     observer = await owner(connect)
     await observer.execute(ddl)
-    await protect(observer, name, rule=rule)
+    await protect(observer, name, rule=rule, source=source)
+    if source == "builtin":
+        await observer.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
     table = (await load(observer, [], 1)).find(name)
     assert table is not None
     return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
@@ -247,7 +262,7 @@ async def open_gateway(dsn: str, *, pool_size: int = 1, max_rows: int = 100) -> 
     try:
         catalog = CatalogCache(database, [], lambda _: None)
         await catalog.reload()
-        yield Gateway(database, catalog, lambda _: None, max_rows)
+        yield Gateway(database, catalog, lambda _: None, max_rows, PostgresLocks(database, Queue(database, 10, print)))
     finally:
         await database.close()
 

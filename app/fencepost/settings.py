@@ -52,6 +52,13 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
+    max_ttl: Seconds = Field(default=3600.0, description="Longest TTL of a lease.")
+    max_wait: Seconds = Field(default=300.0, description="Longest that one request waits for a lock.")
+    max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")
+    max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
+    lease_history: Seconds = Field(
+        default=3600.0, description="How long ended leases are remembered, to tell refused holders who came after them."
+    )
     shutdown_timeout: Seconds = Field(
         default=30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
     )

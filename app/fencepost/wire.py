@@ -20,12 +20,28 @@ class ClaimAnswer(TypedDict):
     row: dict[str, object] | None
 
 
+class TokenHolder(TypedDict):
+    """To whom a token of the built-in source was issued, under which lease of which locks."""
+
+    holder: str
+    lease_id: str
+    locks: list[str]
+    token: str
+    granted_at: str
+    issued_at: str
+    source: Literal["builtin"]
+
+
 class StoryEvent(TypedDict):
-    """One thing that is known of a resource. `at` is null where only the token is kept."""
+    """One thing that is known of a resource. `at` is null where only the token is kept.
+
+    `by` is null where it is not known whose token it is: another source's, or too long ago.
+    """
 
     event: str
     token: str
     at: str | None
+    by: TokenHolder | None
 
 
 class FenceAnswer(TypedDict):
@@ -37,6 +53,99 @@ class FenceAnswer(TypedDict):
     source: str
     row_exists: bool
     story: list[StoryEvent]
+
+
+class LeaseRequest(TypedDict, total=False):
+    """What to acquire: one lock, or several of which all or none are granted. Times in milliseconds."""
+
+    lock: str
+    locks: list[str]
+    owner: str
+    ttl_ms: int
+    wait_ms: int
+    tokens: int
+    claim: list[str]
+    keep_place: bool
+
+
+class LeaseAnswer(TypedDict):
+    """A granted lease.
+
+    The grant is not earlier than the request's start plus `waited_ms`; `remaining_ms` is what the database's clock left
+    of the lease then.
+    """
+
+    lease_id: str
+    secret: str
+    lock: str | None
+    locks: list[str]
+    owner: str
+    ttl_ms: int
+    token: str
+    tokens: list[str]
+    granted_at: str
+    expires_at: str
+    remaining_ms: int
+    waited_ms: int
+    claims: list[ClaimAnswer]
+
+
+class LeaseState(TypedDict):
+    """A live lease. `token` is the newest that was issued under it."""
+
+    lease_id: str
+    lock: str | None
+    locks: list[str]
+    owner: str
+    ttl_ms: int
+    token: str
+    granted_at: str
+    expires_at: str
+    remaining_ms: int
+    claims: list[str]
+
+
+class RenewRequest(TypedDict, total=False):
+    """How long the lease shall live from now on; without it, as long as before."""
+
+    ttl_ms: int
+
+
+class MintRequest(TypedDict, total=False):
+    """How many tokens to draw; without it, one."""
+
+    count: int
+
+
+class MintAnswer(TypedDict):
+    """Fresh tokens, in rising order; `token` is the first."""
+
+    lease_id: str
+    token: str
+    tokens: list[str]
+    expires_at: str
+
+
+class WaiterAnswer(TypedDict):
+    """Somebody in a lock's queue."""
+
+    owner: str
+    since: str
+    until: str
+
+
+class LockAnswer(TypedDict):
+    """A lock that is held or waited for. The lease's members are null when nobody holds it."""
+
+    name: str
+    held: bool
+    lease_id: str | None
+    owner: str | None
+    token: str | None
+    granted_at: str | None
+    expires_at: str | None
+    remaining_ms: int | None
+    waiters: list[WaiterAnswer]
 
 
 class Health(TypedDict):

@@ -1,19 +1,19 @@
 """Puts the parts together: the one place beside the command line that reads settings."""
 
-import asyncio
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import asyncpg
 from fastapi import FastAPI
 
-from fencepost import wire
+from fencepost import background, wire
 from fencepost.gateway.core import Gateway
 from fencepost.http.app import Application, Parts
+from fencepost.locks.postgres import LeaseLimits, PostgresLocks
+from fencepost.locks.queue import Queue
 from fencepost.observe import logs
-from fencepost.observe.events import CatalogLoaded, Event, ListenerLost
+from fencepost.observe.events import CatalogLoaded, Emit, Event, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
 from fencepost.storage import migrate
@@ -21,10 +21,6 @@ from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import UNREADABLE_URL, Database, Limits
 from fencepost.storage.errors import StorageError, UnavailableError
-from fencepost.storage.listen import Listener
-
-RELOAD_EVERY = 30.0
-"""Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
 
 
 class StartupError(Exception):
@@ -84,77 +80,65 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         logs.on_event(event)
         metrics.on_event(event)
 
-    def loaded(catalog: Catalog) -> None:
-        protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
-        emit(CatalogLoaded(catalog.version, len(catalog.tables), protected))
-
     def done(method: str, route: str, status: int, seconds: float) -> None:
         metrics.request_done(method, route, status, seconds)
         if runtime.gateway is not None:
             metrics.pool(*runtime.gateway.database.sizes())
 
-    limits = Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout)
-    schemas = [name.strip() for name in settings.schemas.split(",") if name.strip()]
-
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await check_database(dsn)
-        database = await Database.open(dsn, limits)
-        catalog = CatalogCache(database, schemas, loaded)
-        try:
+        async with _opened(settings, dsn, emit) as gateway:
+            runtime.gateway = gateway
             try:
-                await catalog.reload()
-            except StorageError as error:
-                raise StartupError(f"the catalog cannot be read: {error}") from error
-            runtime.gateway = Gateway(database, catalog, emit, settings.max_rows)
-            async with _kept_fresh(dsn, catalog, emit_lost=lambda reason: emit(ListenerLost(reason))):
                 yield
-        finally:
-            runtime.gateway = None
-            await catalog.close()
-            await database.close()
+            finally:
+                runtime.gateway = None
 
     async def ready() -> wire.Readiness:
         return await _readiness(runtime.require())
 
+    async def measure() -> None:
+        await _count_locks(runtime.require(), metrics)
+
     return Application(
-        Parts(runtime.require, ready, metrics, done, lifespan, settings.max_body_bytes, settings.access_log)
+        Parts(runtime.require, ready, metrics, measure, done, lifespan, settings.max_body_bytes, settings.access_log)
     )
 
 
 @asynccontextmanager
-async def _kept_fresh(dsn: str, catalog: CatalogCache, emit_lost: Callable[[str], None]) -> AsyncIterator[None]:
-    """Reload the catalog on NOTIFY and on SIGHUP."""
+async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gateway]:
+    """Connect, read the catalog, start what runs beside the requests; all of it ends with the block."""
 
-    async def reload() -> None:
+    def loaded(catalog: Catalog) -> None:
+        protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
+        emit(CatalogLoaded(catalog.version, len(catalog.tables), protected))
+
+    await check_database(dsn)
+    database = await Database.open(
+        dsn, Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout)
+    )
+    catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
+    queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
+    limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
+    locks = PostgresLocks(database, queue, limits)
+    try:
         try:
             await catalog.reload()
         except StorageError as error:
-            emit_lost(f"the catalog could not be read: {error}")
-
-    async def reload_now_and_then() -> None:
-        while True:
-            await asyncio.sleep(RELOAD_EVERY)
-            await reload()
-
-    tasks = [asyncio.create_task(Listener(dsn, reload, emit_lost).run()), asyncio.create_task(reload_now_and_then())]
-    reloads: set[asyncio.Task[None]] = set()
-
-    def on_hangup() -> None:
-        task = asyncio.create_task(reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    loop = asyncio.get_running_loop()
-    # Signals belong to the main thread; in tests the application runs in another.
-    with suppress(ValueError, RuntimeError):
-        loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    try:
-        yield
+            raise StartupError(f"the catalog cannot be read: {error}") from error
+        async with background.running(dsn, catalog, locks, settings.lease_history, emit):
+            yield Gateway(database, catalog, emit, settings.max_rows, locks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await queue.close()
+        await catalog.close()
+        await database.close()
+
+
+async def _count_locks(gateway: Gateway, metrics: Metrics) -> None:
+    try:
+        metrics.locks(*await gateway.locks.counts())
+    except StorageError as error:  # the metrics of the gateway itself are wanted all the more
+        gateway.emit(QueueFailed(f"locks could not be counted: {error}"))
 
 
 async def _readiness(gateway: Gateway) -> wire.Readiness:

@@ -1,20 +1,39 @@
-"""The command `fencepost`: one subcommand a file."""
+"""The command `fencepost`: one subcommand a file, imported when it is asked for."""
+
+import importlib
+from typing import Final
 
 import click
 
 from fencepost import __version__
 
-from .migrate import migrate
-from .protect import protect, unprotect
-from .serve import serve
-from .status import doctor, status
+_MODULES: Final = {
+    "doctor": "status",
+    "lock": "lock",
+    "migrate": "migrate",
+    "mint": "mint",
+    "protect": "protect",
+    "serve": "serve",
+    "status": "status",
+    "unprotect": "protect",
+}
 
 
-@click.group()
+class _Commands(click.Group):
+    """Loads only the command that runs: a script calls `fencepost mint` for each write, and needs no server for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _MODULES:
+            return None
+        command = getattr(importlib.import_module(f"fencepost.cli.{_MODULES[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101 - for the type
+        return command
+
+
+@click.group(cls=_Commands)
 @click.version_option(__version__, prog_name="fencepost")
 def main() -> None:
     """Refuse stale writes: a fencing-token enforcing storage gateway for PostgreSQL."""
-
-
-for command in (serve, migrate, protect, unprotect, status, doctor):
-    main.add_command(command)

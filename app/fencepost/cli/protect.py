@@ -27,8 +27,9 @@ _WAIT = click.option(
 )
 @click.option(
     "--source",
-    type=click.Choice(["external"]),
-    help="Where the tokens come from. external (default): any lock service; you vouch that one place mints them.",
+    type=click.Choice(["external", "builtin"]),
+    help="Where the tokens come from. external (default): any lock service; you vouch that one place mints them. "
+    "builtin: Fencepost's own leases; a token that they never issued is refused.",
 )
 @_SQL
 @_WAIT
@@ -36,7 +37,8 @@ def protect(table: str, settings: Settings, rule: Rule | None, source: str | Non
     """Protect TABLE: from now on every write to it needs a fencing token.
 
     Adds the column last_fence_token, its check and triggers. No row is rewritten, and the table is locked for
-    milliseconds. Repeating it changes nothing; with another --rule it changes the rule.
+    milliseconds. Repeating it changes nothing; with another --rule or --source it changes these. A table with marks
+    that becomes builtin is read once under its lock: the leases' tokens go on from above its highest mark.
     """
 
     async def plan(connection: asyncpg.Connection) -> Plan:

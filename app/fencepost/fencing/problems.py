@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import MissingRow, Refusal, Spent, Stale
+from fencepost.fencing.verdict import MissingRow, Refusal, Spent, Stale, Unissued
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,16 @@ UNKNOWN_TABLE: Final = ProblemType(
     "named schema.table; a partition is reached through its parent.",
     "See / or /openapi.json for the names.",
 )
+WRONG_TOKEN_SOURCE: Final = ProblemType(
+    "FP008",
+    409,
+    "wrong-token-source",
+    "The token comes from another source than the resource's mark",
+    "Tokens of different sources cannot be compared. A lease was to claim a resource whose mark is above a token that "
+    "was drawn this moment: another source hands out tokens for it. Nothing was granted, nothing was changed.",
+    "Use one token source per table. `fencepost protect TABLE --source builtin` pins it and moves the built-in tokens "
+    "past the marks that are there.",
+)
 OUTCOME_UNKNOWN: Final = ProblemType(
     "FP009",
     503,
@@ -156,6 +166,25 @@ DATABASE_UNAVAILABLE: Final = ProblemType(
     "Try again after the seconds in Retry-After.",
     retryable=True,
 )
+LOCK_HELD: Final = ProblemType(
+    "FP011",
+    423,
+    "lock-held",
+    "Somebody else holds the lock",
+    "The lock is held, or others have been waiting for it longer. The members holder, held_since and held_until say by "
+    "whom; a holder may renew, or release early. Nothing was granted.",
+    "Wait in the queue with wait_ms, or try again after the seconds in Retry-After.",
+    retryable=True,
+)
+LEASE_LOST: Final = ProblemType(
+    "FP012",
+    410,
+    "lease-lost",
+    "The lease is not held any more",
+    "Its time ran out before it was renewed, or it was released, or the id or secret is not that of a live lease. "
+    "Somebody else may hold the lock now. It cannot be renewed, and it mints no more tokens.",
+    "Stop working under this lease. Acquire the lock anew, claim or read what it covers, and decide again.",
+)
 BAD_REQUEST: Final = ProblemType(
     "FP016",
     400,
@@ -172,6 +201,15 @@ BODY_TOO_LARGE: Final = ProblemType(
     "The body is too large",
     "The request body has more bytes, or the request touches more rows, than the gateway is set to take.",
     "Send less at once, or raise FENCEPOST_MAX_BODY_BYTES or FENCEPOST_MAX_ROWS.",
+)
+UNISSUED_TOKEN: Final = ProblemType(
+    "FP018",
+    409,
+    "unissued-token",
+    "The token was never issued",
+    "The table takes the tokens of one source only, and this source has not issued one this high. Accepting it would "
+    "lock everybody out until the source gets there. Nothing was changed.",
+    "Use the tokens that your lease gave: POST /v1/leases, or `fencepost lock`.",
 )
 NO_ROUTE: Final = ProblemType(
     "FP019",
@@ -266,10 +304,14 @@ PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = (
     UNPROTECTED_TABLE,
     ROW_NOT_FOUND,
     UNKNOWN_TABLE,
+    WRONG_TOKEN_SOURCE,
     OUTCOME_UNKNOWN,
     DATABASE_UNAVAILABLE,
+    LOCK_HELD,
+    LEASE_LOST,
     BAD_REQUEST,
     BODY_TOO_LARGE,
+    UNISSUED_TOKEN,
     NO_ROUTE,
     METHOD_NOT_ALLOWED,
     NOT_ACCEPTABLE,
@@ -304,6 +346,16 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
                 resource=resource,
                 presented_token=presented,
                 current_token=mark,
+            )
+        case Unissued(resource, presented, issued):
+            return Problem(
+                UNISSUED_TOKEN,
+                f"Token {presented} for {resource} was never issued: the built-in source has issued none above"
+                f" {issued}.",
+                hint="Tokens of this table come from leases: POST /v1/leases, or `fencepost lock`.",
+                resource=resource,
+                presented_token=presented,
+                extra={"issued": str(issued)},
             )
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)

@@ -24,16 +24,25 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class Unissued:
+    """The table's source has issued no token this high (R12)."""
+
+    resource: str
+    presented: Token
+    issued: int
+
+
+@dataclass(frozen=True, slots=True)
 class MissingRow:
     """There is no such row (or row security hides it), and no mark that the token would be too old for."""
 
     resource: str
 
 
-Refusal = Stale | Spent
+Refusal = Stale | Spent | Unissued
 
 
-def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Refusal | None:
+def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Stale | Spent | None:
     """Judge a token by a mark: None when the rule accepts it, else why not."""
     if accepts(rule, mark, token):
         return None

@@ -52,12 +52,13 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
             gateway.database.connection() as connection,
             naming_the_column(connection, table, None, key),
         ):
-            return await retrying(lambda: _claim(connection, table, fence, key, token))
+            return await retrying(lambda: claim_on(connection, table, fence, key, token))
 
     return await on_table(gateway, request.resource.table, "claim", use)
 
 
-async def _claim(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:
+async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:
+    """Claim on a connection, which may be in a transaction: a grant claims in its own."""
     change = Change((), "", target_of(table, None), named=True)
     resource = ""
     for _ in range(ROUNDS):

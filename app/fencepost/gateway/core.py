@@ -16,6 +16,8 @@ from fencepost.fencing.problems import (
 )
 from fencepost.fencing.token import Token
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
+from fencepost.gateway.superseded import naming_the_holder
+from fencepost.locks.postgres import PostgresLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
 from fencepost.storage.catalog import MARK_COLUMN, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
@@ -51,12 +53,13 @@ class Gateway:
     catalog: CatalogCache
     emit: Emit
     max_rows: int
+    locks: PostgresLocks
 
 
 async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table], Awaitable[Outcome]]) -> Outcome:
     """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated.
 
-    Errors of storage become problems here, and nowhere else.
+    Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
     arrived = asyncio.get_running_loop().time()
     table = gateway.catalog.current.find(name)
@@ -70,6 +73,8 @@ async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table
             outcome = _unavailable(error)
         except RefusedError as error:
             outcome = problem_of_refused(error)
+    if isinstance(outcome, Problem):
+        outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
     _report(gateway.emit, table.name if table is not None else "", verb, outcome)
     return outcome

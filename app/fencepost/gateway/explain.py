@@ -1,5 +1,6 @@
 """What is known of a resource: its mark, rule and source, and how it came by them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
@@ -7,8 +8,10 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import NO_MARK
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key
 from fencepost.gateway.culprit import naming_the_column
+from fencepost.gateway.superseded import holder_of
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.errors import translated
+from fencepost.storage.issued import Issued
 from fencepost.storage.marks import Known, known
 
 
@@ -33,20 +36,26 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
         ):
             with translated(writing=False):
                 found = await known(connection, table, fence, resource.key)
-        return Explained([], body=_body(found, fence))
+            tokens = {found.live, found.recorded} if fence.builtin else set()
+            holders = {token: await holder_of(connection, token) for token in tokens if token}
+        return Explained([], body=_body(found, fence, holders))
 
     return await on_table(gateway, resource.table, "read", use)
 
 
-def _body(found: Known, fence: Fence) -> dict[str, object]:
+def _body(found: Known, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
+    def told(event: str, token: int, at: str | None) -> dict[str, object]:
+        by = holders.get(token)
+        return {"event": event, "token": str(token), "at": at, "by": by.body() if by else None}
+
     absent = found.recorded if found.row_absent else None
     mark = found.live if found.live is not None else absent
     story: list[dict[str, object]] = []
     if found.recorded is not None:
         event = "deleted, or claimed without a row" if found.row_absent else "created"
-        story.append({"event": event, "token": str(found.recorded), "at": found.changed_at})
+        story.append(told(event, found.recorded, found.changed_at))
     if found.live is not None and found.live != found.recorded:
-        story.append({"event": "last written or claimed", "token": str(found.live), "at": None})
+        story.append(told("last written or claimed", found.live, None))
     return {
         "resource": found.resource,
         "mark": str(mark if mark is not None else NO_MARK),

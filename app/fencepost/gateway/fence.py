@@ -3,8 +3,10 @@
 1. The conditional statement runs. A row came back: accepted, and committed.
 2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
 3. A mark refuses the token: stale or spent. It stays true however late it is said, because marks never fall.
-4. No row and no mark that refuses: missing.
-5. A live row with a mark that lets the token pass: the row was deleted and made anew between 1 and 2. Again, bounded.
+4. The table's source has not issued the token yet: unissued, whether or not there is a row (R12). Where the statement
+   of 1 did meet a row, its trigger has said so already, as FP018.
+5. No row and no mark that refuses: missing.
+6. A live row with a mark that lets the token pass: the row was deleted and made anew between 1 and 2. Again, bounded.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,7 +14,7 @@ from typing import Final
 
 from fencepost.fencing.problems import DATABASE_UNAVAILABLE, Problem, problem_of
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import MissingRow, Refusal, refusal
+from fencepost.fencing.verdict import MissingRow, Refusal, Unissued, refusal
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.errors import translated
@@ -30,6 +32,8 @@ def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRo
     mark = standing.live if standing.live is not None else standing.without_row
     if mark is not None and (verdict := refusal(fence.rule, standing.resource, mark, token)) is not None:
         return verdict
+    if standing.issued is not None and token > standing.issued:
+        return Unissued(standing.resource, token, standing.issued)
     return None if standing.live is not None else MissingRow(standing.resource)
 
 

@@ -15,8 +15,10 @@ from fencepost.fencing.problems import (
     STALE_TOKEN,
     Problem,
     ProblemType,
+    problem_of,
 )
 from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import Unissued
 from fencepost.storage.errors import RefusedError
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
@@ -41,11 +43,20 @@ _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
 
 
 SUPPRESSED: Final = "FP403"
+UNISSUED: Final = "FP018"
+
+_TOLD: Final[dict[str, frozenset[str]]] = {
+    "FP400": frozenset(),
+    "FP409": frozenset({"presented", "mark"}),
+    "FP428": frozenset(),
+    UNISSUED: frozenset({"resource", "presented", "issued"}),
+}
+"""What the functions of the schema fencepost raise, and what of it their DETAIL must have."""
 
 
 def problem_of_refused(error: RefusedError) -> Problem:
     """Map an SQLSTATE. What the table does not name is 400: the statement was understood and refused."""
-    if error.sqlstate in ("FP409", "FP428", "FP400") and (told := _told(error)) is not None:
+    if error.sqlstate in _TOLD and (told := _told(error)) is not None:
         return _of_trigger(error, told)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
@@ -75,8 +86,7 @@ def _told(error: RefusedError) -> dict[str, str] | None:
         told = json.loads(error.detail or "{}")
     except ValueError:
         return None
-    complete = isinstance(told, dict) and (error.sqlstate != "FP409" or {"presented", "mark"} <= told.keys())
-    return told if complete else None
+    return told if isinstance(told, dict) and _TOLD[error.sqlstate] <= told.keys() else None
 
 
 def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
@@ -95,6 +105,8 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
         )
     if error.sqlstate == "FP400":
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
+    if error.sqlstate == UNISSUED:
+        return problem_of(Unissued(told["resource"], Token(int(told["presented"])), int(told["issued"])), "strict")
     presented, mark = Token(int(told["presented"])), int(told["mark"])
     return Problem(
         SPENT_TOKEN if presented == mark else STALE_TOKEN,

@@ -7,6 +7,7 @@ from fencepost.fencing.problems import (
     NOT_ACCEPTABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
+    UNISSUED_TOKEN,
     Problem,
 )
 from fencepost.fencing.token import Token
@@ -101,7 +102,9 @@ async def _insert(
 async def _why_refused(
     connection: Connection, table: Table, fence: Fence, token: Token, body: Body, error: RefusedError
 ) -> Problem | None:
-    """A duplicate under a stale token is stale (FP001, not 23505), and a refusal lists every row that refused."""
+    """A duplicate under a stale token is stale (FP001, not 23505), and a refusal lists every row that refused; one
+    under a token that was never issued is FP018.
+    """
     if error.sqlstate not in REFUSED_INSERTS or not table.key or not set(table.key) <= set(body.columns):
         return None
     with translated(writing=False):
@@ -111,7 +114,7 @@ async def _why_refused(
     ]
     refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
     if not refusals:
-        return None
+        return next((p for p in problems if p.type is UNISSUED_TOKEN), None)
     return refusals[0] if len(standings) == 1 else _refused_rows(table, token, refusals)
 
 

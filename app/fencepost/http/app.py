@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from fencepost import __version__, wire
 from fencepost.fencing.problems import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE, Problem, bad_request
@@ -18,6 +20,7 @@ from fencepost.gateway.core import Gateway
 from fencepost.http.data import DataRoute
 from fencepost.http.docs import docs_routes
 from fencepost.http.edge import Edge, RequestDone
+from fencepost.http.leases import lease_routes
 from fencepost.http.openapi import build_openapi
 from fencepost.http.problem_pages import problem_routes
 from fencepost.http.problem_response import problem_response
@@ -33,6 +36,7 @@ class Parts:
     gateway: Callable[[], Gateway]
     ready: Callable[[], Awaitable[wire.Readiness]]
     metrics: Metrics
+    measure: Callable[[], Awaitable[None]]
     done: RequestDone
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
     max_body_bytes: int
@@ -49,6 +53,7 @@ class Application(FastAPI):
             lifespan=parts.lifespan,
             openapi_tags=[
                 {"name": "fences", "description": "Claims, and what is known of a resource."},
+                {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
                 {"name": "service", "description": "Health and metrics."},
             ],
             docs_url=None,
@@ -59,8 +64,13 @@ class Application(FastAPI):
         self._parts = parts
         self._documented: tuple[int, dict[str, Any]] | None = None
         self.include_router(claim_routes(parts.gateway, parts.max_body_bytes))
-        self.include_router(health_routes(parts.ready, parts.metrics))
-        self.router.routes[:0] = [DataRoute(parts.gateway, parts.max_body_bytes)]
+        leases = lease_routes(parts.gateway, parts.max_body_bytes)
+        self.include_router(leases)
+        self.include_router(health_routes(parts.ready, parts.metrics, parts.measure))
+        # Whoever works under locks asks these often: FastAPI documents them, and plain routes to the same functions
+        # answer them, which take the bare request.
+        plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
+        self.router.routes[:0] = [DataRoute(parts.gateway, parts.max_body_bytes), *plain]
         self.router.routes.extend(docs_routes(self._catalog, version=__version__))
         self.router.routes.extend(problem_routes())
         self.add_middleware(Edge, done=parts.done, access_log=parts.access_log)

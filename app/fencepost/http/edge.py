@@ -81,7 +81,7 @@ def _request_id(scope: Scope) -> bytes:
 def _route(scope: Scope) -> str:
     """Name the route without what callers can invent: a label must have few values."""
     path: str = scope["path"]
-    for prefix in ("/v1/data", "/v1/claims", "/v1/fences", "/docs", "/problems"):
+    for prefix in ("/v1/data", "/v1/claims", "/v1/fences", "/v1/leases", "/v1/locks", "/docs", "/problems"):
         if path.startswith(prefix):
             return prefix
     return path if path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json") else "other"

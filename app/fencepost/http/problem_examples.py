@@ -11,6 +11,8 @@ from fencepost.fencing.problems import (
     DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
     INVALID_VALUE,
+    LEASE_LOST,
+    LOCK_HELD,
     MALFORMED_TOKEN,
     METHOD_NOT_ALLOWED,
     NO_ROUTE,
@@ -22,12 +24,13 @@ from fencepost.fencing.problems import (
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
+    WRONG_TOKEN_SOURCE,
     Problem,
     ProblemType,
     problem_of,
 )
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import Spent, Stale
+from fencepost.fencing.verdict import Spent, Stale, Unissued
 
 _RESOURCE: Final = "orders/order-123"
 
@@ -67,6 +70,32 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
     Problem(DATABASE_UNAVAILABLE, "No connection to PostgreSQL could be had within 5 seconds.", retry_after=1),
     Problem(BAD_REQUEST, "orders has no column colour.", hint="Its columns are order_id, status."),
     Problem(BODY_TOO_LARGE, "The body has more than 1048576 bytes."),
+    problem_of(Unissued(_RESOURCE, Token(9_000_000), 41), "strict"),
+    Problem(
+        WRONG_TOKEN_SOURCE,
+        "orders/order-123 has the mark 9000, and token 41 was only drawn this moment: another source hands out tokens "
+        "for orders.",
+        resource=_RESOURCE,
+        current_token=9000,
+    ),
+    Problem(
+        LOCK_HELD,
+        "worker-a@host-1 has held nightly-report since 2026-11-20T02:00:00.000000+00:00.",
+        retry_after=28,
+        extra={
+            "lock": "nightly-report",
+            "holder": "worker-a@host-1",
+            "lease_id": "40",
+            "held_since": "2026-11-20T02:00:00.000000+00:00",
+            "held_until": "2026-11-20T02:00:30.000000+00:00",
+            "waiting": 0,
+        },
+    ),
+    Problem(
+        LEASE_LOST,
+        "Lease 40 of nightly-report expired at 2026-11-20T02:00:30.000000+00:00.",
+        extra={"lease_id": "40", "lock": "nightly-report", "ended_at": "2026-11-20T02:00:30.000000+00:00"},
+    ),
     Problem(NO_ROUTE, "No route has the path /v1/orders.", hint="Tables are under /v1/data/."),
     Problem(METHOD_NOT_ALLOWED, "/v1/claims does not take GET."),
     Problem(NOT_ACCEPTABLE, "The query matches 3 rows, and one object was asked for."),

@@ -40,7 +40,8 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
-def _problems(*statuses: tuple[int, str]) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: tuple[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Document these errors of a route."""
     return {status: {"description": text, **_PROBLEM} for status, text in statuses}
 
 
@@ -66,7 +67,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.ClaimAnswer,
         summary="Claim a resource: nobody older can write to it from now on",
         openapi_extra=CLAIM_BODY,
-        responses=_problems(
+        responses=problems(
             (400, "The body, the key or the token cannot be read."),
             (403, "The table is not protected."),
             (404, "There is no such table."),
@@ -83,13 +84,13 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
         A key without a row is claimed too; `row` is null then.
         """
-        return await _answered(_claim(gateway, max_body_bytes, request))
+        return await answered(_claim(gateway, max_body_bytes, request))
 
     @router.get(
         "/v1/fences",
         response_model=wire.FenceAnswer,
         summary="What is known of a resource: mark, rule, source",
-        responses=_problems(
+        responses=problems(
             (400, "The resource cannot be read, or the request carries a token."),
             (403, "The table is not protected."),
             (404, "There is no such table."),
@@ -98,19 +99,21 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
         """Tell a resource's mark, and what is known of how it came by it."""
-        return await _answered(_explain(gateway, request))
+        return await answered(_explain(gateway, request))
 
     return router
 
 
-async def _answered(answer: Awaitable[Response]) -> Response:
+async def answered(answer: Awaitable[Response]) -> Response:
+    """Give the answer, or that of what the request lacks."""
     try:
         return await answer
     except RequestError as error:
         return problem_response(error.problem)
 
 
-def _json(body: object, headers: dict[str, str] | None = None) -> Response:
+def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
+    """Build an answer of the system routes."""
     return Response(
         orjson.dumps(body), media_type="application/json", headers={"Cache-Control": "no-store", **(headers or {})}
     )
@@ -133,7 +136,7 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
         return problem_response(outcome)
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
-    return _json(body, {"X-Fence-Mark": str(outcome.mark)})
+    return json_response(body, {"X-Fence-Mark": str(outcome.mark)})
 
 
 def _resource_parameter(raw: bytes) -> Resource:
@@ -154,17 +157,19 @@ async def _explain(gateway: Callable[[], Gateway], request: Request) -> Response
         return problem_response(outcome)
     if not isinstance(outcome, Explained):
         raise TypeError(f"an explanation gave {outcome!r}")
-    return _json(outcome.body)
+    return json_response(outcome.body)
 
 
-def health_routes(ready: Callable[[], Awaitable[wire.Readiness]], metrics: Metrics) -> APIRouter:
+def health_routes(
+    ready: Callable[[], Awaitable[wire.Readiness]], metrics: Metrics, measure: Callable[[], Awaitable[None]]
+) -> APIRouter:
     """Give /healthz, /readyz and /metrics."""
     router = APIRouter(tags=["service"])
 
     @router.get("/healthz", response_model=wire.Health, summary="Whether the process is alive")
     async def healthz() -> Response:
         """Answer as long as the process can answer at all; it says nothing of the database."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @router.get(
         "/readyz",
@@ -175,13 +180,14 @@ def health_routes(ready: Callable[[], Awaitable[wire.Readiness]], metrics: Metri
     async def readyz() -> Response:
         """Ask the database, and compare its schema with what this version works with."""
         state = await ready()
-        response = _json(state)
+        response = json_response(state)
         response.status_code = 200 if state["status"] == "ready" else 503
         return response
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def get_metrics() -> Response:
-        """Tell counts, times and the pool's state, over all workers."""
+        """Tell counts, times, the pool's state over all workers, and the locks of the whole database."""
+        await measure()
         return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     return router

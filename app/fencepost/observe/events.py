@@ -29,6 +29,40 @@ class Refused:
     current: int | None
 
 
+LeaseVerb = Literal["acquire", "renew", "mint", "release"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """A lease was asked for or asked of. `verdict`: granted, repeated, done, or the code of the refusal.
+
+    `waited` seconds in the queue; `tokens` were drawn.
+    """
+
+    verb: LeaseVerb
+    verdict: str
+    locks: tuple[str, ...] = ()
+    lease_id: int | None = None
+    owner: str | None = None
+    waited: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFailed:
+    """Waiters could not be kept in their queues, or taken out, or nothing be swept; it is tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HolderUnknown:
+    """A refusal was told without saying whose token the mark is: that could not be asked."""
+
+    table: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogLoaded:
     """A new picture of the database is in use."""
@@ -45,5 +79,5 @@ class ListenerLost:
     reason: str
 
 
-Event = Accepted | Refused | CatalogLoaded | ListenerLost
+Event = Accepted | Refused | LeaseAsked | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
 Emit = Callable[[Event], None]

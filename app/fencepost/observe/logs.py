@@ -6,7 +6,16 @@ from typing import Literal
 
 import structlog
 
-from fencepost.observe.events import Accepted, CatalogLoaded, Event, ListenerLost, Refused
+from fencepost.observe.events import (
+    Accepted,
+    CatalogLoaded,
+    Event,
+    HolderUnknown,
+    LeaseAsked,
+    ListenerLost,
+    QueueFailed,
+    Refused,
+)
 
 log = structlog.stdlib.get_logger("fencepost")
 
@@ -51,13 +60,33 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
 
 def on_event(event: Event) -> None:
     """Log an event. A refusal is news (somebody's lock was lost), an acceptance is not."""
+    # structlog would look for itself, and take longer than all the rest of an event.
+    level = _level(event)
+    if logging.root.isEnabledFor(level):
+        _log(level, event)
+
+
+def _level(event: Event) -> int:
+    match event:
+        case Accepted():
+            return logging.DEBUG
+        case Refused(verb=verb):  # somebody who asks for a row that is not there is no news
+            return logging.DEBUG if verb == "read" else logging.INFO
+        case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
+            return logging.INFO if verdict == "FP012" else logging.DEBUG
+        case CatalogLoaded():
+            return logging.INFO
+        case QueueFailed() | HolderUnknown() | ListenerLost():
+            return logging.WARNING
+
+
+def _log(level: int, event: Event) -> None:
     match event:
         case Accepted(table, verb, rows):
-            log.debug("accepted", table=table, verb=verb, rows=rows)
+            log.log(level, "accepted", table=table, verb=verb, rows=rows)
         case Refused(table, verb, code, detail, resource, presented, current):
-            # Somebody who asks for a row that is not there is no news.
             log.log(
-                logging.DEBUG if verb == "read" else logging.INFO,
+                level,
                 "refused",
                 table=table,
                 verb=verb,
@@ -67,7 +96,23 @@ def on_event(event: Event) -> None:
                 presented=presented,
                 current=current,
             )
+        case LeaseAsked(lease_verb, verdict, locks, lease_id, owner, waited, tokens):
+            log.log(
+                level,
+                "lease",
+                verb=lease_verb,
+                verdict=verdict,
+                locks=locks,
+                lease=lease_id,
+                owner=owner,
+                waited=round(waited, 3),
+                tokens=tokens,
+            )
+        case QueueFailed(reason):
+            log.log(level, "queues of locks", reason=reason)
+        case HolderUnknown(table, reason):
+            log.log(level, "who superseded a refused holder could not be found out", table=table, reason=reason)
         case CatalogLoaded(version, tables, protected):
-            log.info("catalog loaded", version=version, tables=tables, protected=protected)
+            log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
         case ListenerLost(reason):
-            log.warning("lost the connection that hears of changed tables; making it anew", reason=reason)
+            log.log(level, "lost the connection that hears of changed tables; making it anew", reason=reason)

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from fencepost.observe.events import Accepted, CatalogLoaded, Event, ListenerLost, Refused
+from fencepost.observe.events import Accepted, CatalogLoaded, Event, LeaseAsked, ListenerLost, QueueFailed, Refused
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -24,6 +24,34 @@ class Metrics:
         )
         self._rows = Counter(
             "fencepost_rows_written", "Rows in accepted writes.", ["table", "verb"], registry=self._registry
+        )
+        self._leases = Counter(
+            "fencepost_lease_operations",
+            "Leases asked for, renewed, minted from, released: granted, repeated, done, or the code of the refusal.",
+            ["verb", "verdict"],
+            registry=self._registry,
+        )
+        self._issued = Counter("fencepost_tokens_issued", "Tokens drawn, of grants and mints.", registry=self._registry)
+        self._waited = Histogram(
+            "fencepost_lock_wait_seconds",
+            "Time from a request for a lock to its grant.",
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
+            registry=self._registry,
+        )
+        self._locks = Gauge(
+            "fencepost_locks_held",
+            "Locks that somebody holds, in the whole database.",
+            multiprocess_mode="livemostrecent",
+            registry=self._registry,
+        )
+        self._waiters = Gauge(
+            "fencepost_lock_waiters",
+            "Requests that wait for locks, at all gateways.",
+            multiprocess_mode="livemostrecent",
+            registry=self._registry,
+        )
+        self._queue_failures = Counter(
+            "fencepost_lock_queue_failures", "How often the queues could not be kept up.", registry=self._registry
         )
         self._requests = Histogram(
             "fencepost_http_request_seconds",
@@ -59,6 +87,13 @@ class Metrics:
                 self._rows.labels(table, verb).inc(rows)
             case Refused(table, verb, code):
                 self._operations.labels(table, verb, code).inc()
+            case LeaseAsked(verb, verdict, _, _, _, waited, tokens):
+                self._leases.labels(verb, verdict).inc()
+                self._issued.inc(tokens)
+                if verdict == "granted":
+                    self._waited.observe(waited)
+            case QueueFailed():
+                self._queue_failures.inc()
             case CatalogLoaded(_, tables, protected):
                 self._reloads.inc()
                 self._tables.labels("yes").set(protected)
@@ -74,6 +109,11 @@ class Metrics:
         """Record the pool's state."""
         self._pool.labels("used").set(size - idle)
         self._pool.labels("idle").set(idle)
+
+    def locks(self, held: int, waiting: int) -> None:
+        """Record the state of all locks."""
+        self._locks.set(held)
+        self._waiters.set(waiting)
 
     def exposition(self) -> bytes:
         """Write the metrics in Prometheus's text form."""

@@ -11,6 +11,8 @@ from typing import Literal
 from fencepost.fencing.token import Rule
 
 MARK_COLUMN = "last_fence_token"
+BUILTIN = "builtin"
+"""The source whose tokens the sequence fencepost.tokens hands out (R9, R12)."""
 
 TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
 
@@ -56,6 +58,11 @@ class Fence:
     source: str
     delete_function: str
     intact: bool
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the table takes tokens of the built-in source only, so that how far it got is known."""
+        return self.source == BUILTIN
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from fencepost.storage.engine import Connection
 from fencepost.storage.protect import protect
 
 FIRST_TOKEN = 34
+LEASES_BEGIN = 1000
+"""Tokens of leases come after those that the README's story makes up by hand, so that both can be tried."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS public.orders (
@@ -45,6 +47,7 @@ async def load(dsn: str) -> int:
             for comment in _COMMENTS:
                 await connection.execute(comment)
         await protect(connection, "orders")
+        await connection.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)
         await connection.execute(_ROWS)
         return await _next_token(connection)
     finally:

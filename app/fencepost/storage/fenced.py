@@ -42,11 +42,14 @@ class FencedRow:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The answer to R5's question about one key: its name, the live row's mark, the mark of a key without a row."""
+    """The answer to R5's question about one key: its name, the live row's mark, the mark of a key without a row, and
+    for tables of the built-in source its newest token (R12).
+    """
 
     resource: str
     live: int | None
     without_row: int | None
+    issued: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +136,18 @@ async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> S
     """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense."""
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {_issued(fence)} AS issued"
         f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
         *key,
     )
     if row is None:
         raise RuntimeError("a SELECT without WHERE gave no row")
-    return Standing(row["resource"], row["live"], row["without_row"])
+    return Standing(row["resource"], row["live"], row["without_row"], row["issued"])
+
+
+def _issued(fence: Fence) -> str:
+    # It never falls, so "unissued" is asked after "stale" in the same statement, and a later draw only helps.
+    return "fencepost.issued()" if fence.builtin else "NULL::bigint"
 
 
 async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
@@ -147,13 +155,13 @@ async def ask_many(connection: Connection, table: Table, fence: Fence, body: str
     match = " AND ".join(f"r.{quote(c)} = b.{quote(c)}" for c in table.key)
     rows = await connection.fetch(
         f"SELECT n.resource, r.{MARK} AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {_issued(fence)} AS issued"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {match} ORDER BY n.resource",
         body,
     )
-    return [Standing(row["resource"], row["live"], row["without_row"]) for row in rows]
+    return [Standing(row["resource"], row["live"], row["without_row"], row["issued"]) for row in rows]
 
 
 async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:

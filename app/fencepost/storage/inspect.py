@@ -96,7 +96,8 @@ async def examine_server(connection: Connection) -> list[Finding]:
     if strays := await connection.fetchval(
         """SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencepost'::regnamespace
            AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
-           AND c.relname NOT IN ('protected', 'marks', 'floors', 'alembic_version')"""
+           AND c.relname NOT IN ('protected', 'marks', 'floors', 'alembic_version', 'locks', 'leases', 'draws',
+                                 'gateways', 'waiters', 'live_waiters')"""
     ):
         findings.append(
             Finding(
@@ -227,6 +228,8 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         "SELECT has_function_privilege('fencepost.raise_mark(text, bigint, text, boolean)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_without_row(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
     )
     if not allowed:
         role = await connection.fetchval("SELECT current_user::text")
@@ -234,7 +237,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
             Finding(
                 "error",
                 "privileges",
-                f"the role {role} may not raise marks: run `fencepost migrate --gateway-role {role}`",
+                f"the role {role} may not raise marks or grant leases: run `fencepost migrate --gateway-role {role}`",
             )
         )
     return findings

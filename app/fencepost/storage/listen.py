@@ -1,4 +1,4 @@
-"""Hears of changed tables: LISTEN fencepost on a connection of its own, made anew whenever it breaks."""
+"""Hears of changed tables and released locks: LISTEN on a connection of its own, made anew whenever it breaks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,27 @@ LONGEST_PAUSE: Final = 5.0
 
 
 class Listener:
-    """Calls `reload` for each `NOTIFY fencepost` and after each reconnection, when some may have been missed."""
+    """Calls `reload` for each `NOTIFY fencepost`, `woken` with each payload on the gateway's own channel.
 
-    def __init__(self, dsn: str, reload: Callable[[], Awaitable[object]], lost: Callable[[str], None]) -> None:
+    After each reconnection it calls `reload` and `connected`, for some may have been missed.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        reload: Callable[[], Awaitable[object]],
+        lost: Callable[[str], None],
+        *,
+        channel: str,
+        woken: Callable[[str], None],
+        connected: Callable[[], None],
+    ) -> None:
         self._dsn = dsn
         self._reload = reload
         self._lost = lost
+        self._channel = channel
+        self._woken = woken
+        self._connected = connected
         self._told = asyncio.Event()
 
     async def run(self) -> None:
@@ -36,7 +51,9 @@ class Listener:
         try:
             connection.add_termination_listener(lambda _connection: self._told.set())
             await connection.add_listener(CHANNEL, lambda *_notification: self._told.set())
+            await connection.add_listener(self._channel, lambda *notification: self._woken(str(notification[-1])))
             self._told.set()
+            self._connected()
             while not connection.is_closed():
                 await self._told.wait()
                 self._told.clear()

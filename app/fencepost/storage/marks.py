@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fencepost.fencing.token import Token, accepts
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import BUILTIN, Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Key
 from fencepost.storage.row_sql import MARK, key_match, parameter_resource
@@ -27,7 +27,8 @@ async def claim_absent(
     """Raise the mark of a key without a row: None when raised, else the mark that refused, or Appeared.
 
     Raising waits for whoever is inserting or deleting the key. Only then, in a statement of its own and so with a later
-    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7).
+    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7). And whether the token
+    was ever issued, where that matters: no trigger of the table sees a claim without a row (R12).
     """
     try:
         async with connection.transaction():
@@ -42,6 +43,16 @@ async def claim_absent(
                 f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
             ):
                 raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
+            # The source of now, not the catalog's. The statement above took the table's lock: who makes the table one
+            # of the built-in source either has done it, and is seen here, or waits until it can see this mark.
+            await connection.execute(
+                "SELECT fencepost.require_issued($1, $2) FROM fencepost.protected p"
+                " WHERE p.relation = to_regclass($3) AND p.source = $4",
+                resource,
+                token,
+                table.sql_name,
+                BUILTIN,
+            )
             return refused
     except Appeared as appeared:
         return appeared

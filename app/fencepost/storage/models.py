@@ -9,13 +9,17 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Index,
+    Integer,
+    LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import REGCLASS, TIMESTAMP
+from sqlalchemy.dialects.postgresql import REGCLASS, TIMESTAMP, UUID
 from sqlalchemy.types import UserDefinedType
 
 SCHEMA = "fencepost"
@@ -80,4 +84,73 @@ floors = Table(
     ),
     comment="Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be "
     "inserted under such a token (R6). Outlives unprotect.",
+)
+
+locks = Table(
+    "locks",
+    metadata,
+    Column(
+        "name",
+        Text(collation="C"),
+        CheckConstraint("octet_length(name) BETWEEN 1 AND 512", "locks_name_check"),
+        primary_key=True,
+    ),
+    Column("lease_id", BigInteger),
+    comment="One row per lock that somebody holds, or has tried to get. Those of idle locks are swept.",
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("secret_hash", LargeBinary),
+    Column("names", ARRAY(Text(collation="C")), nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("claims", ARRAY(Text(collation="C")), nullable=False),
+    Column("ttl_ms", Integer, CheckConstraint("ttl_ms > 0", "leases_ttl_check"), nullable=False),
+    Column("last_token", BigInteger, nullable=False),
+    Column("granted_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("ended_at", TIMESTAMP(timezone=True)),
+    UniqueConstraint("secret_hash", name="leases_secret_hash_key"),
+    comment="Grants. lease_id is the first token drawn for it, so no live lease has an older one. ended_at: released, "
+    "or superseded after it expired. Ended leases stay for a while, to tell a refused holder who came after it.",
+)
+
+draws = Table(
+    "draws",
+    metadata,
+    Column("first_token", BigInteger, primary_key=True, autoincrement=False),
+    Column("tokens", ARRAY(BigInteger), nullable=False),
+    Column("lease_id", BigInteger, nullable=False),
+    Column("drawn_at", TIMESTAMP(timezone=True), nullable=False),
+    comment="Which tokens were drawn together, for which lease. Written with every draw: a transaction that only calls "
+    "nextval is not flushed at commit, and its tokens could come again after a crash.",
+)
+
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("gateway", UUID, primary_key=True),
+    Column("seen_at", TIMESTAMP(timezone=True), nullable=False),
+    comment="Gateway processes that have waiters, and when they were last heard of. The waiters of a silent one do not "
+    "block a queue.",
+)
+
+waiters = Table(
+    "waiters",
+    metadata,
+    Column("ticket", BigInteger, nullable=False),
+    Column("name", Text(collation="C"), nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("gateway", UUID),
+    Column("visit", UUID, nullable=False),
+    Column("queued_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("give_up_at", TIMESTAMP(timezone=True), nullable=False),
+    PrimaryKeyConstraint("name", "ticket", name="waiters_pkey"),
+    Index("waiters_visit_idx", "visit"),
+    Index("waiters_secret_hash_idx", "secret_hash"),
+    comment="Who waits for a lock, one row per lock of the request. visit is the HTTP request that waits; gateway is "
+    "null between two requests of one waiter that keeps its place.",
 )

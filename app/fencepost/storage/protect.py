@@ -14,7 +14,7 @@ import asyncpg
 from fencepost.fencing.token import Rule
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
-from fencepost.storage.protect_sql import Ddl, unprotect_sql
+from fencepost.storage.protect_sql import TOO_HIGH, Ddl, unprotect_sql
 
 LOCK_TIMEOUT_MS: Final = 1000
 PAUSE: Final = 0.5
@@ -33,6 +33,7 @@ class Plan:
         """Write the plan for psql."""
         lines = [
             "BEGIN;",
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;",
             "SET LOCAL search_path = pg_catalog;",
             *(f"{s};" for s in self.statements),
             "COMMIT;",
@@ -80,24 +81,36 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
 
 
 async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> None:
-    """Run a plan; ProtectError when the table's lock cannot be had within `wait` seconds."""
+    """Run a plan; ProtectError when the table's lock cannot be had within `wait` seconds, or a mark is too high.
+
+    READ COMMITTED: what is read once the table is locked must not be older than the lock.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait
     while True:
         try:
-            async with connection.transaction():
+            async with connection.transaction(isolation="read_committed"):
                 await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
                 await connection.execute("SET LOCAL search_path = pg_catalog")
                 for statement in plan.statements:
                     await connection.execute(statement)
             break
-        except asyncpg.LockNotAvailableError as error:
+        # A deadlock: of somebody who has drawn a token and wants the table, while this has the table and wants to move
+        # the tokens.
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if loop.time() > deadline:
                 raise ProtectError(
                     plan.name,
-                    [f"somebody has held a lock on it for {wait:g} s (see pg_stat_activity); nothing was changed."],
+                    [
+                        f"somebody has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
+                        " pg_stat_activity); nothing was changed."
+                    ],
                 ) from error
             await asyncio.sleep(PAUSE)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != TOO_HIGH:
+                raise
+            raise ProtectError(plan.name, [each for each in (error.message, error.hint) if each]) from error
     for statement in plan.afterwards:
         await connection.execute(statement)
 

@@ -1,38 +1,21 @@
 """The DDL of `protect` and `unprotect`, as text: what `--sql` prints is what runs.
 
-Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
-UPDATE that it guards. The comparisons themselves are in the schema fencepost (migrations/sql).
-
 Order of the triggers: `zzz_` puts them after everybody else's, so that they judge what is really written.
 """
 
-import hashlib
 from typing import Final
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN, quote
+from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT, Target
-from fencepost.storage.row_sql import comparison, encode_name, literal, resource_sql
+from fencepost.storage.protect_functions import Functions, dollar, drop_functions
+from fencepost.storage.row_sql import encode_name, literal
 
 PREFIX: Final = "zzz_fencepost_"
-# SQL that runs inside other people's sessions names its operators in full, against their search_path.
-_EQ: Final = "OPERATOR(pg_catalog.=)"
-_PINNED: Final = "SET search_path = pg_catalog, pg_temp"
-
-
-def function_stem(target: Target) -> str:
-    """The common start of the table's function names: readable, unique, and short of PostgreSQL's 63 bytes."""
-    digest = hashlib.sha256(f"{target.schema}\0{target.relation}".encode()).hexdigest()[:10]
-    readable = target.relation.encode()[:36].decode("utf-8", "ignore")
-    return f"{readable}_{digest}"
-
-
-def dollar(body: str) -> str:
-    """Quote a function's body with a tag that the body does not contain: a table may be called anything."""
-    tag = "$fn$"
-    while tag in body:
-        tag = f"{tag[:-1]}_$"
-    return f"{tag}{body} {tag}"
+HIGHEST_MARK: Final = 2**62
+"""Above it, too little would be left for the tokens that must come after a mark."""
+TOO_HIGH: Final = "54000"
+"""The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK."""
 
 
 class Ddl:
@@ -42,17 +25,9 @@ class Ddl:
         self.target = target
         self.rule = rule
         self.source = source
-        self.table = f"{quote(target.schema)}.{quote(target.relation)}"
-        self.stem = function_stem(target)
-        self.name = literal(target.name)
-
-    def function(self, part: str) -> str:
-        """Name one of the table's functions."""
-        return f"fencepost.{quote(f'{self.stem}_{part}')}"
-
-    def resource(self, record: str) -> str:
-        """Render the resource name of NEW, OLD or r."""
-        return resource_sql(self.target.name, [(k.base_name, f"{record}.{quote(k.name)}") for k in self.target.key])
+        self.functions = Functions(target, rule, source)
+        self.table = self.functions.table
+        self.name = self.functions.name
 
     def protect(self) -> list[str]:
         """List what makes the table protected, in order. Every statement can be repeated."""
@@ -67,10 +42,11 @@ class Ddl:
             self._column_comment(),
             f"INSERT INTO fencepost.floors (name) VALUES ({self.name}) ON CONFLICT DO NOTHING",
             *self._take_up_marks(),
-            *self._functions(),
+            *self.functions.create(),
             *self._triggers(),
             *self._move_marks(),
             *self._register(),
+            *self._issue_beyond_marks(),
             "NOTIFY fencepost, 'reload'",
         ]
 
@@ -94,102 +70,19 @@ BEGIN
   IF EXISTS (SELECT FROM fencepost.marks WHERE starts_with(resource, {prefix}))
      AND NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass) THEN
     UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m
-     WHERE m.resource = {self.resource("r")} AND r.{MARK_COLUMN} < m.last_fence_token;
+     WHERE m.resource = {self.functions.resource("r")} AND r.{MARK_COLUMN} < m.last_fence_token;
     UPDATE fencepost.marks AS m SET row_absent = true WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent
-       AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {self.resource("r")} = m.resource);
+       AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {self.functions.resource("r")} = m.resource);
   END IF;
 END"""
         # The table's own triggers may fire here: they find their names as always.
         return ["SET LOCAL search_path TO DEFAULT", "DO " + dollar(body), "SET LOCAL search_path = pg_catalog"]
 
-    def _functions(self) -> list[str]:
-        op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
-        same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
-        rule = literal(self.rule)
-        name = self.function("name")
-        # The plain case first, and no SET clause or WHEN: both would cost more than the comparison.
-        update = f"""
-BEGIN
-  IF NEW.{MARK_COLUMN} OPERATOR(pg_catalog.>) OLD.{MARK_COLUMN} AND {same_key} THEN RETURN NEW; END IF;
-  NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {name}(OLD), {rule},
-    OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);
-  RETURN NEW;
-END"""
-        # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
-        insert = f"""
-BEGIN
-  NEW.{MARK_COLUMN} := CASE WHEN NEW.{MARK_COLUMN} <> 0 THEN abs(NEW.{MARK_COLUMN})
-                            ELSE fencepost.given({self.name}) END;
-  IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({name}(NEW), NULL, NULL); END IF;
-  RETURN NEW;
-END"""
-        inserted = f"""
-BEGIN
-  PERFORM fencepost.judge_insert({self.name}, {self.resource("NEW")}, NEW.{MARK_COLUMN}, {rule});
-  RETURN NULL;
-END"""
-        deleted = f"""
-BEGIN
-  PERFORM fencepost.judge_delete({self.name}, {self.resource("OLD")}, OLD.{MARK_COLUMN}, {rule}, OLD.xmin);
-  RETURN NULL;
-END"""
-        return [
-            # One text whatever the caller's search_path: used where an error names the resource.
-            f"CREATE OR REPLACE FUNCTION {self.function('name')}(r {self.table}) RETURNS text"
-            f" LANGUAGE plpgsql IMMUTABLE {_PINNED} AS " + dollar(f"BEGIN RETURN {self.resource('r')}; END"),
-            self._trigger_function("upd", update, ""),
-            self._trigger_function("ins", insert, _PINNED),
-            self._trigger_function("insmark", inserted, f"SECURITY DEFINER {_PINNED}"),
-            self._trigger_function("del", deleted, f"SECURITY DEFINER {_PINNED}"),
-            *self._delete_function(op),
-            # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
-            "REVOKE EXECUTE ON FUNCTION "
-            + ", ".join(f"{self.function(part)}()" for part in ("upd", "ins", "insmark", "del"))
-            + " FROM PUBLIC",
-        ]
-
-    def _trigger_function(self, part: str, body: str, options: str) -> str:
-        return (
-            f"CREATE OR REPLACE FUNCTION {self.function(part)}() RETURNS trigger LANGUAGE plpgsql"
-            f" {options} AS {dollar(body)}"
-        )
-
-    def _delete_function(self, op: str) -> list[str]:
-        """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end."""
-        arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
-        match = " AND ".join(f"r.{quote(k.name)} {_EQ} k{n}" for n, k in enumerate(self.target.key, 1))
-        body = f"""
-#variable_conflict use_variable
-DECLARE
-  before text := pg_catalog.current_setting('fencepost.token', true);
-BEGIN
-  IF NOT EXISTS (SELECT FROM fencepost.protected p
-                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
-    PERFORM fencepost.outdated({self.name});
-  END IF;
-  PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
-  FOR round IN 1..10 LOOP
-    RETURN QUERY DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token RETURNING r.*;
-    EXIT WHEN FOUND;
-    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
-    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
-    PERFORM FROM {self.table} AS r WHERE {match} AND (r.{MARK_COLUMN} {op} token OR fencepost.ours(r.xmin));
-    EXIT WHEN NOT FOUND;
-    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
-  END LOOP;
-  PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
-END"""
-        return [
-            f"DROP FUNCTION IF EXISTS {self.function('delete')}",
-            f"CREATE FUNCTION {self.function('delete')}({arguments}, token bigint) RETURNS SETOF {self.table}"
-            f" LANGUAGE plpgsql AS {dollar(body)}",
-        ]
-
     def _triggers(self) -> list[str]:
         def trigger(part: str, event: str, condition: str = "") -> str:
             return (
                 f"CREATE OR REPLACE TRIGGER {PREFIX}{part} {event} ON {self.table} FOR EACH ROW{condition}"
-                f" EXECUTE FUNCTION {self.function(part)}()"
+                f" EXECUTE FUNCTION {self.functions.called(part)}()"
             )
 
         absent = f" WHEN (NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
@@ -214,7 +107,7 @@ END"""
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions)"
             f" VALUES ({relation}, {self.name}, {literal(self.rule)}, {literal(self.source)}, ARRAY[{key}],"
-            f" {literal(self.stem)})"
+            f" {literal(self.functions.stem)})"
             f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
             f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions",
         ]
@@ -237,13 +130,58 @@ END"""
             *drop_functions(old.functions),
         ]
 
+    def _issue_beyond_marks(self) -> list[str]:
+        """Becoming a table of the built-in source: its tokens go on from above all marks that are there.
 
-def drop_functions(stem: str) -> list[str]:
-    """Drop a table's functions. Their triggers must be gone, or point at others."""
-    return [
-        f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_{part}')}"
-        for part in ("upd", "ins", "insmark", "del", "delete", "name")
-    ]
+        Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: nobody draws from it
+        until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that passes.
+        A claim of a key without a row takes the table's lock last; it looks at the source after that (marks.py). Under
+        the built-in source no mark rises above the sequence, so repeating `protect` looks at no row (a new name may
+        have marks of a table that was called so before).
+        """
+        before = self.target.registered
+        stays = before is not None and (before.source, before.name) == (BUILTIN, self.target.name)
+        if self.source != BUILTIN or stays:
+            return []
+        prefix = literal(encode_name(self.target.name) + "/")
+        relation = f"{literal(self.table)}::regclass"
+        name = self.target.name.replace("%", "%%")  # for format()
+        mend = (
+            f"No lock service counts that far: somebody made it up. While nobody writes, take the protection away"
+            f" (fencepost unprotect {name}), set {MARK_COLUMN} of that row to 0, DELETE FROM fencepost.marks"
+            f" WHERE resource = %L, and protect the table again."
+        )
+        mend_floor = f"Nobody may insert below it. UPDATE fencepost.floors lowers it, where name is {name}."
+        body = f"""
+DECLARE
+  row_security text := current_setting('row_security');
+  high record;
+BEGIN
+  -- A policy that hides rows from their owner must fail here, and not hide their marks.
+  PERFORM set_config('row_security', 'off', true);
+  SELECT k.* INTO high FROM (
+    (SELECT {self.functions.called("name")}(r) AS resource, r.{MARK_COLUMN} AS mark, {literal(mend)} AS mend
+       FROM {self.table} AS r
+      -- A column that this transaction has added holds no mark: no need to read a large table for that.
+      WHERE NOT (SELECT fencepost.ours(a.xmin) FROM pg_attribute AS a
+                  WHERE a.attrelid = {relation} AND a.attname = {literal(MARK_COLUMN)})
+      ORDER BY r.{MARK_COLUMN} DESC LIMIT 1)
+    UNION ALL
+    (SELECT m.resource, m.last_fence_token, {literal(mend)} FROM fencepost.marks AS m
+      WHERE starts_with(m.resource, {prefix}) ORDER BY m.last_fence_token DESC LIMIT 1)
+    UNION ALL
+    SELECT {literal(f"The floor of {self.target.name}")}, f.floor, {literal(mend_floor)} FROM fencepost.floors AS f
+     WHERE f.name = {self.name}) AS k ORDER BY k.mark DESC LIMIT 1;
+  PERFORM set_config('row_security', row_security, true);
+  IF high.mark > {HIGHEST_MARK} THEN
+    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
+      MESSAGE = format('%s has the mark %s, above 2^62: the built-in tokens would have to go on from there, and too few'
+                       ' are left.', high.resource, high.mark),
+      HINT = format(high.mend, high.resource);
+  END IF;
+  PERFORM fencepost.issue_beyond(high.mark);
+END"""
+        return ["DO " + dollar(body)]
 
 
 def unprotect_sql(table: str, name: str, stem: str, partitions: tuple[str, ...], *, keep_marks: bool) -> list[str]:

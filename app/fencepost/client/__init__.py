@@ -1,0 +1,69 @@
+"""The Python client: `from fencepost import Client, SyncClient`. It knows the gateway by HTTP only."""
+
+from fencepost.client.answers import Claimed, Fence, LockState, Row, StoryEvent, Waiter
+from fencepost.client.client import Client
+from fencepost.client.clock import Clock, SystemClock
+from fencepost.client.errors import (
+    ApiError,
+    BadRequest,
+    ConstraintViolated,
+    FencepostError,
+    Forbidden,
+    LeaseLost,
+    LockHeld,
+    LossReason,
+    NotFound,
+    OutcomeUnknown,
+    RowNotFound,
+    SpentToken,
+    StaleToken,
+    TokenRequired,
+    Unavailable,
+    UnissuedToken,
+    WrongTokenSource,
+)
+from fencepost.client.keys import resource_of
+from fencepost.client.lease import Lease
+from fencepost.client.lock import Lock
+from fencepost.client.problem import Problem, Superseded
+from fencepost.client.retry import Retry
+from fencepost.client.sync import SyncClient
+from fencepost.client.sync_lease import SyncLease, SyncLock
+
+__all__ = [
+    "ApiError",
+    "BadRequest",
+    "Claimed",
+    "Client",
+    "Clock",
+    "ConstraintViolated",
+    "Fence",
+    "FencepostError",
+    "Forbidden",
+    "Lease",
+    "LeaseLost",
+    "Lock",
+    "LockHeld",
+    "LockState",
+    "LossReason",
+    "NotFound",
+    "OutcomeUnknown",
+    "Problem",
+    "Retry",
+    "Row",
+    "RowNotFound",
+    "SpentToken",
+    "StaleToken",
+    "StoryEvent",
+    "Superseded",
+    "SyncClient",
+    "SyncLease",
+    "SyncLock",
+    "SystemClock",
+    "TokenRequired",
+    "Unavailable",
+    "UnissuedToken",
+    "Waiter",
+    "WrongTokenSource",
+    "resource_of",
+]

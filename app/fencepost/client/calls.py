@@ -1,0 +1,131 @@
+"""Each method of the client as the request that it sends (DESIGN §3). No I/O here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from fencepost.client.exchange import Call, Pairs
+from fencepost.client.keys import Key, collection_path, resource_of, row_path
+from fencepost.client.lease import write_headers
+
+Filters: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]]
+"""PostgREST's filters: `{"status": "eq.new"}`, or pairs where a column has several."""
+
+WithToken: TypeAlias = Callable[[int], Call]
+"""A write that lacks only its token."""
+
+MAX_TOKEN: Final = 2**63 - 1
+LOCKS_PER_PAGE: Final = 1000
+_ROWS_BACK: Final = "return=representation"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What `select` asks for."""
+
+    filters: Filters
+    select: str | None
+    order: str | None
+    limit: int | None
+    offset: int | None
+
+    def pairs(self) -> Pairs:
+        """Return the query's parameters."""
+        single = {"select": self.select, "order": self.order, "limit": self.limit, "offset": self.offset}
+        return [*_pairs(self.filters), *((name, str(value)) for name, value in single.items() if value is not None)]
+
+
+def get(table: str, key: Key, select: str | None) -> Call:
+    """GET one row."""
+    return Call(method="GET", path=row_path(table, key), params=[] if select is None else [("select", select)])
+
+
+def select(table: str, query: Query) -> Call:
+    """GET rows."""
+    return Call(method="GET", path=collection_path(table), params=query.pairs())
+
+
+def fence(resource: str) -> Call:
+    """GET what is known of a resource."""
+    return Call(method="GET", path="/v1/fences", params=[("resource", resource)])
+
+
+def locks(name: str | None, after: str | None) -> Call:
+    """GET a page of locks."""
+    given = {"name": name, "after": after, "limit": str(LOCKS_PER_PAGE)}
+    pairs = [(member, value) for member, value in given.items() if value is not None]
+    return Call(method="GET", path="/v1/locks", params=pairs)
+
+
+def post(table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], token: int) -> Call:
+    """POST a row, or several."""
+    body = dict(rows) if isinstance(rows, Mapping) else [dict(row) for row in rows]
+    return _write("POST", collection_path(table), token, body)
+
+
+def patch(table: str, key: Key, changes: Mapping[str, Any], token: int) -> Call:
+    """PATCH one row."""
+    return _write("PATCH", row_path(table, key), token, dict(changes), resource=resource_of(table, key))
+
+
+def put(table: str, key: Key, row: Mapping[str, Any], token: int) -> Call:
+    """PUT one row."""
+    return _write("PUT", row_path(table, key), token, dict(row), resource=resource_of(table, key))
+
+
+def delete(table: str, key: Key, token: int) -> Call:
+    """DELETE one row."""
+    return _write("DELETE", row_path(table, key), token, None, prefer=None, resource=resource_of(table, key))
+
+
+def patch_where(table: str, filters: Filters, changes: Mapping[str, Any], token: int) -> Call:
+    """PATCH the rows that match."""
+    return _write("PATCH", collection_path(table), token, dict(changes), params=_some(filters))
+
+
+def delete_where(table: str, filters: Filters, token: int) -> Call:
+    """DELETE the rows that match."""
+    return _write("DELETE", collection_path(table), token, None, params=_some(filters))
+
+
+def checked_token(token: int) -> int:
+    """Return the token if it can be one (R11)."""
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise TypeError(f"token {token!r}: a token is an int")
+    if not 1 <= token <= MAX_TOKEN:
+        raise ValueError(f"token {token}: a token is from 1 to {MAX_TOKEN}")
+    return token
+
+
+def _write(
+    method: str,
+    path: str,
+    token: int,
+    body: object,
+    *,
+    prefer: str | None = _ROWS_BACK,
+    params: Pairs = (),
+    resource: str | None = None,
+) -> Call:
+    headers = write_headers(token, prefer)
+    return Call(
+        method=method,
+        path=path,
+        params=params,
+        headers=headers,
+        body=body,
+        writes=True,
+        resource=resource,
+        token=token,
+    )
+
+
+def _pairs(filters: Filters) -> Pairs:
+    return list(filters.items()) if isinstance(filters, Mapping) else list(filters)
+
+
+def _some(filters: Filters) -> Pairs:
+    pairs = _pairs(filters)
+    if not pairs:
+        raise ValueError("filters: a write of a whole table is refused: name the rows by a filter")
+    return pairs

@@ -1,0 +1,271 @@
+"""Every error that the client raises by itself.
+
+    FencepostError
+    └── ApiError                what the gateway said, in `problem`; or what came instead of an answer
+        ├── StaleToken          FP001  a newer token was accepted here: stop
+        ├── SpentToken          FP002  strict: this token was already used here
+        ├── TokenRequired       FP003  no token on a protected table
+        ├── WrongTokenSource    FP008  the mark comes from another token source
+        ├── UnissuedToken       FP018  the table's source has never issued this token
+        ├── LockHeld            FP011  somebody else holds the lock, and the wait is over
+        ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
+        ├── Forbidden           403    FP005 unprotected table, or no privilege
+        ├── NotFound            404    FP007 unknown table, FP019 no such route
+        │   └── RowNotFound     FP006
+        ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
+        ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
+        ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
+        └── OutcomeUnknown      FP009, or a write whose answer never came: it may have landed
+
+Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
+`exchange.foreign_errors`.
+"""
+# ruff: noqa: N818 - the public names: `except StaleToken` reads as what happened
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from fencepost.client.problem import Problem, Superseded
+
+LossReason = Literal["expired", "gone", "released"]
+"""Why a lease is lost: not renewed in time; the gateway says that it is no longer held; given back by its holder."""
+
+_NO_MEMBERS: Final[Mapping[str, Any]] = {}
+
+
+class FencepostError(Exception):
+    """Base of all errors of the client."""
+
+
+class ApiError(FencepostError):
+    """A request that did not do what was asked. `problem` is None when no answer of a gateway tells of it."""
+
+    def __init__(
+        self,
+        message: str,
+        problem: Problem | None = None,
+        *,
+        resource: str | None = None,
+        presented_token: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.problem = problem
+        self._resource = resource
+        self._presented_token = presented_token
+
+    @property
+    def members(self) -> Mapping[str, Any]:
+        """All members of the problem; empty without one."""
+        return self.problem.members if self.problem else _NO_MEMBERS
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status."""
+        return self.problem.status if self.problem else None
+
+    @property
+    def code(self) -> str | None:
+        """FPnnn, or an SQLSTATE."""
+        return self.problem.code if self.problem else None
+
+    @property
+    def type(self) -> str | None:
+        """The path of the page that explains this kind of error, on the gateway."""
+        return self._text("type")
+
+    @property
+    def detail(self) -> str | None:
+        """What happened, in a sentence."""
+        return self._text("detail")
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it."""
+        return self._text("hint")
+
+    @property
+    def resource(self) -> str | None:
+        """What the fence covers: `orders/order-1`."""
+        return self._text("resource") or self._resource
+
+    @property
+    def presented_token(self) -> int | None:
+        """The token that the request carried."""
+        told = self.problem.token("presented_token") if self.problem else None
+        return self._presented_token if told is None else told
+
+    @property
+    def current_token(self) -> int | None:
+        """The mark that it was compared with."""
+        return self.problem.token("current_token") if self.problem else None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may be sent again. The client has already done so, as its `retry` allows."""
+        return self.problem is not None and self.problem.retryable
+
+    @property
+    def retry_after(self) -> float | None:
+        """After how many seconds it may be worth it."""
+        return self.problem.retry_after if self.problem else None
+
+    @property
+    def superseded_by(self) -> Superseded | None:
+        """Who came after the caller, where it is known (R18)."""
+        return self.problem.superseded_by if self.problem else None
+
+    def _text(self, name: str) -> str | None:
+        return self.problem.text(name) if self.problem else None
+
+
+class StaleToken(ApiError):
+    """A newer token was accepted here (FP001). Never retried: acquire the lock anew, and decide again."""
+
+
+class SpentToken(ApiError):
+    """Under the rule strict this very token was already accepted here (FP002)."""
+
+
+class TokenRequired(ApiError):
+    """A write to a protected table carried no token (FP003)."""
+
+
+class WrongTokenSource(ApiError):
+    """The resource's mark comes from another token source (FP008)."""
+
+
+class UnissuedToken(ApiError):
+    """The table's token source has never issued this token (FP018)."""
+
+
+class LockHeld(ApiError):
+    """Somebody else holds the lock (FP011), or waits for it in front of us."""
+
+    @property
+    def lock(self) -> str | None:
+        """The first of the locks asked for that is held."""
+        return self._text("lock")
+
+    @property
+    def holder(self) -> str | None:
+        """Its holder's `owner`; None when it is free and others wait for it."""
+        return self._text("holder")
+
+    @property
+    def held_since(self) -> datetime | None:
+        """When it was granted, by the database's clock."""
+        return self.problem.time("held_since") if self.problem else None
+
+    @property
+    def held_until(self) -> datetime | None:
+        """When it expires unless it is renewed, by the database's clock."""
+        return self.problem.time("held_until") if self.problem else None
+
+    @property
+    def waiting(self) -> int | None:
+        """How many wait for it."""
+        count = self.members.get("waiting")
+        return count if isinstance(count, int) else None
+
+
+class LeaseLost(ApiError):
+    """The lease is no longer ours, or nobody can say that it is (FP012). Nothing was sent under it since."""
+
+    def __init__(self, message: str, problem: Problem | None = None, *, reason: LossReason = "gone") -> None:
+        super().__init__(message, problem)
+        self.reason: LossReason = reason
+
+    @property
+    def lease_id(self) -> str | None:
+        """The lease's public id, where the gateway told it."""
+        return self._text("lease_id")
+
+
+class Forbidden(ApiError):
+    """The table is not protected (FP005), or the gateway's database role may not do this."""
+
+
+class NotFound(ApiError):
+    """There is no such table, or no such route."""
+
+
+class RowNotFound(NotFound):
+    """There is no such row (FP006)."""
+
+
+class BadRequest(ApiError):
+    """The request cannot be understood; `detail` names what and where."""
+
+
+class ConstraintViolated(ApiError):
+    """A constraint of the table refused the data; `code` is the SQLSTATE. The token is not spent."""
+
+
+class Unavailable(ApiError):
+    """The gateway or its database cannot be reached, or is overloaded. Nothing was done.
+
+    `may_repeat` is False where trying again cannot help: the request itself could not be built.
+    """
+
+    def __init__(self, message: str, problem: Problem | None = None, *, may_repeat: bool = True) -> None:
+        super().__init__(message, problem)
+        self.may_repeat = may_repeat
+
+
+class OutcomeUnknown(ApiError):
+    """A write that may have landed, or may still (FP009). Nothing is retried by itself.
+
+    Under the rule strict `client.fence(resource)` tells: a mark equal to `presented_token` says that it landed. The
+    next write to the resource under the same lease carries a higher token, so this one cannot land after that.
+    """
+
+
+_BY_CODE: Final[dict[str, type[ApiError]]] = {
+    "FP001": StaleToken,
+    "FP002": SpentToken,
+    "FP003": TokenRequired,
+    "FP006": RowNotFound,
+    "FP008": WrongTokenSource,
+    "FP009": OutcomeUnknown,
+    "FP011": LockHeld,
+    "FP012": LeaseLost,
+    "FP018": UnissuedToken,
+}
+_BY_STATUS: Final[dict[int, type[ApiError]]] = {
+    400: BadRequest,
+    403: Forbidden,
+    404: NotFound,
+    405: BadRequest,
+    406: BadRequest,
+    413: BadRequest,
+    415: BadRequest,
+    422: BadRequest,
+}
+_SERVER_FAILED: Final = 500
+_UNAVAILABLE: Final = 503
+_INTERNAL_ERROR: Final = "FP023"
+_INTEGRITY = re.compile(r"23[0-9A-Z]{3}")
+
+
+def error_of(problem: Problem, *, writes: bool = False) -> ApiError:
+    """Give the error that a problem is told as. `writes`: what may have been done is an unknown outcome then."""
+    code = problem.code
+    kind = _BY_CODE.get(code or "") or _by_extent(problem, writes=writes) or _BY_STATUS.get(problem.status, ApiError)
+    if code and _INTEGRITY.fullmatch(code):
+        kind = ConstraintViolated
+    detail = problem.text("detail") or f"the answer was {problem.status}"
+    return kind(f"{detail} ({code})" if code else detail, problem)
+
+
+def _by_extent(problem: Problem, *, writes: bool) -> type[ApiError] | None:
+    """Tell failures of the other side apart by what may have been done: nothing, or nobody knows."""
+    if problem.code is not None and problem.status == _UNAVAILABLE and problem.retryable:
+        return Unavailable
+    if problem.status < _SERVER_FAILED or problem.code not in (None, _INTERNAL_ERROR):
+        return None
+    # The gateway's own failure, or a proxy's 502 or 504: nobody says that nothing was done.
+    if writes:
+        return OutcomeUnknown
+    return Unavailable if problem.code is None else None

@@ -1,0 +1,198 @@
+"""One request and its answer: what goes out, what comes back, and every way in which it can fail, told as ours.
+
+Lease upkeep has connections of its own: a renewal must not queue behind a thousand writes, nor behind acquires that
+wait for their turn in the gateway for half a minute.
+"""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeAlias
+
+import httpx
+
+from fencepost.client.clock import Clock
+from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable, error_of
+from fencepost.client.jsontext import dumps, loads
+from fencepost.client.problem import Problem
+from fencepost.client.retry import Retry, retrying
+
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+
+CONNECT_SECONDS: Final = 5.0
+DATA_CONNECTIONS: Final = 100
+IDLE_CONNECTIONS: Final = 20
+
+_PROBLEM: Final = "application/problem+json"
+_NOTHING_READ: Final = b""
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_BUILT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.CookieConflict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request. `writes`: doing it twice is not doing it once. `resource` and `token` are for errors to name."""
+
+    method: str
+    path: str
+    params: Pairs = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: object = None
+    writes: bool = False
+    upkeep: bool = False
+    read_seconds: float | None = None
+    resource: str | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A success. `body` is its JSON, or None when it has none."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+@contextmanager
+def foreign_errors(call: Call) -> Iterator[None]:
+    """Turn each of httpx's errors into one of ours: the only place where that happens."""
+    try:
+        yield
+    except _NEVER_SENT as error:
+        raise Unavailable(f"{_shown(call)} could not be sent: {_reason(error)}") from error
+    except _NEVER_BUILT as error:
+        raise Unavailable(f"{_shown(call)} could not be built: {_reason(error)}", may_repeat=False) from error
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise _unanswered(call, _reason(error)) from error
+
+
+class Exchange:
+    """The connections to one gateway."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        retry: Retry,
+        clock: Clock,
+        timeout: float,
+        headers: Mapping[str, str],
+        verify: ssl.SSLContext | bool,
+        transport: httpx.AsyncBaseTransport | None,
+        decimals: bool,
+    ) -> None:
+        self.clock = clock
+        self.retry = retry
+        self._decimals = decimals
+        self._timeout = timeout
+
+        def connections(limits: httpx.Limits) -> httpx.AsyncClient:
+            return httpx.AsyncClient(
+                base_url=_checked(url),
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
+                limits=limits,
+                verify=verify,
+                transport=transport,
+                trust_env=False,
+            )
+
+        self._data = connections(httpx.Limits(max_connections=DATA_CONNECTIONS, max_keepalive_connections=None))
+        self._upkeep = connections(httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._data.aclose()
+        await self._upkeep.aclose()
+
+    async def once(self, call: Call) -> Answer:
+        """Send a request, one time; whatever is not a success is raised."""
+        client = self._upkeep if call.upkeep else self._data
+        if client.is_closed:
+            raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)
+        headers = dict(call.headers)
+        content = None
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+            content = dumps(call.body)
+        timeout = httpx.Timeout(
+            self._timeout,
+            connect=min(self._timeout, CONNECT_SECONDS),
+            read=call.read_seconds if call.read_seconds is not None else self._timeout,
+        )
+        with foreign_errors(call):
+            response = await client.request(
+                call.method,
+                call.path,
+                params=list(call.params) or None,
+                headers=headers,
+                content=content,
+                timeout=timeout,
+            )
+        if not response.is_success:
+            raise error_of(_problem(response), writes=call.writes)
+        return Answer(response.status_code, response.headers, self._body(call, response))
+
+    async def repeat(self, call: Call) -> Answer:
+        """Send a request, again if that can help and the client's `retry` allows it."""
+        return await retrying(self.retry, self.clock, lambda: self.once(call), writes=call.writes)
+
+    def _body(self, call: Call, response: httpx.Response) -> object:
+        if response.content == _NOTHING_READ:
+            return None
+        try:
+            return loads(response.content, decimals=self._decimals)
+        except ValueError as error:
+            raise _unanswered(call, f"the answer {response.status_code} is not JSON") from error
+
+
+def _problem(response: httpx.Response) -> Problem:
+    members: object = None
+    if response.headers.get("content-type", "").partition(";")[0] == _PROBLEM:
+        try:
+            members = loads(response.content)
+        except ValueError:
+            members = None
+    after = response.headers.get("retry-after", "")
+    return Problem(
+        members if isinstance(members, dict) else {},
+        response.status_code,
+        float(after) if after.isascii() and after.isdigit() else None,
+    )
+
+
+def _unanswered(call: Call, reason: str) -> ApiError:
+    if call.writes:
+        return OutcomeUnknown(
+            f"{_shown(call)} was sent, and its answer is not known: {reason}. It may have landed, or may still",
+            resource=call.resource,
+            presented_token=call.token,
+        )
+    return Unavailable(f"{_shown(call)} was not answered: {reason}")
+
+
+def _shown(call: Call) -> str:
+    return f"{call.method} {call.path}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _checked(url: str) -> httpx.URL:
+    """Read the gateway's URL; ValueError if it is none."""
+    try:
+        read = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"url {url!r}: {error}") from error
+    if read.scheme not in ("http", "https") or not read.host:
+        raise ValueError(f"url {url!r}: a gateway is at http://host:port or https://host:port")
+    return read

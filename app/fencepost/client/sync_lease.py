@@ -1,0 +1,192 @@
+"""Leases and locks for code that is not asynchronous: each call runs in the client's own loop."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from fencepost.client.answers import Claimed, Row
+from fencepost.client.errors import LeaseLost
+from fencepost.client.lease import Lease
+from fencepost.client.lock import Lock
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+
+
+class Loop:
+    """An event loop in a thread of its own, from `open` to `close`."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def open(self) -> None:
+        """Start the thread."""
+        if self._portal is not None:
+            raise RuntimeError("this SyncClient is already open")
+        self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="fencepost client"))
+
+    def close(self) -> None:
+        """Wait for what is under way, and end the thread."""
+        self._portal = None
+        self._stack.close()
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work in the loop, and wait for it. An interrupt (Ctrl-C) of the waiting thread cancels the work."""
+        if self._portal is None:
+            raise RuntimeError("this SyncClient is not open: `with SyncClient(url) as c:`")
+        future: Future[T] = self._portal.start_task_soon(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class SyncLease:
+    """A lease, as `Lease` is, for code that is not asynchronous."""
+
+    def __init__(self, lease: Lease, loop: Loop) -> None:
+        self.asynchronous = lease
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self.asynchronous).replace("<Lease", "<SyncLease", 1)
+
+    @property
+    def id(self) -> str:
+        """The lease's public id."""
+        return self.asynchronous.id
+
+    @property
+    def secret(self) -> str:
+        """What renews, mints and releases; keep it."""
+        return self.asynchronous.secret
+
+    @property
+    def lock(self) -> str | None:
+        """The lock's name; None if the lease has several."""
+        return self.asynchronous.lock
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The names of all its locks."""
+        return self.asynchronous.locks
+
+    @property
+    def owner(self) -> str:
+        """What others are told about us."""
+        return self.asynchronous.owner
+
+    @property
+    def ttl(self) -> float:
+        """Seconds."""
+        return self.asynchronous.ttl
+
+    @property
+    def granted_at(self) -> datetime | None:
+        """When it was granted, by the database's clock."""
+        return self.asynchronous.granted_at
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it would have expired, as of the grant, by the database's clock."""
+        return self.asynchronous.expires_at
+
+    @property
+    def claims(self) -> tuple[Claimed, ...]:
+        """What was claimed with the grant."""
+        return self.asynchronous.claims
+
+    @property
+    def row(self) -> Row | None:
+        """The row that the claim returned; LookupError if the lock was not acquired with exactly one claim."""
+        return self.asynchronous.row
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the lease can be trusted at this moment. Once it was False it stays False."""
+        return self.asynchronous.trusted
+
+    @property
+    def remaining(self) -> float:
+        """Seconds of trust that are left unless a renewal comes; 0 once it has ended."""
+        return self.asynchronous.remaining
+
+    def check(self) -> None:
+        """Raise LeaseLost unless the lease can be trusted at this moment."""
+        self.asynchronous.check()
+
+    def wait_lost(self, timeout: float | None = None) -> LeaseLost | None:
+        """Wait until the lease is lost, and return why; None after `timeout` seconds."""
+
+        async def wait() -> LeaseLost | None:
+            try:
+                return await asyncio.wait_for(self.asynchronous.lost, timeout)
+            except TimeoutError:
+                return None
+
+        return self._loop.run(wait)
+
+    def next_token(self) -> int:
+        """Return a fresh token, larger than all before it: for one operation on each resource."""
+        return self._loop.run(self.asynchronous.next_token)
+
+    @contextlib.contextmanager
+    def operation(self, resource: str | None = None) -> Iterator[int]:
+        """Give a fresh token when no other write of this lease is under way on the resource (None: on any)."""
+        operation = self.asynchronous.operation(resource)
+        token = self._loop.run(operation.__aenter__)
+        try:
+            yield token
+        finally:
+            self._loop.run(lambda: operation.__aexit__(None, None, None))
+
+    def claim(self, resource: str) -> Row | None:
+        """Claim with a fresh token: nobody older can write from now on. Returns the row behind the fence (R7)."""
+        return self._loop.run(lambda: self.asynchronous.claim(resource))
+
+    def release(self) -> None:
+        """Give the lock back. Errors are logged, not raised."""
+        self._loop.run(self.asynchronous.release)
+
+
+class SyncLock:
+    """Used once, with `with`. Entering raises LockHeld when the wait is over, or why it could not be asked."""
+
+    def __init__(self, lock: Lock, loop: Loop) -> None:
+        self._lock = lock
+        self._loop = loop
+
+    def __enter__(self) -> SyncLease:
+        settled = asyncio.Event()
+
+        async def enter() -> Lease:
+            try:
+                return await self._lock.__aenter__()
+            finally:
+                settled.set()
+
+        async def leave_if_entered() -> None:
+            await settled.wait()
+            if self._lock.entered:
+                await self._lock.__aexit__(None, None, None)
+
+        try:
+            return SyncLease(self._loop.run(enter), self._loop)
+        except BaseException:
+            # Ctrl-C may come when the lock is ours already: nobody would leave it then.
+            self._loop.run(leave_if_entered)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.run(lambda: self._lock.__aexit__(kind, error, traceback))

@@ -1,0 +1,242 @@
+"""Acquiring locks, with claims in the same transaction: once granted, whoever held them before is fenced (R7, R9)."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import (
+    DATABASE_UNAVAILABLE,
+    LOCK_HELD,
+    OUTCOME_UNKNOWN,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNKNOWN_TABLE,
+    UNPROTECTED_TABLE,
+    WRONG_TOKEN_SOURCE,
+    Problem,
+    bad_request,
+)
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.claim import claim_on
+from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, require_fence, require_key
+from fencepost.gateway.refusals import problem_of_refused
+from fencepost.locks.postgres import Attempted
+from fencepost.observe.events import LeaseAsked
+from fencepost.storage import reading
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
+from fencepost.storage.leases import Acquired, Wanted
+from fencepost.storage.marks import known
+from fencepost.storage.query import QueryError
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """POST /v1/leases. `chosen`: the secret is the client's own, who can ask with it again."""
+
+    locks: tuple[str, ...]
+    secret: str
+    chosen: bool
+    owner: str
+    ttl_ms: int
+    wait_ms: int
+    tokens: int
+    claims: tuple[tuple[str, Resource], ...]
+    keep_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, as its holder hears of it."""
+
+    lease: Acquired
+    locks: tuple[str, ...]
+    claims: Sequence[Done]
+    waited_ms: int
+
+
+Claimed = tuple[Table, Fence, tuple[str, ...]]
+
+
+class _RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a grant back
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def hashed(secret: str) -> bytes:
+    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Acquire all locks and claim all claims, or nothing. `gone`: the client has hung up, and waits no longer."""
+    arrived = asyncio.get_running_loop().time()
+    outcome, doubtful = await _attempt(gateway, request, gone)
+    if doubtful:
+        try:
+            await gateway.catalog.begun_after(arrived)
+        except UnavailableError as error:
+            outcome = _problem_of(error)
+        else:
+            outcome, _ = await _attempt(gateway, request, gone)
+    if isinstance(outcome, Problem):
+        gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
+        return outcome
+    lease = outcome.lease
+    tokens = len(lease.tokens) + bool(request.claims) if lease.verdict == "granted" else 0
+    gateway.emit(
+        LeaseAsked(
+            "acquire",
+            lease.verdict,
+            request.locks,
+            lease.lease_id,
+            request.owner,
+            outcome.waited_ms / 1000,
+            tokens,
+        )
+    )
+    if gone.done() and not request.chosen and lease.lease_id is not None:
+        # Nobody has heard the secret, so nobody can ever use the lease.
+        try:
+            await gateway.locks.release(lease.lease_id, hashed(request.secret))
+        except StorageError as error:
+            return _problem_of(error)  # which nobody reads; the lease's time will run out
+    return outcome
+
+
+async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> tuple[Granted | Problem, bool]:
+    """Try once; the bool says that an outdated catalog may be why it failed."""
+    claimed = _resolve(gateway, request)
+    if isinstance(claimed, Problem):
+        return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
+    wanted = Wanted(
+        request.locks,
+        hashed(request.secret),
+        request.owner,
+        request.ttl_ms,
+        request.tokens,
+        tuple(text for text, _ in request.claims),
+        request.wait_ms,
+        request.keep_place,
+    )
+
+    async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
+        return [
+            await (_reread if repeated else _claim)(connection, table, fence, key, token)
+            for table, fence, key in claimed
+        ]
+
+    try:
+        attempted = await gateway.locks.acquire(wanted, claim if claimed else None, gone)
+    except _RefusedClaim as refused:
+        return refused.problem, False
+    except QueryError as error:
+        return bad_request(f"claim: {error}"), False
+    except StorageError as error:
+        return _problem_of(error), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
+    return _granted_or_held(attempted, request.locks), False
+
+
+def _granted_or_held(attempted: Attempted, locks: tuple[str, ...]) -> Granted | Problem:
+    acquired = attempted.acquired
+    match acquired.verdict:
+        case "granted" | "repeated":
+            claims = attempted.claims if isinstance(attempted.claims, list) else []
+            return Granted(acquired, tuple(sorted(locks, key=str.encode)), claims, attempted.waited_ms)
+        case "held" | "queued":
+            return held(acquired)
+        case "mismatch":
+            return _mismatch()
+
+
+def _mismatch() -> Problem:
+    return bad_request(
+        "X-Lease-Secret: this secret is that of a live lease of other locks or claims",
+        "Choose a new secret for every lease; repeat one only to repeat the same request.",
+    )
+
+
+def held(acquired: Acquired) -> Problem:
+    """Say who is in the way."""
+    if acquired.lease_id is None:
+        detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
+    else:
+        detail = f"{acquired.owner} has held {acquired.lock} since {acquired.granted_at}."
+    return Problem(
+        LOCK_HELD,
+        detail,
+        hint="Wait with wait_ms, or try again after Retry-After.",
+        retry_after=max(-(-(acquired.due_ms or 0) // 1000), 1),
+        extra={
+            "lock": acquired.lock,
+            "holder": acquired.owner,
+            "lease_id": None if acquired.lease_id is None else str(acquired.lease_id),
+            "held_since": acquired.granted_at,
+            "held_until": acquired.expires_at,
+            "waiting": acquired.waiting,
+        },
+    )
+
+
+def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
+    """Find the tables of all claims, in the order in which everybody takes locks."""
+    claimed = []
+    for text, resource in sorted(request.claims, key=lambda claim: claim[0].encode()):
+        table = gateway.catalog.current.find(resource.table)
+        if table is None:
+            return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
+        fence = require_fence(table)
+        if isinstance(fence, Problem):
+            return fence
+        try:
+            require_key(table, resource.key)
+        except QueryError as error:
+            return bad_request(f"claim: {text}: {error}")
+        claimed.append((table, fence, resource.key))
+    return claimed
+
+
+async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
+    outcome = await claim_on(connection, table, fence, key, token)
+    if isinstance(outcome, Done):
+        return outcome
+    if outcome.type in (STALE_TOKEN, SPENT_TOKEN):  # a token that was drawn this moment cannot be old
+        outcome = Problem(
+            WRONG_TOKEN_SOURCE,
+            f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
+            f"another source hands out tokens for {table.name}.",
+            hint=f"`fencepost protect {table.name} --source builtin` pins the table to leases and moves their tokens "
+            "past its marks.",
+            resource=outcome.resource,
+            presented_token=token,
+            current_token=outcome.current_token,
+        )
+    raise _RefusedClaim(outcome)
+
+
+async def _reread(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
+    """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
+    with translated(writing=False):
+        found = await known(connection, table, fence, key)
+        row = await reading.row(connection, table, key, None)
+    mark = max(found.live or 0, found.recorded or 0, token)
+    return Done([row.json] if row else [], mark, resource=found.resource)
+
+
+def _problem_of(error: StorageError) -> Problem:
+    if isinstance(error, RefusedError):
+        if error.constraint == "leases_secret_hash_key":  # two requests at once, for different locks
+            return _mismatch()
+        return problem_of_refused(error)
+    if isinstance(error, OutcomeUnknownError):
+        return Problem(
+            OUTCOME_UNKNOWN,
+            f"It is not known whether the lease was granted: {error}",
+            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again.",
+            retry_after=RETRY_AFTER,
+        )
+    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)

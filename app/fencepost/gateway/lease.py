@@ -1,0 +1,100 @@
+"""What can be done with a lease once it is there: renew, mint, release, look; and the list of locks.
+
+A lease that is lost, or unknown, or somebody else's is one answer: 410. Whoever hears it must stop.
+"""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fencepost.fencing.problems import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN, Problem
+from fencepost.gateway.acquire import hashed
+from fencepost.gateway.core import RETRY_AFTER, Gateway
+from fencepost.gateway.refusals import problem_of_refused
+from fencepost.observe.events import LeaseAsked, LeaseVerb
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
+from fencepost.storage.leases import Lease, LockState
+
+T = TypeVar("T")
+
+
+async def renew(gateway: Gateway, lease_id: int, secret: str, ttl_ms: int | None) -> Lease | Problem:
+    """Keep a lease alive, from now on for ttl_ms, or for as long as before."""
+    return await _asked(gateway, "renew", lease_id, lambda: gateway.locks.renew(lease_id, hashed(secret), ttl_ms))
+
+
+async def mint(gateway: Gateway, lease_id: int, secret: str, count: int) -> Lease | Problem:
+    """Draw more tokens under a lease."""
+    return await _asked(gateway, "mint", lease_id, lambda: gateway.locks.mint(lease_id, hashed(secret), count))
+
+
+async def release(gateway: Gateway, lease_id: int, secret: str) -> Problem | None:
+    """Give the locks back. Harmless when the lease is over already."""
+    over = await _guarded(lambda: gateway.locks.release(lease_id, hashed(secret)))
+    if isinstance(over, Problem):
+        return over
+    gateway.emit(LeaseAsked("release", "done" if over else LEASE_LOST.code or "", (), lease_id))
+    if over:
+        return None
+    return Problem(
+        LEASE_LOST,
+        f"Lease {lease_id} is held, and X-Lease-Secret is not that of its holder.",
+        extra={"lease_id": str(lease_id)},
+    )
+
+
+async def inspect(gateway: Gateway, lease_id: int) -> Lease | Problem:
+    """Look at a live lease."""
+    lease = await _guarded(lambda: gateway.locks.inspect(lease_id))
+    return await _lost(gateway, lease_id) if lease is None else lease
+
+
+async def locks(gateway: Gateway, name: str | None, after: str | None, limit: int) -> list[LockState] | Problem:
+    """List the locks that are held or waited for."""
+    return await _guarded(lambda: gateway.locks.states(name, after, limit))
+
+
+async def _asked(
+    gateway: Gateway, verb: LeaseVerb, lease_id: int, ask: Callable[[], Awaitable[Lease | None]]
+) -> Lease | Problem:
+    found = await _guarded(ask)
+    answer = await _lost(gateway, lease_id) if found is None else found
+    if isinstance(answer, Problem):
+        gateway.emit(LeaseAsked(verb, answer.name, (), lease_id))
+    else:
+        gateway.emit(LeaseAsked(verb, "done", answer.names, lease_id, answer.owner, tokens=len(answer.minted)))
+    return answer
+
+
+async def _guarded(ask: Callable[[], Awaitable[T]]) -> T | Problem:
+    try:
+        return await ask()
+    except OutcomeUnknownError as error:
+        hint = "Repeat the request: renewing and releasing twice is harmless, and tokens that got lost are never used."
+        detail = f"It is not known whether this was done: {error}"
+        return Problem(OUTCOME_UNKNOWN, detail, hint=hint, retry_after=RETRY_AFTER)
+    except UnavailableError as error:
+        return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+    except RefusedError as error:
+        return problem_of_refused(error)
+
+
+async def _lost(gateway: Gateway, lease_id: int) -> Problem:
+    """Say what is known of a lease that is not held, or not with this secret."""
+    extra: dict[str, object] = {"lease_id": str(lease_id)}
+    try:
+        lost = await gateway.locks.lost(lease_id)
+    except StorageError as error:  # it is lost all the same; what became of it is only an explanation
+        return Problem(LEASE_LOST, f"Lease {lease_id} is not held.", details=f"{error}", extra=extra)
+    if lost is None:
+        return Problem(LEASE_LOST, f"Lease {lease_id} is unknown, or X-Lease-Secret is not its own.", extra=extra)
+    names = ", ".join(lost.names)
+    what = "was released" if lost.released else "expired"
+    extra |= {"lock": lost.names[0] if len(lost.names) == 1 else None, "locks": list(lost.names)}
+    extra |= {"owner": lost.owner, "ended_at": lost.ended_at}
+    detail = f"Lease {lease_id} of {names} {what} at {lost.ended_at}."
+    if lost.superseded_by is not None:
+        successor = json.loads(lost.superseded_by)
+        extra["superseded_by"] = successor
+        detail += f" {successor['holder']} has held {', '.join(successor['locks'])} since {successor['granted_at']}."
+    return Problem(LEASE_LOST, detail, extra=extra)

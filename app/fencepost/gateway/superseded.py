@@ -1,0 +1,62 @@
+"""R18: a 409 says who superseded the caller, when that can be known: whose token the mark is.
+
+Asked after the refusal, in a statement of its own, and only for tables of the built-in source: there a mark is a token
+that some lease was given. The verdict does not wait for it, nor depend on it.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from fencepost.fencing.problems import SPENT_TOKEN, STALE_TOKEN, Problem
+from fencepost.observe.events import Emit, HolderUnknown
+from fencepost.storage.catalog import Table
+from fencepost.storage.engine import Connection, Database
+from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.issued import Issued, issued_to
+from fencepost.storage.row_sql import encode_name
+
+WITHIN: Final = 1.0
+"""Seconds that an answer is held back for the explanation, at most."""
+_NAMED: Final = 3
+"""How many locks the sentence names; `locks` has them all."""
+
+
+async def naming_the_holder(database: Database, emit: Emit, table: Table | None, refused: Problem) -> Problem:
+    """Add what is known of the mark's token to a stale or spent refusal."""
+    mark = refused.current_token
+    fence = table.fence if table is not None else None
+    if fence is None or not fence.builtin or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
+        return refused
+    if not (refused.resource or "").startswith(encode_name(fence.name) + "/"):
+        return refused  # another table's trigger refused, and its marks may be another source's
+    try:
+        async with asyncio.timeout(WITHIN), database.connection() as connection:
+            found = await holder_of(connection, mark)
+    except (StorageError, TimeoutError) as error:
+        # The verdict is certain, for marks never fall; only its story is missing. Answering 503 instead would invite
+        # the caller to try again, with a token that can never be accepted.
+        emit(HolderUnknown(fence.name, str(error) or f"no answer within {WITHIN:g} s"))
+        return refused
+    return refused if found is None else _told(refused, found)
+
+
+async def holder_of(connection: Connection, token: int) -> Issued | None:
+    """Look up whose token this is."""
+    with translated(writing=False):
+        return await issued_to(connection, token)
+
+
+def _told(refused: Problem, by: Issued) -> Problem:
+    extra = {**refused.extra, "superseded_by": by.body()}
+    if refused.type is SPENT_TOKEN:  # it is the caller's own, or a copy of it
+        return replace(refused, extra=extra)
+    detail = refused.detail if refused.detail.endswith(".") else f"{refused.detail}."
+    return replace(refused, detail=f"{detail} {_sentence(by)}", extra=extra)
+
+
+def _sentence(by: Issued) -> str:
+    named = ", ".join(by.locks[:_NAMED])
+    more = f" and {len(by.locks) - _NAMED} more" if len(by.locks) > _NAMED else ""
+    locks = f"the lock{'s' if len(by.locks) > 1 else ''} {named}{more}"
+    return f"Token {by.token} was issued to {by.holder}, who was granted {locks} at {by.granted_at}."

@@ -1,0 +1,186 @@
+"""The built-in token source: locks, leases and tokens in the protected database itself (R9).
+
+A grant and the claims that go with it are one transaction: from the moment the lock is granted its old holder is
+fenced, before the new one's first write. Order and clock are the database's; see migrations/sql/0002_leases.sql.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from fencepost.fencing.token import Token
+from fencepost.locks.queue import Queue, Visit
+from fencepost.storage import leases
+from fencepost.storage.engine import Connection, Database, retrying
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
+from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
+
+T = TypeVar("T")
+
+Claim = Callable[[Connection, Token, bool], Awaitable[T]]
+"""Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
+says that the grant is a repeated one: the marks were raised then."""
+
+REPEATS: Final = 3
+"""How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
+BUSY: Final = frozenset({"55P03", "57014"})
+"""A lock or time limit: somebody else's claim waits for a row, say. Who waits anyway waits on."""
+PAUSE: Final = 0.5
+"""Seconds before a waiter tries again when the database cannot be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
+
+    acquired: Acquired
+    claims: object
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """The most that a request may ask for."""
+
+    ttl_ms: int = 3_600_000
+    wait_ms: int = 300_000
+    tokens: int = 1000
+
+
+class PostgresLocks:
+    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
+
+    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits | None = None) -> None:
+        self._database = database
+        self.queue = queue
+        self.limits = limits or LeaseLimits()
+
+    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
+        """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
+
+        `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
+        UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
+        same secret finds out), and what `claim` raises.
+        """
+        if wanted.wait_ms == 0:
+            acquired, claims = await self._try(wanted, claim, None, 0)
+            return Attempted(acquired, claims, 0)
+        visit = await self.queue.arrive()
+        queued = True  # as long as an answer may have got lost, we may be
+        try:
+            attempted = await self._wait(wanted, claim, visit, gone)
+            queued = attempted.acquired.verdict == "queued"
+            return attempted
+        finally:
+            keep = (wanted.keep_place or self.queue.stopping) and not gone.done()
+            await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
+
+    async def _wait(
+        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
+    ) -> Attempted:
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        deadline = arrived + wanted.wait_ms / 1000
+        while True:
+            began = loop.time()
+            visit.woken.clear()  # this try is what it was to be woken for
+            left_ms = max(math.ceil((deadline - began) * 1000), 0)
+            try:
+                # Who keeps its place stays queued at the end; for others the last try also leaves.
+                acquired, claims = await self._try(wanted, claim, visit, left_ms or int(wanted.keep_place))
+            except StorageError as error:
+                if isinstance(error, RefusedError) and error.sqlstate not in BUSY:
+                    raise
+                if loop.time() + PAUSE > deadline or gone.done() or self.queue.stopping:
+                    raise
+                await visit.wait(PAUSE, gone)
+                if gone.done():
+                    raise
+                continue
+            if acquired.verdict != "queued" or left_ms == 0 or gone.done():
+                return Attempted(acquired, claims, int((began - arrived) * 1000))
+            if self.queue.stopping:
+                raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
+            if acquired.first and acquired.due_ms is not None:
+                visit.wake_in(acquired.due_ms / 1000)
+            await visit.wait(deadline - loop.time(), gone)
+            if gone.done():  # no more tries: nobody would hear of a grant, and a repeat may have taken the place over
+                return Attempted(acquired, claims, int((began - arrived) * 1000))
+
+    async def _try(
+        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+    ) -> tuple[Acquired, object]:
+        async def attempt() -> tuple[Acquired, object]:
+            async with self._database.connection() as connection:
+                return await self._attempt(connection, wanted, claim, visit, wait_ms)
+
+        for _ in range(REPEATS - 1):
+            try:
+                return await retrying(attempt)
+            except OutcomeUnknownError:
+                if visit is not None:
+                    visit.in_doubt = True
+        return await retrying(attempt)
+
+    async def _attempt(
+        self, connection: Connection, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+    ) -> tuple[Acquired, object]:
+        gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
+        if claim is None:
+            with translated(writing=True):
+                return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms), None
+        with translated(writing=True):
+            async with connection.transaction():
+                acquired = await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
+                if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
+                    return acquired, None
+                return acquired, await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
+        return await self._ask(
+            lambda c: leases.extend(c, lease_id, secret_hash, ttl_ms=-1 if ttl_ms is None else ttl_ms), writing=True
+        )
+
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+        """Draw more tokens. None: the lease is lost."""
+        return await self._ask(lambda c: leases.extend(c, lease_id, secret_hash, tokens=count), writing=True)
+
+    async def release(self, lease_id: int, secret_hash: bytes) -> bool:
+        """Give the locks back; False: the lease lives and is somebody else's."""
+        gateway = self.queue.gateway
+        woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
+        if woken is None:
+            return False
+        self.queue.wake(woken)
+        return True
+
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease."""
+        return await self._ask(lambda c: leases.inspect(c, lease_id))
+
+    async def lost(self, lease_id: int) -> LostLease | None:
+        """Look at a lease that is over, as long as it is remembered."""
+        return await self._ask(lambda c: leases.lost(c, lease_id))
+
+    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
+        """List locks that are held or waited for."""
+        return await self._ask(lambda c: leases.lock_states(c, name, after, limit))
+
+    async def counts(self) -> tuple[int, int]:
+        """Count (locks held, requests that wait), over all gateways."""
+        return await self._ask(leases.lock_counts)
+
+    async def sweep(self, keep_seconds: float) -> int:
+        """Remove what nobody needs any more."""
+        return await self._ask(lambda c: leases.sweep(c, keep_seconds), writing=True)
+
+    async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
+        async def attempt() -> T:
+            async with self._database.connection() as connection:
+                with translated(writing=writing):
+                    return await statement(connection)
+
+        return await retrying(attempt)

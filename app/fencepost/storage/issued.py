@@ -1,0 +1,41 @@
+"""Whose a token of the built-in source is, as long as that is remembered (R18)."""
+
+from dataclasses import dataclass
+
+from fencepost.storage.engine import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A token, and the lease that it was drawn for. Times are ISO 8601 texts in UTC."""
+
+    token: int
+    lease_id: int
+    locks: tuple[str, ...]
+    holder: str
+    granted_at: str
+    issued_at: str
+
+    def body(self) -> dict[str, object]:
+        """The members that answers show. Tokens and ids are strings."""
+        return {
+            "holder": self.holder,
+            "lease_id": str(self.lease_id),
+            "locks": list(self.locks),
+            "token": str(self.token),
+            "granted_at": self.granted_at,
+            "issued_at": self.issued_at,
+            "source": "builtin",
+        }
+
+
+async def issued_to(connection: Connection, token: int) -> Issued | None:
+    """Look a token up; None: it is not remembered, or another source's."""
+    row = await connection.fetchrow(
+        "SELECT lease_id, names, owner, to_json(granted_at) #>> '{}' AS granted_at,"
+        " to_json(drawn_at) #>> '{}' AS issued_at FROM fencepost.issued_to($1)",
+        token,
+    )
+    if row is None:
+        return None
+    return Issued(token, row["lease_id"], tuple(row["names"]), row["owner"], row["granted_at"], row["issued_at"])

@@ -1,0 +1,184 @@
+"""The functions of one protected table, as text. The comparisons themselves are those of the schema fencepost.
+
+Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
+UPDATE that it guards. Those of a table with the built-in source ask in addition whether the token was ever issued
+(R12); the others do not know that there is such a thing.
+"""
+
+import hashlib
+from typing import Final
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.storage.protect_check import Target
+from fencepost.storage.row_sql import comparison, literal, resource_sql
+
+PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
+JUDGING: Final = ("upd", "insmark", "del")
+"""The functions that judge a token, and so the ones in which the source makes a difference."""
+
+# SQL that runs inside other people's sessions names its operators in full, against their search_path.
+_EQ: Final = "OPERATOR(pg_catalog.=)"
+_GT: Final = "OPERATOR(pg_catalog.>)"
+_LE: Final = "OPERATOR(pg_catalog.<=)"
+_PINNED: Final = "SET search_path = pg_catalog, pg_temp"
+
+
+def function_stem(target: Target) -> str:
+    """The common start of the table's function names: readable, unique, and short of PostgreSQL's 63 bytes."""
+    digest = hashlib.sha256(f"{target.schema}\0{target.relation}".encode()).hexdigest()[:10]
+    readable = target.relation.encode()[:36].decode("utf-8", "ignore")
+    return f"{readable}_{digest}"
+
+
+def dollar(body: str) -> str:
+    """Quote a function's body with a tag that the body does not contain: a table may be called anything."""
+    tag = "$fn$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag}{body} {tag}"
+
+
+class Functions:
+    """Writes the functions of one table."""
+
+    def __init__(self, target: Target, rule: Rule, source: str) -> None:
+        self.target = target
+        self.rule = rule
+        self.source = source
+        self.table = f"{quote(target.schema)}.{quote(target.relation)}"
+        self.stem = function_stem(target)
+        self.name = literal(target.name)
+
+    def called(self, part: str) -> str:
+        """Name one of the table's functions."""
+        return f"fencepost.{quote(f'{self.stem}_{part}')}"
+
+    def resource(self, record: str) -> str:
+        """Render the resource name of NEW, OLD or r."""
+        return resource_sql(self.target.name, [(k.base_name, f"{record}.{quote(k.name)}") for k in self.target.key])
+
+    def create(self) -> list[str]:
+        """List what makes the functions, in order. Every statement can be repeated."""
+        return [
+            # One text whatever the caller's search_path: used where an error names the resource.
+            f"CREATE OR REPLACE FUNCTION {self.called('name')}(r {self.table}) RETURNS text"
+            f" LANGUAGE plpgsql IMMUTABLE {_PINNED} AS " + dollar(f"BEGIN RETURN {self.resource('r')}; END"),
+            self._trigger_function("upd", self._update(), ""),
+            self._trigger_function("ins", self._insert(), _PINNED),
+            self._trigger_function("insmark", self._inserted(), f"SECURITY DEFINER {_PINNED}"),
+            self._trigger_function("del", self._deleted(), f"SECURITY DEFINER {_PINNED}"),
+            *self._delete_function(),
+            # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
+            "REVOKE EXECUTE ON FUNCTION "
+            + ", ".join(f"{self.called(part)}()" for part in ("upd", "ins", "insmark", "del"))
+            + " FROM PUBLIC",
+        ]
+
+    def _trigger_function(self, part: str, body: str, options: str) -> str:
+        return (
+            f"CREATE OR REPLACE FUNCTION {self.called(part)}() RETURNS trigger LANGUAGE plpgsql"
+            f" {options} AS {dollar(body)}"
+        )
+
+    def _update(self) -> str:
+        same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
+        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key}"
+        judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.called("name")}(OLD), \
+{literal(self.rule)},
+    OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
+        # The plain case first, and no SET clause or WHEN: both would cost more than the comparison.
+        if self.source != BUILTIN:
+            return f"""
+BEGIN
+  IF {plain} THEN RETURN NEW; END IF;
+  {judged}
+  RETURN NEW;
+END"""
+        # The column's new value is a token too, even where a setting's is the one that counts.
+        return f"""
+DECLARE
+  said bigint;
+BEGIN
+  IF {plain} AND NEW.{MARK_COLUMN} {_LE} fencepost.issued() THEN RETURN NEW; END IF;
+  said := NEW.{MARK_COLUMN};
+  {judged}
+  {self._require_issued(f"{self.called('name')}(OLD)", f"greatest(said, NEW.{MARK_COLUMN})")}
+  RETURN NEW;
+END"""
+
+    def _insert(self) -> str:
+        # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
+        return f"""
+BEGIN
+  NEW.{MARK_COLUMN} := CASE WHEN NEW.{MARK_COLUMN} <> 0 THEN abs(NEW.{MARK_COLUMN})
+                            ELSE fencepost.given({self.name}) END;
+  IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.called("name")}(NEW), NULL, NULL); END IF;
+  RETURN NEW;
+END"""
+
+    def _inserted(self) -> str:
+        resource, mark = self.resource("NEW"), f"NEW.{MARK_COLUMN}"
+        return f"""
+BEGIN
+  PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{self._issued(resource, mark)}
+  RETURN NULL;
+END"""
+
+    def _deleted(self) -> str:
+        resource, mark = self.resource("OLD"), f"OLD.{MARK_COLUMN}"
+        given = f"fencepost.given({self.name})"
+        return f"""
+BEGIN
+  PERFORM fencepost.judge_delete({self.name}, {resource}, {mark}, {literal(self.rule)}, OLD.xmin);\
+{self._issued(resource, given)}
+  RETURN NULL;
+END"""
+
+    def _issued(self, resource: str, token: str) -> str:
+        return f"\n  {self._require_issued(resource, token)}" if self.source == BUILTIN else ""
+
+    @staticmethod
+    def _require_issued(resource: str, token: str) -> str:
+        """Refuse a token that was never issued. After the mark, which says more where both refuse."""
+        # Its SET clause costs more than the comparison: asked only when it will raise.
+        return f"""IF {token} {_GT} fencepost.issued() THEN
+    PERFORM fencepost.require_issued({resource}, {token});
+  END IF;"""
+
+    def _delete_function(self) -> list[str]:
+        """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end."""
+        op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
+        arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
+        match = " AND ".join(f"r.{quote(k.name)} {_EQ} k{n}" for n, k in enumerate(self.target.key, 1))
+        body = f"""
+#variable_conflict use_variable
+DECLARE
+  before text := pg_catalog.current_setting('fencepost.token', true);
+BEGIN
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({self.name});
+  END IF;
+  PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
+  FOR round IN 1..10 LOOP
+    RETURN QUERY DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token RETURNING r.*;
+    EXIT WHEN FOUND;
+    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
+    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
+    PERFORM FROM {self.table} AS r WHERE {match} AND (r.{MARK_COLUMN} {op} token OR fencepost.ours(r.xmin));
+    EXIT WHEN NOT FOUND;
+    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
+  END LOOP;
+  PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
+END"""
+        return [
+            f"DROP FUNCTION IF EXISTS {self.called('delete')}",
+            f"CREATE FUNCTION {self.called('delete')}({arguments}, token bigint) RETURNS SETOF {self.table}"
+            f" LANGUAGE plpgsql AS {dollar(body)}",
+        ]
+
+
+def drop_functions(stem: str) -> list[str]:
+    """Drop a table's functions. Their triggers must be gone, or point at others."""
+    return [f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_{part}')}" for part in PARTS]
