@@ -96,18 +96,20 @@ class Shop:
 
 
 @contextmanager
-def running_shop(server: PostgresServer, template: str, **settings: object) -> Iterator[Shop]:
-    """Make the database, protect its tables, serve it."""
+def running_shop(
+    server: PostgresServer, template: str, builtin: tuple[str, ...] = (), /, **settings: object
+) -> Iterator[Shop]:
+    """Make the database, protect its tables, serve it. `builtin`: tables that take the tokens of leases only."""
     name = f"shop_{next(_numbers)}"
     dsn = in_database(server.url, name)
-    asyncio.run(_make(server.url, name, template, dsn))
+    asyncio.run(_make(server.url, name, template, dsn, builtin))
     chosen = {"database_url": dsn, "port": 0, "max_body_bytes": 10_000, "max_rows": 50, **settings}
     with serving(Settings.model_validate(chosen)) as url:
         yield Shop(url, dsn)
     asyncio.run(_drop(server.url, name))
 
 
-async def _make(url: str, name: str, template: str, dsn: str) -> None:
+async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str, ...]) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
     await connection.close()
@@ -117,6 +119,8 @@ async def _make(url: str, name: str, template: str, dsn: str) -> None:
         for table in PROTECTED:
             await protect(connection, table)
         await protect(connection, "leased", rule="lease")
+        for table in builtin:
+            await protect(connection, table, source="builtin")
     finally:
         await connection.close()
 

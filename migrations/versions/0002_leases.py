@@ -31,8 +31,8 @@ def downgrade() -> None:
     for function in (
         "lock_counts()",
         "lock_states(text, text, integer)",
-        "issued_to(bigint)",
         "lost(bigint)",
+        "issued_to(bigint)",
         "lease(bigint)",
         "sweep(double precision)",
         "retire(uuid)",

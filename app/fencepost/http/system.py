@@ -71,7 +71,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
             (400, "The body, the key or the token cannot be read."),
             (403, "The table is not protected."),
             (404, "There is no such table."),
-            (409, "The token is stale or spent."),
+            (409, "The token is stale or spent, or was never issued."),
             (413, "The body is too large."),
             (415, "The body is not JSON."),
             (428, "The claim carries no token."),

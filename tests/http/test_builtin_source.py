@@ -1,0 +1,213 @@
+"""Tables of the built-in source over real HTTP: tokens that were never issued (R12), and who is behind a 409 (R18)."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from tests.asking import Api, code
+from tests.shop import Shop, running_shop
+
+from fencepost.fencing.token import MAX_TOKEN
+from fencepost.storage.embedded import PostgresServer
+
+BUILTIN = ("orders", "leased", "items")
+TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template, BUILTIN) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def lease(api: Api, *locks: str, owner: str = "worker-a", tokens: int = 1) -> Any:
+    """Acquire locks; gives the lease."""
+    answer = await api.ask("POST", "leases", {"locks": list(locks), "owner": owner, "tokens": tokens, "ttl_ms": 60_000})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def holder(given: Any, token: str) -> dict[str, object]:
+    """Tell what an answer must say of a token of this lease, apart from its time of issue."""
+    return {
+        "holder": given["owner"],
+        "lease_id": given["lease_id"],
+        "locks": given["locks"],
+        "token": token,
+        "granted_at": given["granted_at"],
+        "source": "builtin",
+    }
+
+
+def told(superseded_by: Any) -> dict[str, object]:
+    """Check the time of issue, and leave it out."""
+    assert TIME.fullmatch(superseded_by["issued_at"])
+    assert superseded_by["issued_at"] >= superseded_by["granted_at"]
+    return {name: value for name, value in superseded_by.items() if name != "issued_at"}
+
+
+def writes(table: str, there: str, absent: str) -> list[tuple[str, str, object]]:
+    """Every way to write or claim: keyed, to a collection, of a row that is there and of one that is not."""
+    column = {"orders": "order_id", "leased": "id"}[table]
+    value: dict[str, object] = {"note": "x"} if table == "orders" else {"n": 1}
+    return [
+        ("PATCH", f"data/{table}/{there}", value),
+        ("PATCH", f"data/{table}/{absent}", value),
+        ("PUT", f"data/{table}/{there}", value),
+        ("PUT", f"data/{table}/{absent}", value),
+        ("DELETE", f"data/{table}/{there}", None),
+        ("DELETE", f"data/{table}/{absent}", None),
+        ("POST", f"data/{table}", {column: there}),
+        ("POST", f"data/{table}", {column: absent}),
+        ("POST", f"data/{table}", [{column: there}, {column: absent}]),
+        ("PATCH", f"data/{table}?{column}=eq.{there}", value),
+        ("DELETE", f"data/{table}?{column}=eq.{there}", None),
+        ("POST", "claims", {"resource": f"{table}/{there}"}),
+        ("POST", "claims", {"resource": f"{table}/{absent}"}),
+    ]
+
+
+@pytest.mark.parametrize("table", ["orders", "leased"])
+async def test_a_token_that_was_never_issued_is_refused_on_every_way_in(api: Api, shop: Shop, table: str) -> None:
+    there, absent, gone = shop.key(), shop.key(), shop.key()
+    given = await lease(api, there, tokens=3)
+    for key, token in ((there, given["tokens"][0]), (gone, given["tokens"][1])):
+        assert (await api.ask("PUT", f"data/{table}/{key}", {}, token=token)).status_code == 201
+    assert (await api.ask("DELETE", f"data/{table}/{gone}", token=given["tokens"][2])).status_code == 204
+    issued = int(given["tokens"][2])
+    for token in (issued + 1, MAX_TOKEN):
+        for missing in (absent, gone):
+            for method, path, body in writes(table, there, missing):
+                answer = await api.ask(method, path, body, token=token)
+                assert code(answer) == (409, "FP018"), (method, path, answer.text)
+                problem = answer.json()
+                assert (problem["type"], problem["issued"]) == ("/problems/unissued-token", str(issued))
+                assert problem["presented_token"] == str(token)
+                assert problem["current_token"] is None
+                assert problem["resource"] in {f"{table}/{there}", f"{table}/{missing}"}
+                assert str(token) in problem["detail"]
+    marks = await shop.sql("SELECT max(last_fence_token) FROM fencepost.marks WHERE resource LIKE $1 || '/%'", table)
+    assert marks[0][0] == issued
+    token = (await lease(api, absent))["token"]
+    assert (await api.ask("PATCH", f"data/{table}/{absent}", {}, token=token)).status_code == 404
+    assert (await api.ask("PATCH", f"data/{table}/{there}", {}, token=token)).status_code == 200
+
+
+@pytest.mark.parametrize("table", ["orders", "leased"])
+async def test_a_stale_holder_hears_who_came_after_it(api: Api, shop: Shop, table: str) -> None:
+    there, absent = shop.key(), shop.key()
+    late = await lease(api, shop.key(), owner="worker-a")
+    newer = await lease(api, there, owner="worker-b", tokens=2)
+    for key, token in zip((there, absent), newer["tokens"], strict=True):
+        assert (await api.ask("PUT", f"data/{table}/{key}", {}, token=token)).status_code == 201
+    # A key without a row has a mark too: absent is deleted under a third lease.
+    third = await lease(api, absent, owner="worker-c")
+    assert (await api.ask("DELETE", f"data/{table}/{absent}", token=third["token"])).status_code == 204
+    for method, path, body in writes(table, there, absent):
+        answer = await api.ask(method, path, body, token=late["token"])
+        assert code(answer) == (409, "FP001"), (method, path, answer.text)
+        problem = answer.json()
+        by, token = (
+            (newer, newer["tokens"][0]) if problem["resource"] == f"{table}/{there}" else (third, third["token"])
+        )
+        assert problem["current_token"] == token
+        assert told(problem["superseded_by"]) == holder(by, token)
+        assert problem["detail"].endswith(
+            f" Token {token} was issued to {by['owner']}, who was granted the lock {by['lock']} at {by['granted_at']}."
+        )
+        if isinstance(body, list):
+            assert problem["rows"] == [
+                {"resource": f"{table}/{there}", "current_token": newer["tokens"][0]},
+                {"resource": f"{table}/{absent}", "current_token": third["token"]},
+            ]
+
+
+async def test_a_spent_token_names_its_own_lease_and_says_it_as_before(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    given = await lease(api, key)
+    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=given["token"])).status_code == 201
+    answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=given["token"])
+    assert code(answer) == (409, "FP002")
+    assert answer.json()["detail"] == f"Token {given['token']} was already used on orders/{key}."
+    assert told(answer.json()["superseded_by"]) == holder(given, given["token"])
+
+
+async def test_a_minted_token_is_its_leases_too(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    late, given = await lease(api, shop.key()), await lease(api, key, owner="worker-b")
+    minted = await api.ask(
+        "POST", f"leases/{given['lease_id']}/tokens", {"count": 3}, headers={"X-Lease-Secret": given["secret"]}
+    )
+    token = minted.json()["tokens"][2]
+    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=token)).status_code == 201
+    answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=late["token"])
+    assert told(answer.json()["superseded_by"]) == holder(given, token)
+
+
+async def test_many_locks_are_counted_and_not_all_named(api: Api, shop: Shop) -> None:
+    late = await lease(api, shop.key())
+    locks = sorted(shop.key() for _ in range(5))
+    given = await lease(api, *locks, owner="worker-b")
+    assert (await api.ask("PUT", f"data/orders/{locks[0]}", {}, token=given["token"])).status_code == 201
+    problem = (await api.ask("PATCH", f"data/orders/{locks[0]}", {}, token=late["token"])).json()
+    assert f"granted the locks {', '.join(locks[:3])} and 2 more at" in problem["detail"]
+    assert problem["superseded_by"]["locks"] == locks
+
+
+async def test_what_is_not_remembered_is_not_said(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    late = await lease(api, shop.key())
+    token = (await shop.sql("SELECT nextval('fencepost.tokens')"))[0][0]
+    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=token)).status_code == 201
+    answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=late["token"])
+    assert code(answer) == (409, "FP001")
+    assert "superseded_by" not in answer.json()
+    assert answer.json()["detail"].endswith(f"token {token} has been accepted since.")
+
+
+async def test_an_external_table_takes_leases_tokens_and_any_other(api: Api, shop: Shop) -> None:
+    """It does not know whose a mark is: two sources may count alike."""
+    late, given = await lease(api, shop.key()), await lease(api, shop.key(), owner="worker-b")
+    assert (await api.ask("PUT", "data/numbered/1", {}, token=given["token"])).status_code == 201
+    assert (await api.ask("POST", "claims", {"resource": "numbered/2"}, token=given["token"])).status_code == 200
+    for path in ("data/numbered/1", "data/numbered/2"):
+        answer = await api.ask("PATCH", path, {}, token=late["token"])
+        assert code(answer) == (409, "FP001")
+        assert "superseded_by" not in answer.json()
+    assert (await api.ask("PUT", "data/numbered/1", {}, token=MAX_TOKEN)).status_code == 200
+    story = (await api.ask("GET", "fences?resource=numbered/2")).json()["story"]
+    assert [event["by"] for event in story] == [None]
+
+
+async def test_a_fences_story_names_the_holders(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    first, second = await lease(api, key, owner="worker-a"), await lease(api, shop.key(), owner="worker-b")
+    await api.ask("PUT", f"data/orders/{key}", {}, token=first["token"])
+    await api.ask("PATCH", f"data/orders/{key}", {}, token=second["token"])
+    fence = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert (fence["mark"], fence["source"]) == (second["token"], "builtin")
+    assert [(event["event"], told(event["by"])) for event in fence["story"]] == [
+        ("created", holder(first, first["token"])),
+        ("last written or claimed", holder(second, second["token"])),
+    ]
+    drawn = (await shop.sql("SELECT nextval('fencepost.tokens')"))[0][0]
+    await api.ask("DELETE", f"data/orders/{key}", token=drawn)
+    story = (await api.ask("GET", f"fences?resource=orders/{key}")).json()["story"]
+    assert [(event["token"], event["by"]) for event in story] == [(str(drawn), None)]
+    assert (await api.ask("GET", f"fences?resource=orders/{shop.key()}")).json()["story"] == []
+
+
+async def test_a_claim_that_comes_with_a_grant_passes(api: Api, shop: Shop) -> None:
+    """Its token is drawn in the same transaction, a moment before."""
+    key = shop.key()
+    given = await api.ask("POST", "leases", {"lock": key, "claim": [f"orders/{key}"]})
+    assert given.status_code == 201, given.text
+    answer = await api.ask("PUT", f"data/orders/{key}", {}, token=given.json()["token"])
+    assert answer.status_code == 201

@@ -1,0 +1,228 @@
+"""Mutants of what keeps a token that was never issued out, and of what moves the tokens past marks.
+
+See test_mutants.py.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import asyncpg
+import pytest
+from tests import race_scenarios_tokens as scenarios
+from tests import token_scenarios as moving
+from tests.integration.test_mutants import SqlMutant, mutate
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario, assert_seen
+from tests.racing import open_race
+
+import fencepost.gateway.fence
+from fencepost.fencing.token import Token
+from fencepost.storage import fenced, marks
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import Key, Standing
+from fencepost.storage.protect_sql import Ddl
+
+ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
+REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
+
+SQL_MUTANTS = [
+    SqlMutant(
+        "the plain case takes any newer token",
+        "{stem}_upd",
+        "AND NEW.last_fence_token OPERATOR(pg_catalog.<=) fencepost.issued()",
+        "",
+        scenarios.unissued_update_is_refused,
+    ),
+    SqlMutant(
+        "a token of a setting is not looked at",
+        "{stem}_upd",
+        "IF greatest(said, NEW.last_fence_token)",
+        "IF false AND greatest(said, NEW.last_fence_token)",
+        scenarios.unissued_update_by_direct_sql_is_refused,
+    ),
+    SqlMutant(
+        "a good setting hides a made-up value beside it",
+        "{stem}_upd",
+        "greatest(said, NEW.last_fence_token)",
+        "NEW.last_fence_token",
+        scenarios.unissued_update_by_direct_sql_is_refused,
+    ),
+    SqlMutant(
+        "INSERT takes any token",
+        "{stem}_insmark",
+        "IF NEW.last_fence_token OPERATOR",
+        "IF false AND NEW.last_fence_token OPERATOR",
+        scenarios.unissued_insert_is_refused,
+    ),
+    SqlMutant(
+        "DELETE takes any token",
+        "{stem}_del",
+        "IF fencepost.given('orders') OPERATOR",
+        "IF false AND fencepost.given('orders') OPERATOR",
+        scenarios.unissued_delete_is_refused,
+    ),
+    SqlMutant(
+        "every token was issued",
+        REQUIRE_ISSUED,
+        "IF p_token > issued THEN",
+        "IF false THEN",
+        scenarios.unissued_claim_of_an_absent_key_is_refused,
+    ),
+    SqlMutant(
+        "the newest token is none",
+        REQUIRE_ISSUED,
+        "IF p_token > issued THEN",
+        "IF p_token >= issued THEN",
+        scenarios.unissued_claim_of_an_absent_key_is_refused,
+    ),
+    SqlMutant(
+        "tokens are drawn while they move",
+        ISSUE_BEYOND,
+        "ALTER SEQUENCE fencepost.tokens CACHE 1;",
+        "",
+        scenarios.nextval_waits_for_the_tokens_to_move,
+    ),
+    SqlMutant(
+        "a move does not look again once nobody draws",
+        ISSUE_BEYOND,
+        "IF p_token > fencepost.issued() THEN PERFORM",
+        "IF true THEN PERFORM",
+        scenarios.tokens_never_move_back,
+    ),
+    SqlMutant(
+        "a look that finds nothing to do holds on to the sequence",
+        ISSUE_BEYOND,
+        "(SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END FROM fencepost.tokens t)",
+        "fencepost.issued()",
+        scenarios.two_moves_at_once_do_not_deadlock,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, mutant.rule, source="builtin")
+    await mutate(race, mutant.function, mutant.old, mutant.new)
+    await assert_seen(mutant.scenario, race)
+
+
+def claim_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "BUILTIN", "nobody's")
+
+
+def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask only where the table is known to be of the built-in source."""
+    claim_absent = marks.claim_absent
+
+    async def mutant(
+        connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
+    ) -> object:
+        monkeypatch.setattr(marks, "BUILTIN", "builtin" if fence.builtin else "nobody's")
+        return await claim_absent(connection, table, fence, key, token, resource)
+
+    monkeypatch.setattr(scenarios, "claim_absent", mutant)
+
+
+def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a token that was never issued for one that would pass."""
+
+    async def mutant(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
+        return replace(await fenced.ask(connection, table, fence, key), issued=None)
+
+    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+
+
+def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_many = fenced.ask_many
+
+    async def mutant(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
+        return [replace(each, issued=None) for each in await ask_many(connection, table, fence, body)]
+
+    monkeypatch.setattr(fenced, "ask_many", mutant)
+
+
+STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
+    (claim_does_not_ask, scenarios.unissued_claim_of_an_absent_key_is_refused),
+    (claim_believes_the_catalog, scenarios.claim_under_an_old_catalog_is_refused),
+    (verdict_does_not_ask, scenarios.unissued_is_said_before_missing),
+    (insert_does_not_ask, scenarios.unissued_is_said_before_missing),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutation", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
+)
+async def test_a_mutant_of_the_statements_is_seen(
+    mutation: Callable[[pytest.MonkeyPatch], None],
+    scenario: Scenario,
+    connect: Connect,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    race = await open_race(connect, database, source="builtin")
+    mutation(monkeypatch)
+    await assert_seen(scenario, race)
+
+
+def move_mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Change the statement of the plan that moves the tokens."""
+    statements = Ddl._issue_beyond_marks  # noqa: SLF001 - the lines to break
+
+    def mutant(ddl: Ddl) -> list[str]:
+        made = statements(ddl)
+        assert all(old in each for each in made), f"no {old!r}"
+        return [each.replace(old, new) for each in made]
+
+    monkeypatch.setattr(Ddl, "_issue_beyond_marks", mutant)
+
+
+MOVING_MUTANTS: dict[str, tuple[str, str, Callable[[Connect], Awaitable[None]]]] = {
+    "no rows are asked": (
+        "WHERE NOT (SELECT fencepost.ours",
+        "WHERE false AND NOT (SELECT fencepost.ours",
+        moving.mark_of_a_row,
+    ),
+    "no partitions are asked": ('FROM "public"."p" AS r', 'FROM ONLY "public"."p" AS r', moving.marks_of_partitions),
+    "no marks of deleted rows are asked": (
+        "WHERE starts_with(m.resource,",
+        "WHERE false AND starts_with(m.resource,",
+        moving.mark_of_a_deleted_row,
+    ),
+    "the floor is not asked": (
+        "SELECT 'The floor of t', f.floor",
+        "SELECT 'The floor of t', 0",
+        moving.floor_of_pruned_marks,
+    ),
+    "the lowest mark counts": (
+        "ORDER BY r.last_fence_token DESC",
+        "ORDER BY r.last_fence_token",
+        moving.mark_of_a_row,
+    ),
+    "hidden rows are overlooked": (
+        "set_config('row_security', 'off', true)",
+        "set_config('row_security', 'on', true)",
+        moving.mark_that_a_policy_hides,
+    ),
+    "the tokens stay where they are": (
+        "PERFORM fencepost.issue_beyond(high.mark)",
+        "PERFORM 1",
+        moving.mark_of_a_claim,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVING_MUTANTS)
+async def test_a_mutant_of_the_move_is_seen(name: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, scenario = MOVING_MUTANTS[name]
+    move_mutated(monkeypatch, old, new)
+    with pytest.raises(AssertionError):
+        await scenario(connect)
+
+
+async def test_a_plan_in_another_isolation_is_seen(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot would be from before the table's lock."""
+    transaction = asyncpg.Connection.transaction
+    monkeypatch.setattr(asyncpg.Connection, "transaction", lambda self, **_: transaction(self))
+    with pytest.raises(AssertionError):
+        await moving.write_under_way(connect)

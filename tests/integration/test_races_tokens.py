@@ -1,0 +1,58 @@
+"""Every interleaving of tests/race_scenarios_tokens.py against the product, under both rules.
+
+And some of those of fences, which a table of the built-in source survives as well.
+"""
+
+import pytest
+from tests import race_scenarios as fences
+from tests import race_scenarios_answers as answers
+from tests import race_scenarios_tokens as scenarios
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario
+from tests.racing import open_race
+
+from fencepost.fencing.token import Rule
+
+TOKENS = [
+    scenarios.unissued_update_is_refused,
+    scenarios.unissued_update_by_direct_sql_is_refused,
+    scenarios.unissued_insert_is_refused,
+    scenarios.unissued_delete_is_refused,
+    scenarios.unissued_claim_of_an_absent_key_is_refused,
+    scenarios.claim_under_an_old_catalog_is_refused,
+    scenarios.unissued_is_said_before_missing,
+    scenarios.token_that_is_drawn_while_its_write_waits_is_issued,
+]
+SEQUENCE = [
+    scenarios.nextval_waits_for_the_tokens_to_move,
+    scenarios.tokens_never_move_back,
+    scenarios.two_moves_at_once_do_not_deadlock,
+]
+FENCES = [
+    fences.update_waits_for_update,
+    fences.delete_waits_for_update,
+    fences.insert_waits_for_delete,
+    fences.spent_token_stays_spent_for_direct_sql,
+    fences.echo_of_the_column_is_no_token,
+    fences.key_cannot_change,
+    answers.claim_meets_an_insert_under_way,
+    answers.many_rows_are_all_or_nothing,
+]
+
+
+@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("scenario", TOKENS, ids=lambda scenario: scenario.__name__)
+async def test_a_table_of_the_builtin_source_survives(
+    scenario: Scenario, rule: Rule, connect: Connect, database: str
+) -> None:
+    await scenario(await open_race(connect, database, rule, source="builtin"))
+
+
+@pytest.mark.parametrize("scenario", FENCES, ids=lambda scenario: scenario.__name__)
+async def test_it_is_fenced_like_any_other(scenario: Scenario, connect: Connect, database: str) -> None:
+    await scenario(await open_race(connect, database, source="builtin"))
+
+
+@pytest.mark.parametrize("scenario", SEQUENCE, ids=lambda scenario: scenario.__name__)
+async def test_the_sequence_survives(scenario: Scenario, connect: Connect, database: str) -> None:
+    await scenario(await open_race(connect, database, source="builtin"))

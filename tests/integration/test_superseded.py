@@ -1,0 +1,110 @@
+"""Who is behind a 409 (R18), where the question goes wrong: the verdict is answered all the same."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.interleave import Connect
+from tests.racing import Race, keyed, open_gateway, open_race, told
+
+from fencepost.fencing.problems import Problem
+from fencepost.gateway import superseded
+from fencepost.gateway.core import Gateway
+from fencepost.gateway.write import patch
+from fencepost.observe.events import Event, HolderUnknown, Refused
+from fencepost.observe.logs import on_event
+from fencepost.observe.metrics import Metrics
+from fencepost.storage.engine import Connection
+from fencepost.storage.protect import protect
+
+LEASE = """
+INSERT INTO fencepost.leases (lease_id, names, owner, claims, ttl_ms, last_token, granted_at, expires_at, ended_at)
+VALUES (35, '{the lock}', 'worker-b', '{}', 1000, 35, '2026-11-20T02:00:00Z', '2026-11-20T02:00:01Z', now());
+INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (35, '{35}', 35, '2026-11-20T02:00:00Z')"""
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    """Give a table of the built-in source; the mark of k is token 35, which was worker-b's."""
+    race = await open_race(connect, database, source="builtin")
+    await race.observer.execute(LEASE)
+    await race.insert(race.a, "k", 35)
+    return race
+
+
+async def refused(gateway: Gateway, race: Race) -> tuple[Problem, list[Event]]:
+    """Write with a stale token; gives the answer and what happened meanwhile."""
+    events: list[Event] = []
+    answer = await patch(replace(gateway, emit=events.append), keyed("k", 34, status="x"))
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.current_token, await race.live_mark("k")) == ("FP001", 35, 35)
+    return answer, events
+
+
+async def test_the_holder_is_named_in_a_sentence_and_in_the_log(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        answer, events = await refused(gateway, race)
+    assert answer.detail == (
+        "Token 34 is stale for orders/k: token 35 has been accepted since. Token 35 was issued to worker-b, who was"
+        " granted the lock the lock at 2026-11-20T02:00:00+00:00."
+    )
+    assert answer.extra["superseded_by"] == {
+        "holder": "worker-b",
+        "lease_id": "35",
+        "locks": ["the lock"],
+        "token": "35",
+        "granted_at": "2026-11-20T02:00:00+00:00",
+        "issued_at": "2026-11-20T02:00:00+00:00",
+        "source": "builtin",
+    }
+    assert [(type(each), getattr(each, "detail", "")) for each in events] == [(Refused, answer.detail)]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "ALTER FUNCTION fencepost.issued_to(bigint) RENAME TO gone",
+        "ALTER TABLE fencepost.draws RENAME COLUMN tokens TO gone",
+    ],
+)
+async def test_a_lookup_that_fails_leaves_the_verdict_as_it_is(race: Race, harm: str) -> None:
+    await race.observer.execute(harm)
+    async with open_gateway(race.dsn) as gateway:
+        answer, events = await refused(gateway, race)
+    assert answer.detail == "Token 34 is stale for orders/k: token 35 has been accepted since."
+    assert "superseded_by" not in answer.extra
+    unknown, told_of = events
+    assert isinstance(unknown, HolderUnknown)
+    assert (unknown.table, "does not exist" in unknown.reason) == ("orders", True)
+    assert isinstance(told_of, Refused)
+    on_event(unknown)
+    Metrics().on_event(unknown)
+
+
+async def test_a_lookup_that_hangs_does_not_hold_the_answer(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_connection: Connection, _token: int) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(superseded, "issued_to", never)
+    monkeypatch.setattr(superseded, "WITHIN", 0.01)
+    async with open_gateway(race.dsn) as gateway:
+        answer, events = await asyncio.wait_for(refused(gateway, race), 5)
+        assert "superseded_by" not in answer.extra
+        assert [getattr(each, "reason", "") for each in events] == ["no answer within 0.01 s", ""]
+        assert gateway.database.sizes() == (1, 1), "its connection was given back"
+
+
+async def test_another_tables_mark_is_not_taken_for_a_token_of_ours(race: Race) -> None:
+    """A trigger of the table writes to one that takes an external source's tokens, and is refused there."""
+    await race.observer.execute("CREATE TABLE audit (id text PRIMARY KEY, n int)")
+    await protect(race.observer, "audit")
+    await race.observer.execute("INSERT INTO audit VALUES ('a', 1, 35)")
+    await race.observer.execute("""
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN UPDATE public.audit SET last_fence_token = 20; RETURN NEW; END $$;
+        CREATE TRIGGER note AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION note()""")
+    async with open_gateway(race.dsn) as gateway:
+        answer = await patch(gateway, keyed("k", 36, status="x"))
+        assert isinstance(answer, Problem)
+        assert (told(answer), answer.resource, answer.current_token) == ("FP001", "audit/a", 35)
+        assert "superseded_by" not in answer.extra
