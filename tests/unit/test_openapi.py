@@ -12,7 +12,8 @@ from fastapi.openapi.utils import get_openapi
 # Internal to schemathesis, and the only copy of the OpenAPI 3.1 metaschema at hand; an update may move it.
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
-from fencepost.fencing.problems import Problem, ProblemType
+from fencepost.fencing.problem_types import ProblemType
+from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule
 from fencepost.http.openapi import build_openapi
 from fencepost.http.openapi_types import column_schema, value_schema

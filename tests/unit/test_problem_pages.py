@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from fencepost.fencing.problems import PROBLEM_TYPES, ProblemType
+from fencepost.fencing.problem_types import PROBLEM_TYPES, ProblemType
 from fencepost.http import docs
 from fencepost.http.docs import docs_routes
 from fencepost.http.problem_examples import example_problem

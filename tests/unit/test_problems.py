@@ -6,7 +6,8 @@ import re
 import pytest
 from tests.asking import PROBLEM_MEMBERS
 
-from fencepost.fencing.problems import PROBLEM_TYPES, SPENT_TOKEN, STALE_TOKEN, Problem, ProblemType, problem_of
+from fencepost.fencing.problem_types import PROBLEM_TYPES, SPENT_TOKEN, STALE_TOKEN, ProblemType
+from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale
 
@@ -46,7 +47,7 @@ def test_codes_and_slugs_are_unique() -> None:
 
 
 def test_every_type_is_in_the_tuple() -> None:
-    from fencepost.fencing import problems  # noqa: PLC0415
+    from fencepost.fencing import problem_types as problems  # noqa: PLC0415
 
     declared = {value for value in vars(problems).values() if isinstance(value, ProblemType)}
     assert declared == set(PROBLEM_TYPES)

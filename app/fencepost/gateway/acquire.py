@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import (
+from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
     OUTCOME_UNKNOWN,
@@ -14,9 +14,8 @@ from fencepost.fencing.problems import (
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     WRONG_TOKEN_SOURCE,
-    Problem,
-    bad_request,
 )
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claim import claim_on

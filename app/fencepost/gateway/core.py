@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import (
+from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
     ROW_NOT_FOUND,
     TOKEN_REQUIRED,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
-    Problem,
-    bad_request,
 )
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import Token
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder

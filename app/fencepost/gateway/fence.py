@@ -12,7 +12,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from fencepost.fencing.problems import DATABASE_UNAVAILABLE, Problem, problem_of
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
+from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, Refusal, Unissued, refusal
 from fencepost.storage.catalog import Fence, Table

@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fencepost.fencing.problems import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN, Problem
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN
+from fencepost.fencing.problems import Problem
 from fencepost.gateway.acquire import hashed
 from fencepost.gateway.core import RETRY_AFTER, Gateway
 from fencepost.gateway.refusals import problem_of_refused

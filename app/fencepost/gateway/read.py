@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import ROW_NOT_FOUND, Problem
+from fencepost.fencing.problem_types import ROW_NOT_FOUND
+from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key
 from fencepost.gateway.culprit import naming_the_column
 from fencepost.storage import reading

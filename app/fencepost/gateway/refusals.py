@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from fencepost.fencing.problems import (
+from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
@@ -13,10 +13,9 @@ from fencepost.fencing.problems import (
     PERMISSION_DENIED,
     SPENT_TOKEN,
     STALE_TOKEN,
-    Problem,
     ProblemType,
-    problem_of,
 )
+from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Unissued
 from fencepost.storage.errors import RefusedError

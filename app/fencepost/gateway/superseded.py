@@ -8,7 +8,8 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from fencepost.fencing.problems import SPENT_TOKEN, STALE_TOKEN, Problem
+from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
+from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, HolderUnknown
 from fencepost.storage.catalog import Table
 from fencepost.storage.engine import Connection, Database

@@ -2,14 +2,8 @@
 
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import (
-    BODY_TOO_LARGE,
-    NOT_ACCEPTABLE,
-    SPENT_TOKEN,
-    STALE_TOKEN,
-    UNISSUED_TOKEN,
-    Problem,
-)
+from fencepost.fencing.problem_types import BODY_TOO_LARGE, NOT_ACCEPTABLE, SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN
+from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.core import (
     Done,

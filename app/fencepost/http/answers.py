@@ -5,7 +5,8 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from fencepost.fencing.problems import NOT_ACCEPTABLE, Problem
+from fencepost.fencing.problem_types import NOT_ACCEPTABLE
+from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Done, Outcome
 from fencepost.http.problem_response import problem_response

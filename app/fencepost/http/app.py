@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fencepost import __version__, wire
-from fencepost.fencing.problems import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE, Problem, bad_request
+from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.core import Gateway
 from fencepost.http.data import DataRoute
 from fencepost.http.docs import docs_routes

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
-from fencepost.fencing.problems import METHOD_NOT_ALLOWED, NO_ROUTE, Problem, bad_request
+from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NO_ROUTE
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
-from fencepost.fencing.problems import NO_ROUTE, Problem
+from fencepost.fencing.problem_types import NO_ROUTE
+from fencepost.fencing.problems import Problem
 from fencepost.http.html_page import page
 from fencepost.http.problem_response import problem_response
 from fencepost.storage.catalog import Catalog, Table

@@ -12,7 +12,8 @@ from typing import Final
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fencepost.fencing.problems import INTERNAL_ERROR, Problem
+from fencepost.fencing.problem_types import INTERNAL_ERROR
+from fencepost.fencing.problems import Problem
 from fencepost.http.problem_response import problem_response
 
 _USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from fencepost.fencing.problems import LEASE_LOST, Problem, bad_request
+from fencepost.fencing.problem_types import LEASE_LOST
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
 from fencepost.fencing.token import MAX_TOKEN
 from fencepost.gateway.acquire import Acquire

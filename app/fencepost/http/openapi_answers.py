@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from fencepost.fencing.problems import (
+from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     BODY_TOO_LARGE,
     DATABASE_BUSY,
@@ -18,8 +18,8 @@ from fencepost.fencing.problems import (
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
-    Problem,
 )
+from fencepost.fencing.problems import Problem
 from fencepost.http.problem_examples import CONSTRAINT, SPENT, STALE, example_problem
 
 Part = dict[str, Any]

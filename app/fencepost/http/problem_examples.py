@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fencepost.fencing.problems import (
+from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     BODY_TOO_LARGE,
     CONSTRAINT_VIOLATION,
@@ -25,10 +25,9 @@ from fencepost.fencing.problems import (
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
     WRONG_TOKEN_SOURCE,
-    Problem,
     ProblemType,
-    problem_of,
 )
+from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Spent, Stale, Unissued
 

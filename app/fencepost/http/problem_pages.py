@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from fencepost.fencing.problems import NO_ROUTE, PROBLEM_TYPES, Problem, ProblemType
+from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES, ProblemType
+from fencepost.fencing.problems import Problem
 from fencepost.http.html_page import page
 from fencepost.http.problem_examples import example_problem
 from fencepost.http.problem_response import problem_response

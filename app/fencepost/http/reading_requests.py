@@ -8,14 +8,8 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from fencepost.fencing.problems import (
-    BODY_TOO_LARGE,
-    MALFORMED_TOKEN,
-    NOT_ACCEPTABLE,
-    UNSUPPORTED_MEDIA_TYPE,
-    Problem,
-    bad_request,
-)
+from fencepost.fencing.problem_types import BODY_TOO_LARGE, MALFORMED_TOKEN, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import MalformedTokenError, Token, parse_token
 from fencepost.gateway.write import Body
 from fencepost.http.problem_response import RequestError
