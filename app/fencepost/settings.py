@@ -15,6 +15,8 @@ ROOT_DATA = Path("/var/lib/fencepost/data")
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+# Milliseconds of it fit PostgreSQL's integer.
+LeaseSeconds = Annotated[float, Field(gt=0, le=2_000_000)]
 
 
 class Settings(BaseSettings):
@@ -52,8 +54,8 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
-    max_ttl: Seconds = Field(default=3600.0, description="Longest TTL of a lease.")
-    max_wait: Seconds = Field(default=300.0, description="Longest that one request waits for a lock.")
+    max_ttl: LeaseSeconds = Field(default=3600.0, description="Longest TTL of a lease.")
+    max_wait: LeaseSeconds = Field(default=300.0, description="Longest that one request waits for a lock.")
     max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")
     max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
     lease_history: Seconds = Field(

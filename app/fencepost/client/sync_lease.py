@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
-
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fencepost.client.answers import Claimed, Row
 from fencepost.client.errors import LeaseLost
@@ -15,39 +15,55 @@ from fencepost.client.lease import Lease
 from fencepost.client.lock import Lock
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from datetime import datetime
 
 T = TypeVar("T")
 
 
 class Loop:
-    """An event loop in a thread of its own, from `open` to `close`."""
+    """An event loop in a thread of its own, from `open` to `close`.
+
+    A daemon thread: a program that forgets to close its client ends all the same, and its leases with it.
+    """
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._portal: BlockingPortal | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = asyncio.Event()
 
     def open(self) -> None:
         """Start the thread."""
-        if self._portal is not None:
+        if self._loop is not None:
             raise RuntimeError("this SyncClient is already open")
-        self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="fencepost client"))
+        ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._closing = asyncio.Event()
+        serve = functools.partial(self._serve, ready, self._closing)
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fencepost client", daemon=True)
+        self._thread.start()
+        self._loop = ready.result()
 
     def close(self) -> None:
-        """Wait for what is under way, and end the thread."""
-        self._portal = None
-        self._stack.close()
+        """End the thread, and what still runs in it."""
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
 
-    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do the work in the loop, and wait for it. An interrupt (Ctrl-C) of the waiting thread cancels the work."""
-        if self._portal is None:
+        if self._loop is None:
             raise RuntimeError("this SyncClient is not open: `with SyncClient(url) as c:`")
-        future: Future[T] = self._portal.start_task_soon(work)
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    @staticmethod
+    async def _serve(ready: "Future[asyncio.AbstractEventLoop]", closing: asyncio.Event) -> None:
+        ready.set_result(asyncio.get_running_loop())
+        await closing.wait()
 
 
 class SyncLease:
@@ -91,12 +107,12 @@ class SyncLease:
         return self.asynchronous.ttl
 
     @property
-    def granted_at(self) -> datetime | None:
+    def granted_at(self) -> "datetime | None":
         """When it was granted, by the database's clock."""
         return self.asynchronous.granted_at
 
     @property
-    def expires_at(self) -> datetime | None:
+    def expires_at(self) -> "datetime | None":
         """When it would have expired, as of the grant, by the database's clock."""
         return self.asynchronous.expires_at
 
@@ -167,8 +183,10 @@ class SyncLock:
 
     def __enter__(self) -> SyncLease:
         settled = asyncio.Event()
+        settled.set()  # until it begins
 
         async def enter() -> Lease:
+            settled.clear()
             try:
                 return await self._lock.__aenter__()
             finally:

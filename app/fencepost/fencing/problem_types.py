@@ -1,0 +1,272 @@
+"""Every kind of error that a caller can meet: its code, status and page (DESIGN §3).
+
+Codes are added at the end and never reused. A refusal that comes from PostgreSQL itself carries its SQLSTATE as `code`
+instead; its ProblemType has no code of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """One kind of error. `meaning` and `action` are what its page under /problems/ says."""
+
+    code: str | None
+    status: int
+    slug: str
+    title: str
+    meaning: str
+    action: str
+    retryable: bool = False
+
+
+STALE_TOKEN: Final = ProblemType(
+    "FP001",
+    409,
+    "stale-token",
+    "The token is older than the last one accepted",
+    "Somebody with a newer grant of the lock has written (or claimed) this resource since your token was handed out. "
+    "Your lock has expired or was taken over, whatever your process believes. Nothing was changed.",
+    "Stop. Do not retry with this token: it can never be accepted again. Acquire the lock anew, claim or read the "
+    "resource under the new token, and decide again from what you find.",
+)
+SPENT_TOKEN: Final = ProblemType(
+    "FP002",
+    409,
+    "spent-token",
+    "The token was already used on this resource",
+    "Under the rule strict each token writes a resource once, so that the mark is evidence: a mark equal to your token "
+    "means that an operation with this very token was accepted here before. If you are repeating a request whose "
+    "answer you lost, it landed. Nothing was changed now.",
+    "For another write under the same lock, mint another token. If your lock service gives one token per grant, "
+    "protect the table with --rule lease.",
+)
+TOKEN_REQUIRED: Final = ProblemType(
+    "FP003",
+    428,
+    "token-required",
+    "A write to a protected table needs a fencing token",
+    "The table is protected, and the request carried no X-Fence-Token.",
+    "Send the token that your lock service gave with the grant: X-Fence-Token: 34.",
+)
+MALFORMED_TOKEN: Final = ProblemType(
+    "FP004",
+    400,
+    "malformed-token",
+    "The fencing token cannot be read",
+    "A token is one header with a positive decimal integer of at most 9223372036854775807, in ASCII digits.",
+    "Send exactly one X-Fence-Token header with digits only.",
+)
+UNPROTECTED_TABLE: Final = ProblemType(
+    "FP005",
+    403,
+    "unprotected-table",
+    "The table is not protected",
+    "Fencepost writes only to protected tables: a write that nobody checks is what it exists to prevent.",
+    "Run `fencepost protect TABLE`, or write to the table without Fencepost. Views are read only.",
+)
+ROW_NOT_FOUND: Final = ProblemType(
+    "FP006",
+    404,
+    "row-not-found",
+    "There is no such row",
+    "No row with this key exists, or row security hides it from the gateway. Nothing was changed.",
+    "Check the key. PUT or POST creates a row.",
+)
+UNKNOWN_TABLE: Final = ProblemType(
+    "FP007",
+    404,
+    "unknown-table",
+    "There is no such table",
+    "The database has no table or view of this name that the gateway serves. Tables outside the schema public are "
+    "named schema.table; a partition is reached through its parent.",
+    "See / or /openapi.json for the names.",
+)
+WRONG_TOKEN_SOURCE: Final = ProblemType(
+    "FP008",
+    409,
+    "wrong-token-source",
+    "The token comes from another source than the resource's mark",
+    "Tokens of different sources cannot be compared. A lease was to claim a resource whose mark is above a token that "
+    "was drawn this moment: another source hands out tokens for it. Nothing was granted, nothing was changed.",
+    "Use one token source per table. `fencepost protect TABLE --source builtin` pins it and moves the built-in tokens "
+    "past the marks that are there.",
+)
+OUTCOME_UNKNOWN: Final = ProblemType(
+    "FP009",
+    503,
+    "outcome-unknown",
+    "It is not known whether the write landed",
+    "The connection to PostgreSQL broke after the write was sent and before its answer came. It may have been "
+    "committed, or may still be.",
+    "Ask GET /v1/fences?resource=… : under the rule strict a mark equal to your token says that it landed. Repeating "
+    "the same write with the same token is safe under strict: it lands once, and FP002 says that it had.",
+    retryable=True,
+)
+DATABASE_UNAVAILABLE: Final = ProblemType(
+    "FP010",
+    503,
+    "database-unavailable",
+    "The database cannot be reached, or is overloaded",
+    "No connection could be had in time, or the schema is not ready. Nothing was changed.",
+    "Try again after the seconds in Retry-After.",
+    retryable=True,
+)
+LOCK_HELD: Final = ProblemType(
+    "FP011",
+    423,
+    "lock-held",
+    "Somebody else holds the lock",
+    "The lock is held, or others have been waiting for it longer. The members holder, held_since and held_until say by "
+    "whom; a holder may renew, or release early. Nothing was granted.",
+    "Wait in the queue with wait_ms, or try again after the seconds in Retry-After.",
+    retryable=True,
+)
+LEASE_LOST: Final = ProblemType(
+    "FP012",
+    410,
+    "lease-lost",
+    "The lease is not held any more",
+    "Its time ran out before it was renewed, or it was released, or the id or secret is not that of a live lease. "
+    "Somebody else may hold the lock now. It cannot be renewed, and it mints no more tokens.",
+    "Stop working under this lease. Acquire the lock anew, claim or read what it covers, and decide again.",
+)
+BAD_REQUEST: Final = ProblemType(
+    "FP016",
+    400,
+    "bad-request",
+    "The request cannot be understood",
+    "The path, the query, a header or the body is not what this route takes; the detail names what and where. "
+    "Nothing was changed.",
+    "Mend the request. /docs lists every route with its parameters and columns.",
+)
+BODY_TOO_LARGE: Final = ProblemType(
+    "FP017",
+    413,
+    "body-too-large",
+    "The body is too large",
+    "The request body has more bytes, or the request touches more rows, than the gateway is set to take.",
+    "Send less at once, or raise FENCEPOST_MAX_BODY_BYTES or FENCEPOST_MAX_ROWS.",
+)
+UNISSUED_TOKEN: Final = ProblemType(
+    "FP018",
+    409,
+    "unissued-token",
+    "The token was never issued",
+    "The table takes the tokens of one source only, and this source has not issued one this high. Accepting it would "
+    "lock everybody out until the source gets there. Nothing was changed.",
+    "Use the tokens that your lease gave: POST /v1/leases, or `fencepost lock`.",
+)
+NO_ROUTE: Final = ProblemType(
+    "FP019",
+    404,
+    "no-such-route",
+    "There is no such route",
+    "No route of the gateway has this path.",
+    "See /docs. There are no trailing-slash redirects.",
+)
+METHOD_NOT_ALLOWED: Final = ProblemType(
+    "FP020",
+    405,
+    "method-not-allowed",
+    "The route does not take this method",
+    "The path exists, and the header Allow lists what can be done with it.",
+    "Use a method that Allow lists.",
+)
+NOT_ACCEPTABLE: Final = ProblemType(
+    "FP021",
+    406,
+    "not-acceptable",
+    "The answer cannot have the form that was asked for",
+    "Accept asks for a form that the gateway does not have, or for one object where the answer is not one row.",
+    "Ask for application/json. application/vnd.pgrst.object+json needs a query that matches exactly one row.",
+)
+UNSUPPORTED_MEDIA_TYPE: Final = ProblemType(
+    "FP022",
+    415,
+    "unsupported-media-type",
+    "The body's media type is not JSON",
+    "Bodies are JSON.",
+    "Send Content-Type: application/json.",
+)
+INTERNAL_ERROR: Final = ProblemType(
+    "FP023",
+    500,
+    "internal-error",
+    "The gateway failed",
+    "An error that is the gateway's own. Its log has the traceback under the request id of this answer.",
+    "Report it with the request id. A write may have landed: ask GET /v1/fences?resource=….",
+)
+
+# Refusals by PostgreSQL: the code is the SQLSTATE.
+CONSTRAINT_VIOLATION: Final = ProblemType(
+    None,
+    409,
+    "constraint-violation",
+    "A constraint refused the write",
+    "The fence accepted the token, and a constraint of the table refused the data. The whole request was undone: the "
+    "token is not spent. A duplicate key or a missing reference is 409, another constraint 400.",
+    "The members constraint and column name what refused; mend the data.",
+)
+INVALID_VALUE: Final = ProblemType(
+    None,
+    400,
+    "invalid-value",
+    "A value does not fit its column",
+    "PostgreSQL could not take a value: wrong type, out of range, too long, or a generated column. Nothing changed.",
+    "The detail names the value, and the column where it is known.",
+)
+PERMISSION_DENIED: Final = ProblemType(
+    None,
+    403,
+    "permission-denied",
+    "The gateway's database role may not do this",
+    "PostgreSQL refused for lack of a privilege, or by a row security policy.",
+    "GRANT the privilege to the role in FENCEPOST_DATABASE_URL.",
+)
+DATABASE_BUSY: Final = ProblemType(
+    None,
+    503,
+    "database-busy",
+    "The database did not finish in time",
+    "The statement ran into a lock or time limit and was undone. Nothing was changed.",
+    "Try again. If it keeps happening, look for a long transaction that holds the row.",
+    retryable=True,
+)
+DATABASE_REFUSED: Final = ProblemType(
+    None,
+    400,
+    "database-refused",
+    "The database refused the statement",
+    "A trigger, a rule or PostgreSQL itself refused; the code is its SQLSTATE. Nothing was changed.",
+    "The detail is the database's own message.",
+)
+
+PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = (
+    STALE_TOKEN,
+    SPENT_TOKEN,
+    TOKEN_REQUIRED,
+    MALFORMED_TOKEN,
+    UNPROTECTED_TABLE,
+    ROW_NOT_FOUND,
+    UNKNOWN_TABLE,
+    WRONG_TOKEN_SOURCE,
+    OUTCOME_UNKNOWN,
+    DATABASE_UNAVAILABLE,
+    LOCK_HELD,
+    LEASE_LOST,
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
+    UNISSUED_TOKEN,
+    NO_ROUTE,
+    METHOD_NOT_ALLOWED,
+    NOT_ACCEPTABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    INTERNAL_ERROR,
+    CONSTRAINT_VIOLATION,
+    INVALID_VALUE,
+    PERMISSION_DENIED,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
+)

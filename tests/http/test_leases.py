@@ -1,0 +1,250 @@
+"""A lease's life over real HTTP: acquire, look, renew, mint, release, and what becomes of it (DESIGN §3)."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.asking import Api, code
+from tests.lease_asking import (
+    SECRETS,
+    TIME,
+    TOKEN,
+    Said,
+    acquire,
+    digest,
+    expire,
+    lease,
+    leasing_shop,
+    new_name,
+    new_secret,
+    of,
+)
+from tests.shop import Shop
+
+from fencepost.storage.embedded import PostgresServer
+
+STATE = {
+    *("lease_id", "lock", "locks", "owner", "ttl_ms", "token", "granted_at", "expires_at", "remaining_ms", "claims"),
+}
+GRANT = STATE | {"secret", "tokens", "waited_ms"}
+
+
+@pytest.fixture(scope="module")
+def leasing(postgres: PostgresServer, template: str) -> Iterator[tuple[Shop, Said]]:
+    with leasing_shop(postgres, template) as leasing:
+        yield leasing
+
+
+@pytest.fixture
+def shop(leasing: tuple[Shop, Said]) -> Shop:
+    return leasing[0]
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def test_a_grant_says_all_that_its_holder_needs(api: Api) -> None:
+    name = new_name()
+    answer = await acquire(api, name, owner="worker-a", ttl_ms=20_000, tokens=3)
+    given = answer.json()
+    SECRETS.append(given["secret"])
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/v1/leases/{given['lease_id']}"
+    assert given.keys() == GRANT
+    assert (given["lock"], given["locks"], given["owner"], given["ttl_ms"]) == (name, [name], "worker-a", 20_000)
+    assert len(given["tokens"]) == 3
+    assert all(TOKEN.fullmatch(token) for token in [given["lease_id"], *given["tokens"]])
+    assert [int(token) for token in given["tokens"]] == sorted({int(token) for token in given["tokens"]})
+    assert given["token"] == given["tokens"][0]
+    assert all(TIME.fullmatch(given[time]) for time in ("granted_at", "expires_at"))
+    assert given["granted_at"] < given["expires_at"]
+    assert 0 < given["remaining_ms"] <= 20_000
+    assert (given["waited_ms"], given["claims"]) == (0, [])
+    assert len(given["secret"]) >= 22
+
+
+async def test_what_is_not_asked_for_has_defaults(api: Api) -> None:
+    given = await lease(api)
+    assert (given["owner"], given["ttl_ms"], len(given["tokens"])) == ("127.0.0.1", 30_000, 1)
+
+
+async def test_several_locks_are_one_lease(api: Api) -> None:
+    names = [f"{new_name()}/{end}" for end in ("b", "B", "ä", "a")]
+    given = await lease(api, *names)
+    assert given["lock"] is None
+    assert given["locks"] == sorted(names, key=str.encode)
+    one = await lease(api, locks_as_array := new_name())
+    assert one["lock"] == locks_as_array
+    answer = await api.ask("POST", "leases", {"locks": [new_name()]})
+    assert answer.json()["lock"] == answer.json()["locks"][0]
+
+
+async def test_a_repeated_acquire_is_200_with_the_same_lease(api: Api) -> None:
+    name, secret = new_name(), new_secret()
+    first = await lease(api, name, secret=secret, tokens=2)
+    again = await acquire(api, name, secret=secret, owner="another", tokens=5)
+    assert again.status_code == 200
+    assert again.headers["location"] == f"/v1/leases/{first['lease_id']}"
+    lasting = first.keys() - {"remaining_ms"}
+    assert {key: again.json()[key] for key in lasting} == {key: first[key] for key in lasting}
+    assert again.json()["remaining_ms"] <= first["remaining_ms"]
+    assert first["secret"] == secret
+    mismatch = await acquire(api, name, new_name(), secret=secret)
+    assert code(mismatch) == (400, "FP016")
+    assert mismatch.json()["detail"].startswith("X-Lease-Secret: ")
+
+
+async def test_a_held_lock_is_423_and_says_who_has_it(api: Api) -> None:
+    name = new_name()
+    holder = await lease(api, name, owner="worker-a", ttl_ms=20_000)
+    answer = await acquire(api, new_name(), name, owner="worker-b")
+    assert code(answer) == (423, "FP011")
+    told = answer.json()
+    assert told["type"] == "/problems/lock-held"
+    assert (told["lock"], told["holder"], told["lease_id"]) == (name, "worker-a", holder["lease_id"])
+    assert (told["held_since"], told["held_until"]) == (holder["granted_at"], holder["expires_at"])
+    assert told["waiting"] == 0
+    assert 1 <= int(answer.headers["retry-after"]) <= 20
+    assert code(await acquire(api, name, owner="worker-a")) == (423, "FP011"), "nobody enters twice"
+
+
+async def test_claims_come_with_the_grant(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=1)
+    absent = shop.key()
+    await shop.sql("SELECT fencepost.issue_beyond(1000)")
+    given = await lease(api, f"orders/{key}", claim=[f"orders/{key}", f"orders/{absent}"])
+    marks = {claim["resource"]: claim["mark"] for claim in given["claims"]}
+    assert marks == {f"orders/{key}": given["lease_id"], f"orders/{absent}": given["lease_id"]}
+    rows = {claim["resource"]: claim["row"] for claim in given["claims"]}
+    assert rows[f"orders/{key}"]["order_id"] == key
+    assert rows[f"orders/{absent}"] is None
+    assert int(given["token"]) > int(given["lease_id"])
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=int(given["lease_id"]) - 1)) == (409, "FP001")
+    assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=given["token"])).status_code == 200
+    state = (await api.ask("GET", f"leases/{given['lease_id']}")).json()
+    assert state["claims"] == sorted(marks)
+
+
+async def test_a_claim_that_cannot_be_refuses_the_grant(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=9_000_000)
+    for claim, refusal in (
+        (f"orders/{key}", (409, "FP008")),
+        ("diary/1", (403, "FP005")),
+        ("nowhere/1", (404, "FP007")),
+        ("items/one", (400, "FP016")),
+    ):
+        name = new_name()
+        answer = await acquire(api, name, claim=[claim])
+        assert code(answer) == refusal, claim
+        assert (await api.ask("GET", f"locks?name={name}")).json() == []
+    answer = await acquire(api, new_name(), claim=[f"orders/{key}"])
+    assert answer.json()["current_token"] == "9000000"
+    assert TOKEN.fullmatch(answer.json()["presented_token"])
+    assert answer.json()["resource"] == f"orders/{key}"
+
+
+async def test_a_lease_can_be_looked_at_without_its_secret(api: Api) -> None:
+    given = await lease(api, tokens=2)
+    answer = await api.ask("GET", f"leases/{given['lease_id']}")
+    state = answer.json()
+    assert answer.status_code == 200
+    assert state.keys() == STATE
+    assert given["secret"] not in answer.text
+    assert digest(given["secret"]) not in answer.text
+    assert state["token"] == given["tokens"][-1], "the newest that was issued"
+    assert {key: state[key] for key in ("locks", "owner", "granted_at", "expires_at")} == {
+        key: given[key] for key in ("locks", "owner", "granted_at", "expires_at")
+    }
+
+
+async def test_renewing_lets_it_live_longer(api: Api, shop: Shop) -> None:
+    given = await lease(api, ttl_ms=20_000)
+    path = f"leases/{given['lease_id']}"
+    await shop.sql(
+        "UPDATE fencepost.leases SET expires_at = expires_at - interval '10 s' WHERE lease_id = $1",
+        int(given["lease_id"]),
+    )
+    for body, ttl_ms in (
+        (None, 20_000),
+        ({}, 20_000),
+        ({"ttl_ms": 50_000}, 50_000),
+        (None, 50_000),
+        ({"ttl_ms": 9000}, 9000),
+    ):
+        answer = await api.ask("POST", f"{path}/renew", body, headers=of(given))
+        assert answer.status_code == 200
+        state = answer.json()
+        assert state.keys() == STATE
+        assert state["ttl_ms"] == ttl_ms
+        assert ttl_ms - 5000 < state["remaining_ms"] <= ttl_ms
+        assert state["granted_at"] == given["granted_at"]
+        assert (await api.ask("GET", path)).json()["expires_at"] == state["expires_at"]
+
+
+async def test_minting_draws_higher_tokens(api: Api) -> None:
+    given = await lease(api)
+    other = await lease(api)
+    path = f"leases/{given['lease_id']}"
+    newest = int(other["token"])
+    for body, count in ((None, 1), ({}, 1), ({"count": 1}, 1), ({"count": 7}, 7)):
+        answer = await api.ask("POST", f"{path}/tokens", body, headers=of(given))
+        minted = answer.json()
+        assert answer.status_code == 200
+        assert minted.keys() == {"lease_id", "token", "tokens", "expires_at"}
+        assert (minted["lease_id"], minted["expires_at"]) == (given["lease_id"], given["expires_at"])
+        assert len(minted["tokens"]) == count
+        assert minted["token"] == minted["tokens"][0]
+        assert [int(token) for token in minted["tokens"]] == sorted(int(token) for token in minted["tokens"])
+        assert int(minted["token"]) > newest
+        newest = int(minted["tokens"][-1])
+    assert (await api.ask("GET", path)).json()["token"] == str(newest)
+
+
+async def test_releasing_frees_the_lock_and_twice_is_harmless(api: Api) -> None:
+    name = new_name()
+    given = await lease(api, name)
+    path = f"leases/{given['lease_id']}"
+    for _ in range(2):
+        answer = await api.ask("DELETE", path, headers=of(given))
+        assert (answer.status_code, answer.content) == (204, b"")
+    lost = await api.ask("GET", path)
+    assert code(lost) == (410, "FP012")
+    assert lost.json()["type"] == "/problems/lease-lost"
+    assert (lost.json()["lock"], lost.json()["owner"]) == (name, "127.0.0.1")
+    assert "was released at" in lost.json()["detail"]
+    successor = await lease(api, name)
+    assert (await api.ask("DELETE", path, headers=of(given))).status_code == 204
+    assert (await api.ask("GET", f"leases/{successor['lease_id']}")).status_code == 200
+
+
+async def test_a_lost_lease_is_410_and_says_who_came_after(api: Api, shop: Shop) -> None:
+    name = new_name()
+    given = await lease(api, name, owner="late")
+    path = f"leases/{given['lease_id']}"
+    await expire(shop, given)
+    expired = await api.ask("POST", f"{path}/renew", headers=of(given))
+    assert code(expired) == (410, "FP012")
+    assert (expired.json()["lease_id"], expired.json()["lock"]) == (given["lease_id"], name)
+    assert TIME.fullmatch(expired.json()["ended_at"])
+    assert "expired at" in expired.json()["detail"]
+    assert expired.json().get("superseded_by") is None
+    successor = await lease(api, name, owner="successor", tokens=2)
+    for answer in (
+        await api.ask("POST", f"{path}/renew", headers=of(given)),
+        await api.ask("POST", f"{path}/tokens", headers=of(given)),
+        await api.ask("GET", path),
+    ):
+        assert code(answer) == (410, "FP012")
+        by = answer.json()["superseded_by"]
+        assert (by["holder"], by["lease_id"], by["locks"]) == ("successor", successor["lease_id"], [name])
+        assert (by["token"], by["granted_at"], by["source"]) == (
+            successor["tokens"][-1],
+            successor["granted_at"],
+            "builtin",
+        )
+        assert TIME.fullmatch(by["issued_at"])
+        assert "successor has held" in answer.json()["detail"]
+        assert successor["secret"] not in answer.text
+    assert (await api.ask("DELETE", path, headers=of(given))).status_code == 204

@@ -1,0 +1,334 @@
+"""Waiting for locks at two gateways: in order, without a herd, and whoever goes away holds nobody up (DESIGN R9)."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+from tests.interleave import Connect, Connection, eventually
+from tests.lease_gateways import Side, Tries, in_line, open_side, out_of_line
+from tests.lease_racing import MINUTE
+
+from fencepost.gateway.acquire import hashed
+from fencepost.locks.queue import Queue
+from fencepost.storage import leases
+from fencepost.storage.errors import UnavailableError
+from fencepost.storage.leases import Acquired
+
+SOON = 4.0
+"""Seconds in which everybody has been served, beats and all; the waits themselves are longer."""
+
+
+@dataclass
+class Two:
+    """Two gateways, and a connection that looks on."""
+
+    one: Side
+    two: Side
+    observer: Connection
+
+    async def release(self, acquired: Acquired, secret: str) -> None:
+        assert await self.two.locks.release(acquired.lease_id or 0, hashed(secret))
+
+    async def waiting(self) -> list[str]:
+        rows = await self.observer.fetch("SELECT DISTINCT ticket, owner FROM fencepost.live_waiters ORDER BY ticket")
+        return [row[1] for row in rows]
+
+
+@pytest.fixture
+async def gateways(database: str, connect: Connect) -> AsyncIterator[Two]:
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(open_side(database)) for _ in range(2)]
+        yield Two(one, two, await connect())
+
+
+def granted(acquired: Acquired) -> Acquired:
+    assert acquired.verdict == "granted", acquired
+    return acquired
+
+
+async def test_twenty_waiters_are_served_first_come_first_served_and_each_release_wakes_one(
+    gateways: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = Tries()
+    monkeypatch.setattr(leases, "acquire", tries)
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    served: list[str] = []
+    tokens: list[int] = []
+
+    async def be_served(waiting: asyncio.Task[Acquired], side: Side, secret: str) -> None:
+        got = granted(await waiting)
+        served.append(secret)
+        tokens.append(got.tokens[0])
+        assert await side.locks.release(got.lease_id or 0, hashed(secret))
+
+    waiters = []
+    names = [f"waiter {number}" for number in range(20)]
+    for number, name in enumerate(names):
+        side = (gateways.one, gateways.two)[number % 2]
+        waiters.append(be_served(await side.wait(gateways.observer, "x", secret=name), side, name))
+    assert await gateways.waiting() == names
+    assert tries.total == 21
+    await gateways.release(holder, "holder")
+    async with asyncio.timeout(SOON):
+        await asyncio.gather(*waiters)
+    assert served == names
+    assert tokens == sorted(tokens)
+    # Each waiter got in line and was woken once. A beat may tell a waiter what its notification is about to say.
+    assert 41 <= tries.total <= 45
+    assert max(tries.by_secret.values()) <= 3
+
+
+async def test_nobody_is_woken_while_the_lock_is_held(gateways: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Tries()
+    monkeypatch.setattr(leases, "acquire", tries)
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    waiting = [
+        await side.wait(gateways.observer, "x", secret=name, wait_ms=MINUTE)
+        for name, side in (("first", gateways.one), ("second", gateways.two), ("third", gateways.one))
+    ]
+    beats = "SELECT min(seen_at) > now() - interval '0.5 s' FROM fencepost.gateways"
+    # A heartbeat of each gateway says who is first, and wakes nobody.
+    await gateways.observer.execute("UPDATE fencepost.gateways SET seen_at = seen_at - interval '2 s'")
+    await eventually(lambda: gateways.observer.fetchval(beats), what="heartbeats")
+    assert tries.total == 4
+    await gateways.release(holder, "holder")
+    granted(await asyncio.wait_for(waiting[0], SOON))
+    assert tries.total == 5
+    for task in waiting[1:]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_waiter_gets_the_lock_when_its_holders_time_runs_out(gateways: Two) -> None:
+    granted(await gateways.one.acquire("x", secret="holder", ttl_ms=300))
+    waiting = await gateways.two.wait(gateways.observer, "x", secret="waiter")
+    second = await gateways.one.wait(gateways.observer, "x", secret="second", ttl_ms=200)
+    granted(await asyncio.wait_for(waiting, SOON))
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    await out_of_line(gateways.observer, "second")
+
+
+async def test_a_lost_notification_is_made_good_by_the_heartbeat(
+    gateways: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Queue, "on_notify", lambda _queue, _payload: None)
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    waiting = await gateways.two.wait(gateways.observer, "x", secret="waiter")
+    await gateways.release(holder, "holder")
+    granted(await asyncio.wait_for(waiting, 2.0))
+
+
+async def test_the_heartbeat_serves_while_the_listener_is_away(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    first = await gateways.two.wait(gateways.observer, "x", secret="first")
+    second = await gateways.one.wait(gateways.observer, "x", secret="second")
+    listeners = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencepost listener'"
+    )
+    in_this_database = " AND datname = current_database()"
+    assert await gateways.observer.fetchval(listeners + in_this_database) == 2
+    await gateways.release(holder, "holder")
+    got = granted(await asyncio.wait_for(first, SOON))
+    await gateways.release(got, "first")
+    granted(await asyncio.wait_for(second, SOON))
+    assert any("closed" in failure or "terminat" in failure for failure in gateways.two.failures)
+
+
+async def test_a_waiter_that_hangs_up_leaves_at_once_and_the_next_is_served(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)
+    second = await gateways.two.wait(gateways.observer, "x", secret="second")
+    gone.set_result(None)
+    assert (await asyncio.wait_for(first, SOON)).verdict == "queued"
+    assert await gateways.waiting() == ["second"]
+    await gateways.release(holder, "holder")
+    granted(await asyncio.wait_for(second, SOON))
+
+
+async def test_who_has_hung_up_does_not_take_the_lock(gateways: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Tries()
+    monkeypatch.setattr(leases, "acquire", tries)
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)
+    second = await gateways.two.wait(gateways.observer, "x", secret="second")
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "on_notify", lambda _queue, _payload: None)
+        await gateways.release(holder, "holder")
+        gone.set_result(None)  # the lock is free, and it is the first
+        assert (await asyncio.wait_for(first, SOON)).verdict == "queued"
+    granted(await asyncio.wait_for(second, SOON))
+    assert tries.by_secret[hashed("first")] == 1
+
+
+async def test_a_repeated_request_keeps_the_place_when_the_first_one_hangs_up_later(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)
+    second = await gateways.one.wait(gateways.observer, "x", secret="second")
+    visit = await gateways.observer.fetchval("SELECT visit FROM fencepost.waiters WHERE owner = 'first'")
+    again = asyncio.create_task(gateways.two.acquire("x", secret="first", wait_ms=20_000))
+    await eventually(
+        lambda: gateways.observer.fetchval(
+            "SELECT visit <> $1 FROM fencepost.waiters WHERE secret_hash = $2", visit, hashed("first")
+        ),
+        what="the repeat in line",
+    )
+    gone.set_result(None)
+    await asyncio.wait_for(first, SOON)
+    assert await gateways.waiting() == ["first", "second"]
+    await gateways.release(holder, "holder")
+    got = granted(await asyncio.wait_for(again, SOON))
+    await gateways.release(got, "first")
+    granted(await asyncio.wait_for(second, SOON))
+
+
+async def test_two_requests_with_one_secret_wait_together_and_get_one_lease(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    both = [
+        await side.wait(gateways.observer, "x", secret="waiter") for side in (gateways.one, gateways.two, gateways.one)
+    ]
+    await gateways.release(holder, "holder")
+    got = await asyncio.wait_for(asyncio.gather(*both), SOON)
+    assert len({acquired.lease_id for acquired in got}) == 1
+    assert sorted(acquired.verdict for acquired in got) == ["granted", "repeated", "repeated"]
+    assert await gateways.waiting() == []
+
+
+async def test_who_arrives_during_a_heartbeat_is_not_taken_for_gone(gateways: Two, connect: Connect) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    first = await gateways.one.wait(gateways.observer, "x", secret="first", wait_ms=1000)
+    foreign = await connect()
+    transaction = foreign.transaction()
+    await transaction.start()
+    await foreign.execute("SELECT FROM fencepost.gateways FOR UPDATE")
+    beating = """SELECT EXISTS (SELECT FROM pg_stat_activity
+                  WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%beat%')"""
+    await eventually(lambda: gateways.observer.fetchval(beating), what="a heartbeat that hangs")
+    second = asyncio.create_task(gateways.one.acquire("x", secret="second", wait_ms=20_000))
+    # Either it is in line already, or it waits for the heartbeat's end.
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(second), 0.3)
+    await transaction.rollback()
+    await in_line(gateways.observer, "second")
+    assert (await asyncio.wait_for(first, SOON)).verdict == "held"
+    assert await gateways.waiting() == ["second"]
+    assert await gateways.observer.fetchval("SELECT last_value FROM fencepost.tickets") == 2, "it had to queue again"
+    await gateways.release(holder, "holder")
+    granted(await asyncio.wait_for(second, SOON))
+
+
+async def test_a_gateway_that_stops_sends_its_waiters_away_and_keeps_their_places(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    first = await gateways.one.wait(gateways.observer, "x", secret="first")
+    second = await gateways.two.wait(gateways.observer, "x", secret="second")
+    gateways.one.queue.stop()
+    with pytest.raises(UnavailableError, match="stopping"):
+        await asyncio.wait_for(first, SOON)
+    with pytest.raises(UnavailableError, match="stopping"):
+        await gateways.one.acquire("x", secret="late", wait_ms=1000)
+    await gateways.one.queue.close()
+    assert await gateways.waiting() == ["first", "second"]
+    again = asyncio.create_task(gateways.two.acquire("x", secret="first", wait_ms=20_000))
+    await gateways.release(holder, "holder")
+    got = granted(await asyncio.wait_for(again, SOON))
+    assert not second.done()
+    await gateways.release(got, "first")
+    granted(await asyncio.wait_for(second, SOON))
+
+
+async def test_a_kept_place_is_there_for_the_next_request_and_gone_when_none_comes(gateways: Two) -> None:
+    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    for name in ("first", "never back"):
+        assert (await gateways.one.acquire("x", secret=name, wait_ms=20, keep_place=True)).verdict == "queued"
+    assert (await gateways.one.acquire("x", secret="keeps nothing", wait_ms=20)).verdict == "held"
+    last = await gateways.two.wait(gateways.observer, "x", secret="last")
+    assert await gateways.waiting() == ["first", "never back", "last"]
+    again = asyncio.create_task(gateways.two.acquire("x", secret="first", wait_ms=20_000))
+    await gateways.release(holder, "holder")
+    got = granted(await asyncio.wait_for(again, SOON))
+    await gateways.release(got, "first")
+    assert not last.done()
+    granted(await asyncio.wait_for(last, 5.5))  # three seconds of a kept place, and a heartbeat
+
+
+async def test_a_gateway_takes_only_so_many_waiters(database: str, connect: Connect) -> None:
+    observer = await connect()
+    async with open_side(database, most=2) as side:
+        holder = granted(await side.acquire("x", secret="holder"))
+        waiting = [await side.wait(observer, "x", secret=name) for name in ("first", "second")]
+        with pytest.raises(UnavailableError, match="2 requests wait"):
+            await side.acquire("x", secret="third", wait_ms=1000)
+        assert (await side.acquire("x", secret="third")).verdict == "held", "who does not wait is not counted"
+        assert await side.locks.release(holder.lease_id or 0, hashed("holder"))
+        granted(await asyncio.wait_for(waiting[0], SOON))
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_cancelled_waiter_leaves(gateways: Two) -> None:
+    granted(await gateways.one.acquire("x", secret="holder"))
+    first = await gateways.one.wait(gateways.observer, "x", secret="first")
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await out_of_line(gateways.observer, "first")
+
+
+async def test_waiters_for_many_locks_and_for_one_are_all_served_in_turn(gateways: Two) -> None:
+    rng = random.Random(7)
+    holder = granted(await gateways.one.acquire("a", "b", "c", secret="holder"))
+    order: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+    served: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+    tasks = []
+
+    async def be_served(waiting: asyncio.Task[Acquired], names: list[str], secret: str) -> None:
+        got = granted(await waiting)
+        for name in names:
+            served[name].append(secret)
+        await gateways.release(got, secret)
+
+    for number in range(15):
+        names = rng.sample(("a", "b", "c"), rng.randint(1, 3))
+        secret = f"waiter {number}"
+        side = rng.choice((gateways.one, gateways.two))
+        for name in names:
+            order[name].append(secret)
+        tasks.append(be_served(await side.wait(gateways.observer, *names, secret=secret), names, secret))
+    await gateways.release(holder, "holder")
+    async with asyncio.timeout(2 * SOON):
+        await asyncio.gather(*tasks)
+    assert served == order
+
+
+async def test_a_stream_of_single_locks_does_not_starve_who_wants_both(gateways: Two) -> None:
+    streaming = True
+    taken = 0
+    numbers = itertools.count()
+
+    async def stream(side: Side, name: str) -> None:
+        nonlocal taken
+        while streaming:
+            secret = f"{name} {next(numbers)}"
+            got = granted(await side.acquire(name, secret=secret, wait_ms=20_000))
+            taken += 1
+            assert await side.locks.release(got.lease_id or 0, hashed(secret))
+
+    streams = [asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "a"), (gateways.two, "b"))] + [
+        asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "b"), (gateways.two, "a"))
+    ]
+
+    async def under_way() -> bool:
+        return taken > 20
+
+    await eventually(under_way, what="a stream")
+    got = granted(await asyncio.wait_for(gateways.one.acquire("b", "a", secret="both", wait_ms=20_000), SOON))
+    await gateways.release(got, "both")
+    streaming = False
+    await asyncio.wait_for(asyncio.gather(*streams), SOON)

@@ -1,0 +1,204 @@
+"""Locks over several gateways, HTTP and all: racers, waiters in order, and a gateway or PostgreSQL that goes away.
+
+The gateways that are killed or stopped are processes of their own.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.interleave import Connect, Connection, eventually
+from tests.lease_gateways import in_line, look_on
+from tests.lease_http import post, release, running
+from tests.serving import Gateway, serving
+
+from fencepost.storage import demo
+from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
+from fencepost.storage.migrate import upgrade
+
+WAIT = 30_000
+
+
+async def wait(
+    client: httpx.AsyncClient, observer: Connection, owner: str, **asked: object
+) -> asyncio.Task[httpx.Response]:
+    """Start waiting for the lock `x`; return once the place in the queue is taken."""
+    task = asyncio.create_task(post(client, "x", owner=owner, wait_ms=WAIT, **asked))
+    await in_line(observer, owner)
+    return task
+
+
+async def lease(answer: httpx.Response) -> dict[str, str]:
+    assert answer.status_code == 201, answer.text
+    given: dict[str, str] = answer.json()
+    return given
+
+
+async def waiting(observer: Connection) -> list[str]:
+    rows = await observer.fetch("SELECT owner FROM fencepost.live_waiters WHERE name = 'x' ORDER BY ticket")
+    return [row[0] for row in rows]
+
+
+# Two gateways on one database
+
+
+async def test_of_twenty_racers_at_two_gateways_one_wins(database: str) -> None:
+    async with running(database) as one, running(database) as two:
+        tokens = []
+        for _ in range(5):
+            answers = await asyncio.gather(
+                *(post((one, two)[number % 2], "x", owner=f"racer {number}") for number in range(20))
+            )
+            assert sorted(answer.status_code for answer in answers) == [201] + [423] * 19
+            winner = next(answer.json() for answer in answers if answer.status_code == 201)
+            told = {
+                (answer.json()["holder"], answer.json()["lease_id"]) for answer in answers if answer.status_code == 423
+            }
+            assert told == {(winner["owner"], winner["lease_id"])}
+            tokens.append(int(winner["token"]))
+            await release(one, winner)
+        assert tokens == sorted(set(tokens))
+
+
+async def test_twenty_waiters_at_two_gateways_are_served_in_the_order_in_which_they_came(
+    database: str, connect: Connect
+) -> None:
+    observer = await connect()
+    async with running(database) as one, running(database) as two:
+        holder = await lease(await post(one, "x"))
+        served: list[tuple[int, str]] = []
+
+        async def be_served(client: httpx.AsyncClient, task: asyncio.Task[httpx.Response]) -> None:
+            given = await lease(await task)
+            served.append((int(given["token"]), given["owner"]))
+            await release(client, given)
+
+        names = [f"waiter {number}" for number in range(20)]
+        waiters = []
+        for number, name in enumerate(names):
+            client = (one, two)[number % 2]
+            waiters.append(be_served(client, await wait(client, observer, name)))
+        assert await waiting(observer) == names
+        await release(two, holder)
+        async with asyncio.timeout(5):
+            await asyncio.gather(*waiters)
+        assert served == sorted(served)
+        assert [name for _, name in served] == names
+
+
+# Gateways and a PostgreSQL that go away
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Run a PostgreSQL of our own, on a port of its own, which can be restarted."""
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
+    directory.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    try:
+        server = PostgresServer(bin_dir=embedded_bin_dir(), data_dir=directory / "data", port=port)
+        server.start()
+        asyncio.run(upgrade(server.url))
+        asyncio.run(demo.load(server.url))  # `serve --demo` does it too, and two at once would collide
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+async def observer(server: PostgresServer) -> AsyncIterator[Connection]:
+    connection = await look_on(server.url)
+    for table in ("locks", "leases", "draws", "waiters", "gateways"):
+        await connection.execute(f"TRUNCATE fencepost.{table}")
+    yield connection
+    await connection.close(timeout=5)
+
+
+@pytest.fixture
+async def processes(server: PostgresServer, short_dir: Path) -> AsyncIterator[list[tuple[Gateway, httpx.AsyncClient]]]:
+    """Run two gateways as processes."""
+    async with AsyncExitStack() as stack:
+        started = []
+        for name in ("one", "two"):
+            (short_dir / name).mkdir()
+            started.append(stack.enter_async_context(serving(short_dir / name, FENCEPOST_DATABASE_URL=server.url)))
+        gateways = await asyncio.gather(*started)
+        clients = [
+            await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False))
+            for gateway in gateways
+        ]
+        yield list(zip(gateways, clients, strict=True))
+
+
+async def test_waiters_of_a_killed_gateway_hold_nobody_up(
+    processes: list[tuple[Gateway, httpx.AsyncClient]], observer: Connection
+) -> None:
+    (killed, first_client), (_, client) = processes
+    holder = await lease(await post(client, "x"))
+    first = await wait(first_client, observer, "at the killed gateway")
+    second = await wait(client, observer, "second")
+    third = await wait(client, observer, "third")
+    os.kill(killed.process.pid, signal.SIGKILL)
+    with pytest.raises(httpx.TransportError):
+        await first
+    await release(client, holder)  # and the first in the queue is not there to take it
+    given = await lease(await asyncio.wait_for(second, 6))
+    await release(client, given)
+    await release(client, await lease(await asyncio.wait_for(third, 2)))
+
+
+async def test_a_gateway_that_is_asked_to_stop_sends_its_waiters_away_with_their_places(
+    processes: list[tuple[Gateway, httpx.AsyncClient]], observer: Connection
+) -> None:
+    (stopped, first_client), (_, client) = processes
+    holder = await lease(await post(client, "x"))
+    secret = "chosen-by-the-client-itself"
+    first = await wait(first_client, observer, "first", secret=secret)
+    second = await wait(client, observer, "second")
+    stopped.process.send_signal(signal.SIGTERM)
+    sent_away = await asyncio.wait_for(first, 2)
+    assert (sent_away.status_code, sent_away.json()["code"]) == (503, "FP010")
+    assert int(sent_away.headers["retry-after"]) >= 1
+    assert await waiting(observer) == ["first", "second"]
+    again = asyncio.create_task(post(client, "x", owner="first", wait_ms=WAIT, secret=secret))
+    taken_over = "SELECT gateway IS NOT NULL FROM fencepost.waiters WHERE owner = 'first'"
+    await eventually(lambda: observer.fetchval(taken_over), what="the repeat in line")
+    assert await stopped.ended(within=10) == 0
+    assert await waiting(observer) == ["first", "second"]
+    await release(client, holder)
+    given = await lease(await asyncio.wait_for(again, 3))
+    assert not second.done()
+    await release(client, given)
+    await release(client, await lease(await asyncio.wait_for(second, 3)))
+
+
+async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
+    server: PostgresServer, observer: Connection
+) -> None:
+    async with running(server.url) as client:
+        holder = await lease(await post(client, "x", ttl_ms=300_000))
+        first = await wait(client, observer, "first")
+        second = await wait(client, observer, "second")
+        await observer.close()
+        server.stop()
+        server.start()
+
+        async def back() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await eventually(back, within=15, what="the gateway's readiness")
+        assert not first.done()
+        assert not second.done()
+        await release(client, holder)
+        await release(client, await lease(await asyncio.wait_for(first, 6)))
+        await release(client, await lease(await asyncio.wait_for(second, 6)))

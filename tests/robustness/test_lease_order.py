@@ -1,0 +1,314 @@
+"""Tokens rise (R9): random schedules of all that can happen to a lock, and a history that is checked afterwards."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.conftest import in_database
+from tests.interleave import Connection
+from tests.lease_gateways import Side, open_side
+from tests.lease_history import Grant, History
+from tests.lease_racing import EXPIRED, LeaseRace
+from tests.processes import all_gone, descendants
+
+from fencepost.gateway.acquire import hashed
+from fencepost.storage import leases
+from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
+from fencepost.storage.migrate import upgrade
+
+EXPIRE_ANY = """
+UPDATE fencepost.leases SET expires_at = least(expires_at, clock_timestamp() - $1 * interval '1 s')
+ WHERE lease_id IN (SELECT lease_id FROM fencepost.leases WHERE ended_at IS NULL ORDER BY random() LIMIT 1
+                       FOR UPDATE SKIP LOCKED)"""
+
+
+async def racing(dsn: str) -> LeaseRace:
+    return LeaseRace(await quiet(dsn), await quiet(dsn), await quiet(dsn), await quiet(dsn))
+
+
+async def quiet(dsn: str) -> Connection:
+    """Connect, and leave nothing of the session's own to be logged later: catalog lookups set hint bits."""
+    connection: Connection = await asyncpg.connect(dsn)
+    await connection.fetch("SELECT count(*) FROM pg_class UNION ALL SELECT last_value FROM fencepost.tokens")
+    return connection
+
+
+# One after another, in every order that hypothesis can think of
+
+LOCKS = ("a", "b", "c")
+STEP = st.one_of(
+    st.tuples(st.just("acquire"), st.sets(st.sampled_from(LOCKS), min_size=1), st.integers(1, 3)),
+    st.tuples(st.just("mint"), st.integers(0, 5), st.integers(1, 3)),
+    st.tuples(st.just("renew"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("release"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("expire"), st.integers(0, 5), st.sampled_from([1, 11])),
+    st.tuples(st.just("clock steps back"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("sweep"), st.just(0), st.sampled_from([0, 3600])),
+    st.tuples(st.just("repeat"), st.integers(0, 5), st.just(0)),
+)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def sequential(postgres: PostgresServer, template: str, runner: asyncio.Runner) -> Iterator[LeaseRace]:
+    """Give connections to a database that all examples share; their locks have names of their own."""
+    name = "test_lease_order"
+    url = in_database(postgres.url, name)
+
+    async def make() -> LeaseRace:
+        server = await asyncpg.connect(postgres.url)
+        await server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        await server.close()
+        return await racing(url)
+
+    async def drop(race: LeaseRace) -> None:
+        for connection in (race.a, race.b, race.c, race.observer):
+            await connection.close()
+        server = await asyncpg.connect(postgres.url)
+        await server.execute(f"DROP DATABASE {name}")
+        await server.close()
+
+    race = runner.run(make())
+    yield race
+    runner.run(drop(race))
+
+
+_examples = itertools.count()
+
+
+def test_tokens_rise_whatever_happens_to_the_locks(sequential: LeaseRace, runner: asyncio.Runner) -> None:
+    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(STEP, min_size=3, max_size=25))
+    def play(steps: list[tuple[str, object, int]]) -> None:
+        runner.run(Schedule(sequential, f"{next(_examples)}/").play(steps))
+
+    play()
+
+
+class Schedule:
+    """Runs steps and keeps the books: what holds which lock, by the rules."""
+
+    def __init__(self, race: LeaseRace, prefix: str) -> None:
+        self.race, self.prefix = race, prefix
+        self.history = History()
+        self.granted: list[tuple[int, str, Grant]] = []
+        self.live: set[int] = set()
+
+    async def play(self, steps: list[tuple[str, object, int]]) -> None:
+        for number, (what, which, count) in enumerate(steps):
+            if what == "acquire" and isinstance(which, set):
+                await self.acquire(tuple(self.prefix + name for name in sorted(which)), f"{self.prefix}{number}", count)
+            elif what == "sweep":
+                await leases.sweep(self.race.observer, float(count))
+            elif self.granted and isinstance(which, int):
+                await self.change(what, *self.granted[which % len(self.granted)], count)
+            self.history.check()
+        await self.race.observer.execute(
+            "UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 day'"
+        )
+
+    async def acquire(self, locks: tuple[str, ...], secret: str, count: int) -> None:
+        began = self.history.tick()
+        got = await self.race.acquire(self.race.a, *locks, secret=secret, tokens=count)
+        in_the_way = any(set(grant.locks) & set(locks) for lease, _, grant in self.granted if lease in self.live)
+        assert got.verdict == ("held" if in_the_way else "granted"), got
+        if got.verdict == "granted":
+            grant = Grant(locks, began, self.history.tick(), [int(token) for token in got.tokens])
+            self.history.grants.append(grant)
+            self.granted.append((got.lease_id or 0, secret, grant))
+            self.live.add(got.lease_id or 0)
+
+    async def change(self, what: str, lease: int, secret: str, grant: Grant, count: int) -> None:
+        race, alive = self.race, lease in self.live
+        match what:
+            case "mint":
+                minted = await race.mint(race.b, lease, secret, count)
+                assert (minted is not None) is alive, "a lease that is lost mints nothing"
+                grant.tokens += [int(token) for token in minted.minted] if minted else []
+            case "renew":
+                assert (await race.renew(race.b, lease, secret) is not None) is alive
+            case "release":
+                assert await race.release(race.b, lease, secret) is True
+                self.live.discard(lease)
+            case "expire":
+                await race.expire(lease, count)
+                self.live.discard(lease)
+            case "clock steps back":
+                # What nobody has taken over or swept may live on; it is asked, for the books.
+                await race.step_clock_back(lease)
+                if await leases.inspect(race.observer, lease):
+                    self.live.add(lease)
+            case _:
+                again = await race.acquire(race.c, *grant.locks, secret=secret)
+                known = any(live in self.live for live, its, _ in self.granted if its == secret)
+                assert (again.verdict == "repeated") is known, again
+                if again.verdict == "granted":
+                    new = Grant(grant.locks, self.history.tick(), self.history.tick(), [int(t) for t in again.tokens])
+                    self.history.grants.append(new)
+                    self.granted.append((again.lease_id or 0, secret, new))
+                    self.live.add(again.lease_id or 0)
+
+
+# All at once, while gateways come and go
+
+
+async def test_tokens_rise_while_everything_happens_at_once(database: str) -> None:
+    history = History()
+    await storm(database, history, workers=6, rounds=25, seed=1)
+    history.check()
+    grants_of_a = sum("a" in grant.locks for grant in history.grants)
+    assert grants_of_a > 10, "a storm in a teacup"
+
+
+async def storm(dsn: str, history: History, *, workers: int, rounds: int, seed: int) -> None:
+    """Let workers acquire, mint and release with leases that time out, and others expire, sweep and change gateways."""
+    done = asyncio.Event()
+    upheaval = asyncio.create_task(stir(dsn, done, seed))
+    try:
+        await asyncio.gather(*(work(dsn, history, random.Random(seed * 100 + n), rounds) for n in range(workers)))
+    finally:
+        done.set()
+        await upheaval
+
+
+async def stir(dsn: str, done: asyncio.Event, seed: int) -> None:
+    """Let leases run out, and sweep, until it is done."""
+    rng = random.Random(seed)
+    connection = await asyncpg.connect(dsn)
+    while not done.is_set():
+        await connection.execute(EXPIRE_ANY, rng.choice((0.001, 11.0)))
+        if rng.random() < 0.5:
+            await leases.sweep(connection, 0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), rng.random() / 50)
+    await connection.close()
+
+
+async def work(dsn: str, history: History, rng: random.Random, rounds: int) -> None:
+    """Acquire, mint, release or forget; now and then at a new gateway."""
+    async with contextlib.AsyncExitStack() as stack:
+        side: Side | None = None
+        for _ in range(rounds):
+            if side is None or rng.random() < 0.1:
+                side = await stack.enter_async_context(open_side(dsn, pool_size=1))
+            await one_lease(side, history, rng)
+
+
+async def one_lease(side: Side, history: History, rng: random.Random) -> None:
+    locks = tuple(rng.sample(LOCKS, rng.randint(1, 3)))
+    secret = f"{rng.random()}"
+    began = history.tick()
+    got = await side.acquire(*locks, secret=secret, wait_ms=rng.choice((0, 0, 200)), ttl_ms=rng.choice((5, 60_000)))
+    if got.verdict not in ("granted", "repeated"):
+        return
+    grant = Grant(locks, began, history.tick(), [int(token) for token in got.tokens])
+    history.grants.append(grant)
+    for _ in range(rng.randint(0, 3)):
+        minted = await side.locks.mint(got.lease_id or 0, hashed(secret), rng.randint(1, 3))
+        if minted is None:
+            return
+        grant.tokens += [int(token) for token in minted.minted]
+    if rng.random() < 0.6:
+        await side.locks.release(got.lease_id or 0, hashed(secret))
+
+
+# PostgreSQL is killed
+
+
+def new_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
+    directory.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+async def crashing() -> AsyncIterator[PostgresServer]:
+    """Run a PostgreSQL of our own that writes its log to disk only when it must: what is not flushed is lost."""
+    directory = new_directory()
+    options = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "bgwriter_lru_maxpages": "0"}
+    server = PostgresServer(bin_dir=embedded_bin_dir(), data_dir=directory / "data", options=options)
+    try:
+        server.start()
+        await upgrade(server.url)
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
+
+
+async def crash(server: PostgresServer, postmaster: int) -> None:
+    """Kill the postmaster, and with it everything that was not flushed; start it again."""
+    everything = [postmaster, *descendants(postmaster)]
+    os.kill(postmaster, signal.SIGKILL)
+    await all_gone(everything)
+    assert not server.running
+    server.stop()
+    server.start()
+
+
+async def postmaster_of(connection: Connection) -> int:
+    lines: str = await connection.fetchval("SELECT pg_read_file('postmaster.pid')")
+    return int(lines.split(maxsplit=1)[0])
+
+
+async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(crashing: PostgresServer) -> None:
+    history = History()
+    for number in range(3):
+        race = await racing(crashing.url)
+        postmaster = await postmaster_of(race.observer)
+        # Whoever logs the next block of the sequence has not committed, and never will.
+        under_way = await race.begin(race.c)
+        for _ in range(34):
+            await race.c.fetchval("SELECT nextval('fencepost.tokens')")
+        assert under_way
+        name = f"lock {number}"
+        secret = f"secret {number}"
+        began = history.tick()
+        got = await race.acquire(race.a, name, "always", secret=secret)
+        assert got.verdict == "granted"
+        grant = Grant((name, "always"), began, history.tick(), [int(token) for token in got.tokens])
+        history.grants.append(grant)
+        minted = await race.mint(race.b, got.lease_id, secret, 2)
+        assert minted is not None
+        grant.tokens += [int(token) for token in minted.minted]
+        await crash(crashing, postmaster)
+        for connection in (race.a, race.b, race.c, race.observer):
+            connection.terminate()
+        connection = await asyncpg.connect(crashing.url)
+        assert await leases.inspect(connection, got.lease_id or 0) is not None, "an acknowledged lease is lost"
+        await connection.execute(EXPIRED, got.lease_id, 1.0)
+        await connection.close()
+        history.check()
+
+
+async def test_the_control_a_token_that_is_only_drawn_comes_again(crashing: PostgresServer) -> None:
+    logging, drawing = await quiet(crashing.url), await quiet(crashing.url)
+    postmaster = await postmaster_of(drawing)
+    transaction = logging.transaction()
+    await transaction.start()
+    for _ in range(34):
+        await logging.fetchval("SELECT nextval('fencepost.tokens')")
+    drawn = [await drawing.fetchval("SELECT nextval('fencepost.tokens')") for _ in range(3)]
+    await crash(crashing, postmaster)
+    logging.terminate()
+    drawing.terminate()
+    connection = await asyncpg.connect(crashing.url)
+    again = await connection.fetchval("SELECT nextval('fencepost.tokens')")
+    await connection.close()
+    assert again <= drawn[-1], "bare tokens survived: this server flushes too much to show anything"
