@@ -33,6 +33,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run what knows the server by HTTP only on one PostgreSQL: the other would show nothing new."""
+    others = {item for item in items if item.path.parent.name in ("client", "cli") and "debian-15" in item.name}
+    if others:
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+
+
 def debian_bin_dir(version: int = 15) -> Path | None:
     """Return the folder of Debian's PostgreSQL programs, or None when the package is not installed."""
     folder = Path(f"/usr/lib/postgresql/{version}/bin")

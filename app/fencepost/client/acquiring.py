@@ -6,8 +6,8 @@ long wait is cut into slices for the same reason, and so that proxies do not cut
 to keep our place until the next.
 
 Whoever gives up in between (cancelled, or no answer in time) may have been granted the lock without knowing. So it
-asks once more with the same secret, without waiting, and releases what it is told. If that cannot be delivered either,
-the TTL ends it.
+asks once more with the same secret, without waiting, and releases what it is told; and again a moment later, for the
+request that was given up may still be on its way. If that cannot be delivered either, the TTL ends it.
 """
 
 import logging
@@ -24,6 +24,7 @@ WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
 SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
 ABANDON_SECONDS: Final = 2.0
+OVERTAKEN_SECONDS: Final = 0.2
 _TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
 _CREATED: Final = 201
 
@@ -92,15 +93,23 @@ async def acquire(exchange: Exchange, wish: Wish) -> Granted:
 async def abandon(exchange: Exchange, wish: Wish) -> None:
     """Give back what an acquire may have been granted without our knowing. Never raises an error of its own."""
 
-    async def find_and_release() -> None:
+    async def find_and_release() -> bool:
+        """Say whether the lease that was asked for is found and released."""
         try:
             answer = await exchange.once(wish.call(0, keep_place=False))
         except LockHeld:
-            return
+            return False
         await exchange.once(release_call(answer.body["lease_id"], wish.secret))
+        return answer.status != _CREATED
+
+    async def twice() -> None:
+        if not await find_and_release():
+            # We may have overtaken the request that was given up: it would be granted after us.
+            await exchange.clock.sleep(OVERTAKEN_SECONDS)
+            await find_and_release()
 
     try:
-        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, find_and_release())
+        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, twice())
     except (ApiError, TimeoutError) as error:
         logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(wish.locks), error)
 

@@ -23,6 +23,8 @@ Pairs: TypeAlias = Sequence[tuple[str, str]]
 CONNECT_SECONDS: Final = 5.0
 DATA_CONNECTIONS: Final = 100
 IDLE_CONNECTIONS: Final = 20
+# Less than the gateway's own 5: a write that meets a connection which is just being closed has an unknown outcome.
+IDLE_SECONDS: Final = 3.0
 
 _PROBLEM: Final = "application/problem+json"
 _NOTHING_READ: Final = b""
@@ -99,8 +101,18 @@ class Exchange:
                 trust_env=False,
             )
 
-        self._data = connections(httpx.Limits(max_connections=DATA_CONNECTIONS, max_keepalive_connections=None))
-        self._upkeep = connections(httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS))
+        self._data = connections(
+            httpx.Limits(
+                max_connections=DATA_CONNECTIONS,
+                max_keepalive_connections=DATA_CONNECTIONS,
+                keepalive_expiry=IDLE_SECONDS,
+            )
+        )
+        self._upkeep = connections(
+            httpx.Limits(
+                max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS, keepalive_expiry=IDLE_SECONDS
+            )
+        )
 
     async def __aenter__(self) -> Self:
         return self

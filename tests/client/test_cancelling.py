@@ -1,0 +1,163 @@
+"""Cancellation: of bodies whose lease is lost, of waiters, and of everything at any moment."""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import pytest
+from tests.client.idle import nobody_has
+from tests.client.proxy import Proxy
+from tests.interleave import eventually
+
+from fencepost import Client, LeaseLost
+
+ORDER = "orders/order-123"
+
+
+async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(proxy: Proxy) -> None:
+    async with Client(proxy.url) as c:
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def work() -> None:
+            async with c.lock("job", ttl=0.5, cancel_on_loss=True):
+                proxy.silence()
+                await asyncio.get_running_loop().create_future()
+
+        with pytest.raises(LeaseLost) as lost:
+            await work()
+        assert lost.value.reason == "expired"
+        assert isinstance(lost.value.__cause__, asyncio.CancelledError)
+        assert task.cancelling() == 0
+
+
+async def test_of_two_nested_leases_the_outer_one_raises_when_both_are_lost(proxy: Proxy) -> None:
+    async with Client(proxy.url) as c:
+
+        async def work() -> None:
+            async with (
+                c.lock("outer", ttl=0.5, cancel_on_loss=True),
+                c.lock("inner", ttl=0.5, cancel_on_loss=True) as inner,
+            ):
+                proxy.silence()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await inner.lost
+
+        with pytest.raises(LeaseLost, match="outer"):
+            await work()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+
+async def test_somebody_elses_cancellation_stays_one(gateway_url: str) -> None:
+    entered = asyncio.Event()
+    async with Client(gateway_url) as c:
+
+        async def work() -> None:
+            async with c.lock("job", cancel_on_loss=True):
+                entered.set()
+                await asyncio.get_running_loop().create_future()
+
+        task = asyncio.create_task(work())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await c.locks() == [], "released all the same"
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_cancelled_again_while_it_releases_the_release_goes_on(gateway_url: str, turns: int) -> None:
+    entered = asyncio.Event()
+    async with Client(gateway_url) as direct:
+        async with Client(gateway_url) as c:
+
+            async def work() -> None:
+                async with c.lock("job"):
+                    entered.set()
+                    await asyncio.get_running_loop().create_future()
+
+            task = asyncio.create_task(work())
+            await entered.wait()
+            task.cancel()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await direct.locks() == []
+
+
+async def test_a_waiter_that_is_cancelled_leaves_the_queue(client: Client) -> None:
+    async with client.lock("job"):
+        waiting = asyncio.create_task(client.lock("job", wait=None).__aenter__())
+
+        async def queued() -> bool:
+            return bool((await client.locks("job"))[0].waiters)
+
+        await eventually(queued)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not (await client.locks("job"))[0].waiters
+    await nobody_has(client, "job")
+
+
+async def test_cancelled_when_the_grant_is_on_its_way_gives_the_lock_back(gateway_url: str, proxy: Proxy) -> None:
+    async with Client(proxy.url) as c, Client(gateway_url) as direct:
+        proxy.swallow_next_answer()
+        acquiring = asyncio.create_task(c.lock("job", ttl=60).__aenter__())
+        await proxy.lost.wait()
+        assert (await direct.locks("job"))[0].held
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        assert await direct.locks("job") == []
+
+
+async def test_cancelled_at_any_moment_an_acquire_leaves_nothing_behind(gateway_url: str) -> None:
+    """So many turns of the event loop after its beginning: connecting, sending, waiting, answered."""
+    cancelled = 0
+    async with Client(gateway_url) as direct:
+        for turns in range(0, 100, 2):
+            async with Client(gateway_url) as c:
+                lock = c.lock(f"job-{turns}", ttl=60)
+                acquiring = asyncio.create_task(lock.__aenter__())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                acquiring.cancel()
+                try:
+                    await acquiring
+                except asyncio.CancelledError:
+                    cancelled += 1
+                else:
+                    await lock.__aexit__(None, None, None)
+            await nobody_has(direct, f"job-{turns}")
+    assert cancelled > 10
+
+
+async def test_a_cancel_scope_of_anyio_is_obeyed_at_any_moment(gateway_url: str) -> None:
+    """Its cancellation is delivered again and again, to every await: the clean-up must not depend on awaiting."""
+    async with Client(gateway_url) as direct, direct.lock("job"):
+        for turns in range(0, 90, 5):
+            async with Client(gateway_url) as c:
+                with anyio.CancelScope() as scope:
+                    canceller = asyncio.create_task(_after(turns, scope.cancel))
+                    async with asyncio.timeout(8), c.lock("job", wait=None):
+                        raise AssertionError("the lock was held")
+                await canceller
+                assert scope.cancelled_caught
+
+            async def nobody_waits() -> bool:
+                return not (await direct.locks("job"))[0].waiters
+
+            await eventually(nobody_waits, within=5, what=f"an empty queue, cancelled after {turns} turns")
+
+
+async def _after(turns: int, act: Callable[[], None]) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    act()

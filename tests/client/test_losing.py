@@ -1,0 +1,163 @@
+"""Leases that get lost, gateways that go away, answers that never come."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.client.counting import Counting
+from tests.client.gateways import gateway_process
+from tests.client.idle import nobody_has
+from tests.client.proxy import Proxy
+from tests.interleave import eventually
+
+from fencepost import Client, LeaseLost, LockHeld, OutcomeUnknown, Retry, Unavailable
+
+ORDER = "orders/order-123"
+
+
+async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survived(
+    demo_database: str, short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fencepost.client")
+    async with (
+        gateway_process(demo_database, short_dir) as gateway,
+        Client(gateway.url, retry=Retry(60)) as c,
+        c.lock(ORDER, ttl=20) as lease,
+    ):
+        first = (await c.locks(ORDER))[0].expires_at
+        assert first is not None
+        await gateway.kill()
+        reading = asyncio.create_task(c.get("orders", "order-123"))
+
+        async def a_renewal_failed() -> bool:
+            return "renewal attempt 2 failed" in caplog.text
+
+        await eventually(a_renewal_failed, within=20)
+        assert lease.trusted
+        await gateway.start()
+        assert (await reading)["order_id"] == "order-123"
+
+        async def renewed() -> bool:
+            expires = (await c.locks(ORDER))[0].expires_at
+            return expires is not None and expires > first
+
+        await eventually(renewed, within=20)
+        assert lease.trusted
+        await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+
+
+async def test_an_unreachable_gateway_is_unavailable_and_nothing_hangs(demo_database: str, short_dir: Path) -> None:
+    async with (
+        gateway_process(demo_database, short_dir) as gateway,
+        Client(gateway.url, retry=Retry(attempts=2, first=0.01, longest=0.01)) as c,
+    ):
+        await c.get("orders", "order-123")
+        await gateway.kill()
+        with pytest.raises(Unavailable):
+            await c.get("orders", "order-123")
+        with pytest.raises(Unavailable):
+            await c.patch("orders", "order-123", {"status": "paid"}, token=7)
+        with pytest.raises(Unavailable):
+            await c.lock("x").__aenter__()
+
+
+async def test_410_ends_the_lease_and_tells_who_has_it_now(gateway_url: str, counting: Counting) -> None:
+    async with (
+        Client(gateway_url, transport=counting) as c,
+        Client(gateway_url, owner="successor") as other,
+        c.lock("job", ttl=3) as lease,
+    ):
+        async with httpx.AsyncClient(base_url=gateway_url, trust_env=False) as http:
+            await http.delete(f"/v1/leases/{lease.id}", headers={"X-Lease-Secret": lease.secret})
+        async with other.lock("job"):
+            lost = await asyncio.wait_for(lease.lost, 20)
+            assert (lost.reason, lost.code, lost.lease_id) == ("gone", "FP012", lease.id)
+            assert lost.superseded_by is not None
+            assert lost.superseded_by.holder == "successor"
+            assert not lease.trusted
+            for attempt in (
+                lambda: c.patch("orders", "order-123", {"status": "paid"}, lease=lease),
+                lambda: c.claim(ORDER, lease=lease),
+                lambda: lease.claim(ORDER),
+                lease.next_token,
+            ):
+                with pytest.raises(LeaseLost) as raised:
+                    await attempt()
+                assert raised.value.superseded_by == lost.superseded_by
+            assert counting.count("P") == counting.count("POST /v1/leases"), "only upkeep was sent"
+        assert counting.count("POST /v1/claims") == 0
+
+
+async def test_silence_ends_trust_while_the_lease_is_still_held(
+    gateway_url: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(proxy.url) as c, Client(gateway_url) as direct:
+        async with c.lock("job", ttl=2.0, margin=1.0) as lease:
+            proxy.silence()
+            lost = await asyncio.wait_for(lease.lost, 20)
+            held = (await direct.locks("job"))[0].held
+            assert held, "trust ended before the lease did"
+            assert lost.reason == "expired"
+            assert lost.problem is None
+            with pytest.raises(LeaseLost):
+                await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+        assert "could not be released" in caplog.text
+        assert lease.secret not in caplog.text
+        await nobody_has(direct, "job")
+
+
+async def test_a_failing_release_does_not_hide_the_bodys_error(proxy: Proxy) -> None:
+    async with Client(proxy.url) as c:
+
+        async def work() -> None:
+            async with c.lock("job", ttl=0.5):
+                proxy.silence()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await work()
+
+
+async def test_a_lost_answer_to_an_acquire_is_asked_for_again(proxy: Proxy, counting: Counting) -> None:
+    async with Client(proxy.url, transport=counting) as c:
+        await c.locks()  # the connection is there
+        proxy.lose_next_answer()
+        async with c.lock(ORDER, claim=True) as lease:
+            assert lease.trusted
+            assert lease.row is not None
+            await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+            assert [state.lease_id for state in await c.locks()] == [lease.id]
+        assert counting.requests.count("POST /v1/leases") == 2
+        assert counting.count(f"POST /v1/leases/{lease.id}/renew") == 1, "no trust in an old grant before it is renewed"
+
+
+async def test_a_lost_answer_to_a_write_is_an_unknown_outcome_and_the_fence_tells(
+    proxy: Proxy, counting: Counting
+) -> None:
+    async with Client(proxy.url, transport=counting) as c, c.lock(ORDER) as lease:
+        await c.get("orders", "order-123")
+        proxy.lose_next_answer()
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+        assert counting.count("PATCH") == 1
+        assert unknown.value.resource == ORDER
+        assert (await c.fence(ORDER)).mark == unknown.value.presented_token, "it landed"
+        await c.patch("orders", "order-123", {"status": "shipped"}, lease=lease)
+
+
+async def test_given_up_for_want_of_an_answer_gives_the_lock_back(gateway_url: str, proxy: Proxy) -> None:
+    async with Client(proxy.url, retry=Retry(attempts=1)) as c, Client(gateway_url) as direct:
+        await c.locks()
+        proxy.lose_next_answer()
+        with pytest.raises(Unavailable):
+            await c.lock("job", ttl=60).__aenter__()
+        assert await direct.locks("job") == []
+
+
+async def test_a_repeated_acquire_by_somebody_else_is_held(client: Client) -> None:
+    """Each lock() has a secret of its own: no silent reentry."""
+    async with client.lock("job"):
+        with pytest.raises(LockHeld):
+            await client.lock("job").__aenter__()

@@ -1,0 +1,154 @@
+"""The client for code that is not asynchronous."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+import pytest
+from tests.client.counting import Counting
+
+from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
+
+ORDER = "orders/order-123"
+
+
+@pytest.fixture
+def client(gateway_url: str) -> Iterator[SyncClient]:
+    """Give a client of the gateway."""
+    with SyncClient(gateway_url, owner="worker-a") as client:
+        yield client
+
+
+def test_the_story(client: SyncClient) -> None:
+    with client.lock(ORDER, ttl=30, wait=5, claim=True) as lease:
+        assert lease.trusted
+        assert 0 < lease.remaining < 30
+        assert lease.row is not None
+        assert lease.row["status"] == "new"
+        assert (lease.lock, lease.locks, lease.owner, lease.ttl) == (ORDER, (ORDER,), "worker-a", 30.0)
+        assert lease.granted_at is not None
+        assert lease.expires_at is not None
+        assert lease.claims[0].resource == ORDER
+        assert lease.secret not in repr(lease)
+        assert "SyncLease" in repr(lease)
+        assert client.patch("orders", "order-123", {"status": "paid"}, lease=lease)["status"] == "paid"
+        assert client.put("orders", "n", {"status": "new"}, lease=lease)["order_id"] == "n"
+        assert client.post("orders", {"order_id": "p", "status": "new"}, lease=lease)["order_id"] == "p"
+        assert len(client.post("orders", [{"order_id": "q", "status": "new"}], lease=lease)) == 1
+        assert len(client.patch_where("orders", {"order_id": "in.(p,q)"}, {"status": "paid"}, lease=lease)) == 2
+        assert len(client.delete_where("orders", {"order_id": "in.(p,q)"}, lease=lease)) == 2
+        client.delete("orders", "n", lease=lease)
+        assert client.claim("orders/order-124", lease=lease).row is not None
+        assert lease.claim("orders/nobody") is None
+        with lease.operation(ORDER) as token:
+            assert token > (client.fence(ORDER)).mark
+        assert lease.next_token() > token
+        assert [state.owner for state in client.locks(ORDER)] == ["worker-a"]
+        assert client.get("orders", "order-123", select="status") == {"status": "paid"}
+        assert len(client.select("orders", {"status": "eq.paid"}, order="order_id", limit=1)) == 1
+        lease.check()
+    assert client.locks() == []
+    with pytest.raises(LeaseLost, match="released"):
+        client.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+
+
+def test_errors_come_through_and_the_lock_is_released(client: SyncClient) -> None:
+    def work() -> None:
+        with client.lock("job"):
+            with pytest.raises(LockHeld) as held:
+                client.lock("job").__enter__()
+            assert held.value.holder == "worker-a"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert client.locks() == []
+    client.claim(ORDER, token=5000)
+    with pytest.raises(StaleToken):
+        client.patch("orders", "order-123", {"status": "paid"}, token=4000)
+
+
+def _renewals(counting: Counting, lease: SyncLease) -> int:
+    return counting.requests.count(f"POST /v1/leases/{lease.id}/renew")
+
+
+def test_the_lease_is_renewed_while_its_holder_computes(gateway_url: str) -> None:
+    """The main thread never gives up the processor by itself; the lease outlives several of its TTLs."""
+    counting = Counting()
+    with SyncClient(gateway_url, transport=counting) as client, client.lock("job", ttl=1.0) as lease:
+        primes = (n for n in range(2, 100_000_000) if all(n % divisor for divisor in range(2, int(n**0.5) + 1)))
+        while _renewals(counting, lease) < 6:
+            next(primes)
+            assert lease.trusted
+        assert client.locks("job")[0].lease_id == lease.id
+
+
+def test_a_loss_is_heard_of_in_any_thread(client: SyncClient, gateway_url: str) -> None:
+    with client.lock("job", ttl=1.0) as lease:
+        assert lease.wait_lost(0.001) is None
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(lease.wait_lost)
+            httpx.delete(
+                f"{gateway_url}/v1/leases/{lease.id}", headers={"X-Lease-Secret": lease.secret}, trust_env=False
+            )
+            lost = waiting.result(20)
+        assert lost is not None
+        assert lost.reason == "gone"
+        assert not lease.trusted
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+
+def test_many_threads_write_under_one_lease(client: SyncClient) -> None:
+    with client.lock(ORDER, tokens=1) as lease, ThreadPoolExecutor(8) as threads:
+        written = list(
+            threads.map(lambda n: client.patch("orders", "order-123", {"amount": n}, lease=lease), range(60))
+        )
+        assert len(written) == 60
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Give what makes the next wait for a result end as Ctrl-C ends it: before the result is there, or just after."""
+    real = Future.result
+    strikes: list[bool] = []
+
+    def interrupted(self: "Future[object]", timeout: float | None = None) -> object:
+        if strikes:
+            if strikes.pop():
+                real(self, timeout)
+            raise KeyboardInterrupt
+        return real(self, timeout)
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    return strikes.append
+
+
+def test_an_interrupt_while_waiting_for_the_lock_leaves_the_queue(
+    client: SyncClient, ctrl_c: Callable[[bool], None]
+) -> None:
+    with client.lock("job"):
+        ctrl_c(False)
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("job", wait=None).__enter__()
+        assert not client.locks("job")[0].waiters
+    assert client.locks() == []
+
+
+def test_an_interrupt_when_the_lock_has_been_granted_gives_it_back(
+    client: SyncClient, ctrl_c: Callable[[bool], None]
+) -> None:
+    ctrl_c(True)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("job").__enter__()
+    assert client.locks() == []
+
+
+def test_a_client_that_is_not_open_says_so(gateway_url: str) -> None:
+    client = SyncClient(gateway_url)
+    with pytest.raises(RuntimeError, match="not open"):
+        client.get("orders", 1)
+    with client, pytest.raises(RuntimeError, match="already open"):
+        client.__enter__()
+    with pytest.raises(RuntimeError, match="not open"):
+        client.locks()

@@ -1,0 +1,188 @@
+"""Errors: every problem and every failure of the transport has one."""
+
+import inspect
+import pickle
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from fencepost.client import (
+    ApiError,
+    BadRequest,
+    ConstraintViolated,
+    Forbidden,
+    LeaseLost,
+    LockHeld,
+    NotFound,
+    OutcomeUnknown,
+    Problem,
+    RowNotFound,
+    SpentToken,
+    StaleToken,
+    TokenRequired,
+    Unavailable,
+    UnissuedToken,
+    WrongTokenSource,
+)
+from fencepost.client.errors import error_of
+from fencepost.client.exchange import Call, foreign_errors
+from fencepost.fencing.problem_types import PROBLEM_TYPES
+from fencepost.fencing.problems import Problem as ServersProblem
+
+READ = Call(method="GET", path="/v1/data/orders")
+WRITE = Call(method="PATCH", path="/v1/data/orders/1", writes=True, resource="orders/1", token=34)
+
+FOREIGN = sorted(
+    (
+        kind
+        for _, kind in inspect.getmembers(httpx, inspect.isclass)
+        if issubclass(kind, Exception) and kind.__module__ == "httpx"
+    ),
+    key=lambda kind: kind.__name__,
+)
+NEVER_SENT = {
+    "ConnectError", "ConnectTimeout", "PoolTimeout",
+    "UnsupportedProtocol", "InvalidURL", "CookieConflict",
+}  # fmt: skip
+
+
+def raised_by_httpx(kind: type[Exception]) -> Exception:
+    error = kind.__new__(kind)
+    error.args = ("as it happened",)
+    return error
+
+
+def test_httpx_has_the_errors_that_this_test_believes_it_has() -> None:
+    assert len(FOREIGN) >= 28
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_every_error_of_httpx_becomes_one_of_ours(kind: type[Exception]) -> None:
+    with pytest.raises(Unavailable) as raised, foreign_errors(READ):
+        raise raised_by_httpx(kind)
+    assert isinstance(raised.value.__cause__, kind)
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_write_that_was_sent_has_an_unknown_outcome(kind: type[Exception]) -> None:
+    expected = Unavailable if kind.__name__ in NEVER_SENT else OutcomeUnknown
+    with pytest.raises(expected) as raised, foreign_errors(WRITE):
+        raise raised_by_httpx(kind)
+    if expected is OutcomeUnknown:
+        assert (raised.value.resource, raised.value.presented_token) == ("orders/1", 34)
+
+
+KINDS = {
+    "stale-token": StaleToken,
+    "spent-token": SpentToken,
+    "token-required": TokenRequired,
+    "malformed-token": BadRequest,
+    "unprotected-table": Forbidden,
+    "row-not-found": RowNotFound,
+    "unknown-table": NotFound,
+    "wrong-token-source": WrongTokenSource,
+    "outcome-unknown": OutcomeUnknown,
+    "database-unavailable": Unavailable,
+    "lock-held": LockHeld,
+    "lease-lost": LeaseLost,
+    "unissued-token": UnissuedToken,
+    "bad-request": BadRequest,
+    "body-too-large": BadRequest,
+    "no-such-route": NotFound,
+    "method-not-allowed": BadRequest,
+    "not-acceptable": BadRequest,
+    "unsupported-media-type": BadRequest,
+    "internal-error": OutcomeUnknown,
+    "invalid-value": BadRequest,
+    "permission-denied": Forbidden,
+    "database-busy": Unavailable,
+    "database-refused": BadRequest,
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PROBLEM_TYPES if kind.slug != "constraint-violation"])
+def test_every_problem_of_the_gateway_has_its_error(kind: object) -> None:
+    assert isinstance(kind, type(PROBLEM_TYPES[0]))
+    told = ServersProblem(kind, "It happened.", code=kind.code or "55P03", hint="Do this.")
+    error = error_of(Problem(told.body(), told.http_status), writes=True)
+    assert type(error) is KINDS[kind.slug]
+    assert (error.code, error.status, error.detail, error.hint) == (told.name, told.http_status, told.detail, told.hint)
+    assert error.type == f"/problems/{kind.slug}"
+    assert error.retryable is kind.retryable
+
+
+@pytest.mark.parametrize(("code", "status"), [("23505", 409), ("23514", 400)])
+def test_a_constraint_has_its_sqlstate(code: str, status: int) -> None:
+    error = error_of(Problem({"code": code, "detail": "duplicate key"}, status), writes=True)
+    assert type(error) is ConstraintViolated
+    assert error.code == code
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_proxys_failure_is_unknown_for_writes_only(status: int) -> None:
+    assert type(error_of(Problem({}, status))) is Unavailable
+    assert type(error_of(Problem({}, status), writes=True)) is OutcomeUnknown
+
+
+def test_what_is_not_known_is_an_api_error() -> None:
+    assert type(error_of(Problem({"code": "FP999", "detail": "new"}, 418))) is ApiError
+    assert type(error_of(Problem({}, 302))) is ApiError
+
+
+STALE = {
+    "code": "FP001",
+    "detail": "Token 33 is stale.",
+    "resource": "orders/1",
+    "presented_token": "33",
+    "current_token": "9223372036854775807",
+    "superseded_by": {
+        "holder": "other",
+        "lease_id": "7",
+        "token": "34",
+        "locks": ["orders/1"],
+        "granted_at": "2026-01-02T03:04:05.678Z",
+        "issued_at": None,
+        "source": "builtin",
+    },
+}
+
+
+def test_a_409_tells_everything_that_it_knows() -> None:
+    error = error_of(Problem(STALE, 409))
+    assert isinstance(error, StaleToken)
+    assert (error.resource, error.presented_token, error.current_token) == ("orders/1", 33, 2**63 - 1)
+    assert error.superseded_by is not None
+    assert (error.superseded_by.holder, error.superseded_by.token) == ("other", 34)
+    assert error.superseded_by.granted_at == datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    assert error.superseded_by.locks == ("orders/1",)
+    assert error.members is STALE
+    assert str(error) == "Token 33 is stale. (FP001)"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {
+            "code": 5,
+            "detail": None,
+            "presented_token": "x",
+            "superseded_by": {"locks": 3, "token": 4, "granted_at": "?"},
+        },
+        {"superseded_by": "nobody", "current_token": "٣٤", "held_since": 3, "waiting": "many"},
+    ],
+)
+def test_reading_a_problem_that_is_not_quite_one_never_raises(members: dict[str, object]) -> None:
+    error = LockHeld("x", Problem(members, 423))
+    public = {name for name in dir(error) if not name.startswith("_") and name not in ("add_note", "with_traceback")}
+    assert {"holder", "held_since", "superseded_by", "presented_token", "waiting"} <= public
+    for name in public:
+        getattr(error, name)
+
+
+def test_errors_travel_between_processes() -> None:
+    error: ApiError = pickle.loads(pickle.dumps(error_of(Problem(STALE, 409))))
+    assert isinstance(error, StaleToken)
+    assert error.current_token == 2**63 - 1
+    lost: LeaseLost = pickle.loads(pickle.dumps(LeaseLost("gone", reason="expired")))
+    assert lost.reason == "expired"

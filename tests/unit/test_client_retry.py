@@ -1,0 +1,239 @@
+"""What is sent again, and what never. The transport is a mock that fails as it is told; time stands still."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from tests.client.counting import Mock, problem
+from tests.client.manual_clock import ManualClock
+
+from fencepost.client import (
+    ApiError,
+    BadRequest,
+    Client,
+    LeaseLost,
+    OutcomeUnknown,
+    Retry,
+    SpentToken,
+    StaleToken,
+    Unavailable,
+)
+from fencepost.client.answers import Granted
+
+REFUSED = httpx.ConnectError("refused")
+CUT = httpx.ReadError("cut")
+AWAY = problem(503, "FP010", retryable=True)
+BUSY = problem(503, "55P03", retryable=True)
+UNKNOWN = problem(503, "FP009", retryable=True)
+STALE = problem(409, "FP001", retryable=False)
+
+
+class Hurried(ManualClock):
+    """A clock on which every wait is over at once, and is noted."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._now += seconds
+        await asyncio.sleep(0)
+
+
+def ok() -> httpx.Response:
+    return httpx.Response(200, json={"order_id": "1"})
+
+
+def client(mock: Mock, retry: Retry | None = None) -> Client:
+    return Client("http://mock", transport=mock, clock=Hurried(), retry=retry or Retry())
+
+
+@pytest.mark.parametrize("failure", [REFUSED, CUT, httpx.ReadTimeout(""), AWAY, BUSY, lambda: httpx.Response(502)])
+async def test_a_read_is_tried_again_after_any_failure(failure: Exception) -> None:
+    mock = Mock(failure, failure, failure, ok)
+    async with client(mock) as c:
+        assert await c.get("orders", 1) == {"order_id": "1"}
+    assert len(mock.requests) == 4
+
+
+@pytest.mark.parametrize("failure", [REFUSED, httpx.ConnectTimeout(""), httpx.PoolTimeout(""), AWAY, BUSY])
+async def test_a_write_is_tried_again_when_nothing_was_done(failure: Exception) -> None:
+    mock = Mock(failure, failure, ok)
+    async with client(mock) as c:
+        await c.patch("orders", 1, {"status": "x"}, token=34)
+    assert [request.headers["X-Fence-Token"] for request in mock.requests] == ["34"] * 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [CUT, httpx.ReadTimeout(""), httpx.WriteError(""), httpx.RemoteProtocolError(""), UNKNOWN,
+     lambda: httpx.Response(502), lambda: httpx.Response(200, text="<html>")],
+)  # fmt: skip
+async def test_a_write_that_may_have_landed_is_sent_once(failure: Exception) -> None:
+    mock = Mock(failure)
+    async with client(mock) as c:
+        with pytest.raises(OutcomeUnknown):
+            await c.patch("orders", 1, {"status": "x"}, token=34)
+    assert len(mock.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (STALE, StaleToken),
+        (problem(409, "FP002", retryable=False), SpentToken),
+        (problem(400, "FP016", retryable=False), BadRequest),
+        (problem(409, "FP013", retryable=True), ApiError),
+        (problem(503, "FP015", retryable=False), ApiError),
+    ],
+)
+async def test_a_refusal_is_never_tried_again(refusal: Exception, kind: type[ApiError]) -> None:
+    mock = Mock(refusal)
+    async with client(mock) as c:
+        with pytest.raises(kind):
+            await c.patch("orders", 1, {"status": "x"}, token=34)
+        with pytest.raises(kind):
+            await c.get("orders", 1)
+    assert len(mock.requests) == 2
+
+
+async def test_trying_ends_and_the_last_error_is_told() -> None:
+    mock = Mock(REFUSED)
+    async with client(mock, Retry(attempts=3)) as c:
+        with pytest.raises(Unavailable, match=r"GET /v1/data/orders/1 could not be sent: ConnectError: refused"):
+            await c.get("orders", 1)
+    assert len(mock.requests) == 3
+
+
+async def test_waits_double_with_jitter_and_obey_retry_after() -> None:
+    clock = Hurried()
+    mock = Mock(*[REFUSED] * 6, problem(503, "FP010", retryable=True, **{"Retry-After": "7"}), ok)
+    async with Client("http://mock", transport=mock, clock=clock) as c:
+        await c.get("orders", 1)
+    steps = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    assert all(step / 2 <= slept <= step for slept, step in zip(clock.slept, steps, strict=False))
+    assert clock.slept[6:] == [7.0]
+    assert len({Retry().delay(3) for _ in range(10)}) > 1
+
+
+@pytest.mark.parametrize("arguments", [{"attempts": 0}, {"first": -1.0}, {"first": 3.0, "longest": 2.0}])
+def test_a_retry_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="attempts is at least 1"):
+        Retry(**arguments)
+
+
+GRANT = {
+    "lease_id": "7", "locks": ["a"], "owner": "us", "ttl_ms": 30000, "tokens": ["8"], "granted_at": None,
+    "expires_at": None, "claims": [], "waited_ms": 0,
+}  # fmt: skip
+HELD = problem(423, "FP011", retryable=True, **{"Retry-After": "9"})
+
+
+def granted(status: int) -> httpx.Response:
+    return httpx.Response(status, json=GRANT)
+
+
+async def test_an_acquire_is_repeated_with_the_same_secret_and_a_repeated_grant_is_renewed_before_it_is_trusted() -> (
+    None
+):
+    """The answer to the first request was lost for 40 s: its lease may be over, whatever the second answer says."""
+    clock = Hurried()
+    mock = Mock(CUT, lambda: granted(200), lambda: httpx.Response(200, json={}), lambda: httpx.Response(204))
+    async with Client("http://mock", transport=mock, clock=clock) as c, c.lock("a") as lease:
+        assert lease.trusted
+    assert [request.url.path for request in mock.requests] == [
+        "/v1/leases", "/v1/leases", "/v1/leases/7/renew", "/v1/leases/7",
+    ]  # fmt: skip
+    assert len({request.headers["X-Lease-Secret"] for request in mock.requests}) == 1
+
+
+async def test_a_grant_that_is_not_repeated_needs_no_renewal() -> None:
+    mock = Mock(lambda: granted(201), lambda: httpx.Response(204))
+    async with client(mock) as c, c.lock("a"):
+        pass
+    assert [request.url.path for request in mock.requests] == ["/v1/leases", "/v1/leases/7"]
+
+
+@pytest.mark.parametrize(("late", "renewals"), [(0.0, 0), (19.0, 0), (21.0, 1), (29.9, 1), (50.0, 1)])
+async def test_a_grant_whose_answer_comes_late_is_renewed_before_it_is_handed_out(late: float, renewals: int) -> None:
+    clock = Hurried()
+
+    def granted_late() -> httpx.Response:
+        clock._now += late  # noqa: SLF001 - the mock's time passes here
+        return granted(201)
+
+    mock = Mock(granted_late, lambda: httpx.Response(200, json={}))
+    async with Client("http://mock", transport=mock, clock=clock, retry=Retry(attempts=1)) as c:
+        lease = await c.lock("a").__aenter__()
+        assert [request.url.path for request in mock.requests[1:]] == ["/v1/leases/7/renew"] * renewals
+        assert lease.trust.until == pytest.approx(1000.0 + (late if renewals else 0.0) + 28.5)
+
+
+@pytest.mark.parametrize(("waited", "counted"), [(0, 0.0), (20_000, 20.0), (25_000, 25.0), (25_001, 0.0), (90_000, 0)])
+def test_trust_counts_from_the_end_of_the_queue_if_that_can_be_true(waited: int, counted: float) -> None:
+    """The request took 25 s in all: a longer wait in the gateway was measured by a clock that jumped."""
+    grant = Granted.read({**GRANT, "waited_ms": waited}, sent=100.0, received=125.0, repeated=False)
+    assert grant.started == 100.0 + counted
+
+
+async def test_a_write_is_not_sent_again_when_trust_ends_between_two_attempts() -> None:
+    clock = Hurried()
+    away = problem(503, "FP010", retryable=True, **{"Retry-After": "20"})
+    mock = Mock(lambda: granted(201), away)
+    async with Client("http://mock", transport=mock, clock=clock) as c:
+        lease = await c.lock("a").__aenter__()
+        with pytest.raises(LeaseLost):
+            await c.patch("orders", 1, {"status": "x"}, lease=lease)
+    assert [request.method for request in mock.requests].count("PATCH") == 2, "at 0 s and 20 s, not at 40 s"
+
+
+async def test_long_waits_are_sliced_and_keep_their_place() -> None:
+    clock = Hurried()
+
+    def waited(seconds: float) -> httpx.Response:
+        clock._now += seconds  # noqa: SLF001 - the mock's time passes here
+        return HELD()
+
+    mock = Mock(lambda: waited(25), lambda: waited(25), lambda: waited(10))
+    async with Client("http://mock", transport=mock, clock=clock) as c:
+        with pytest.raises(ApiError):
+            await c.lock("a", wait=60).__aenter__()
+    bodies = [json.loads(request.content) for request in mock.requests]
+    assert [(body["wait_ms"], body["keep_place"]) for body in bodies] == [(25000, True), (25000, True), (10000, False)]
+    assert clock.slept == []
+
+
+async def test_a_gateway_that_lets_nobody_wait_is_not_stormed() -> None:
+    clock = Hurried()
+    mock = Mock(HELD)
+    async with Client("http://mock", transport=mock, clock=clock) as c:
+        with pytest.raises(ApiError):
+            await c.lock("a", wait=60).__aenter__()
+    assert 30 <= len(mock.requests) <= 40
+
+
+async def test_exactly_one_of_lease_and_token() -> None:
+    mock = Mock(ok)
+    async with client(mock) as c:
+        with pytest.raises(TypeError, match="exactly one"):
+            await c.patch("orders", 1, {"status": "x"})
+        for token in (0, -1, 2**63):
+            with pytest.raises(ValueError, match="a token is from 1"):
+                await c.patch("orders", 1, {"status": "x"}, token=token)
+        with pytest.raises(ValueError, match="whole table"):
+            await c.delete_where("orders", {}, token=34)
+    assert mock.requests == []
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://[::"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="url"):
+        Client(url)
+
+
+async def test_a_closed_client_says_so() -> None:
+    mock = Mock(ok)
+    async with client(mock) as c:
+        pass
+    with pytest.raises(Unavailable, match="closed"):
+        await c.get("orders", 1)
+    assert mock.requests == []

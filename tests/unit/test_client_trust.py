@@ -1,0 +1,132 @@
+"""When a holder may still believe in its lease: never longer than the database does."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.client.manual_clock import ManualClock, settled
+from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+
+from fencepost.client.trust import Timings, Trust
+from fencepost.client.watchdog import keep
+
+
+def test_trust_ends_at_start_plus_ttl_minus_margin() -> None:
+    clock = ManualClock(0.0)
+    trust = Trust(clock, Timings.of(30.0), started=0.0)
+    assert trust.until == 28.5
+    assert trust.renew_at == 10.0
+    assert trust.remaining == 28.5
+
+
+async def test_once_it_has_ended_it_never_comes_back() -> None:
+    clock = ManualClock(0.0)
+    trust = Trust(clock, Timings.of(30.0), started=0.0)
+    await clock.advance(28.4)
+    assert trust.holds()
+    await clock.advance(0.2)
+    assert not trust.holds()
+    assert not trust.renewed(28.6)
+    assert not trust.holds()
+    assert trust.remaining == 0.0
+
+
+async def test_a_renewal_counts_from_its_start_and_an_older_one_takes_nothing_back() -> None:
+    clock = ManualClock(0.0)
+    trust = Trust(clock, Timings.of(30.0, 0.0), started=0.0)
+    await clock.advance(20.0)
+    assert trust.renewed(15.0)
+    assert trust.until == 45.0
+    assert trust.renewed(12.0)
+    assert trust.until == 45.0
+
+
+async def test_even_a_clock_that_goes_back_revives_nothing() -> None:
+    clock = ManualClock(0.0)
+    trust = Trust(clock, Timings.of(30.0), started=0.0)
+    await clock.advance(29.0)
+    assert not trust.holds()
+    await clock.suspend(-20.0)
+    assert not trust.holds()
+    assert not trust.renewed(9.0)
+
+
+@pytest.mark.parametrize(("ttl", "margin"), [(30.0, 1.5), (0.1, 0.02), (3600.0, 180.0)])
+def test_the_margin_is_five_percent_and_at_least_20_ms(ttl: float, margin: float) -> None:
+    assert Timings.of(ttl).margin == pytest.approx(margin)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "margin", "names"),
+    [
+        (0.0, None, "ttl=0.0"),
+        (-1.0, None, "ttl=-1.0"),
+        (float("nan"), None, "ttl=nan"),
+        (float("inf"), None, "ttl=inf"),
+        (0.0004, 0.0, "ttl=0.0004"),
+        (30.0, -1.0, "margin=-1.0"),
+        (30.0, float("nan"), "margin=nan"),
+        (30.0, 20.0, "ttl=30.0, margin=20.0"),
+        (0.03, None, "ttl=0.03, margin=0.02"),
+    ],
+)
+def test_timings_that_make_no_sense_are_refused_by_name(ttl: float, margin: float | None, names: str) -> None:
+    with pytest.raises(ValueError, match=names.replace(".", r"\.")):
+        Timings.of(ttl, margin)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Time that passes; `suspended`: on a machine that sleeps."""
+
+    seconds: float
+    suspended: bool = False
+
+
+delays = st.sampled_from([0.0, 0.001, 0.2, 1.0, 3.0, 9.0, 31.0, float("inf")])
+fates = st.builds(Fate, out=delays, back=delays, lost_out=st.booleans(), lost_back=st.booleans())
+pauses = st.builds(Pause, st.sampled_from([0.01, 0.7, 3.0, 9.9, 19.0, 28.4, 40.0]), st.booleans())
+
+
+@given(st.lists(fates, max_size=12), st.lists(pauses, max_size=8), st.sampled_from([0.0, 0.02, 1.5]), st.booleans())
+@example([Fate(back=9.0)], [], 0.0, True)  # the one renewal's answer was 9 s old when it came
+@example([Fate(out=4.0, back=5.0)] * 12, [], 0.0, True)
+@example([Fate(lost_back=True)] * 12, [], 0.0, False)
+@example([Fate(back=9.0)] * 12, [Pause(10.0), Pause(28.4, suspended=True), Pause(0.7)], 0.0, False)
+def test_under_any_schedule_trust_ends_before_the_lease_does(
+    script: list[Fate], schedule: list[Pause], margin: float, silent_then: bool
+) -> None:
+    """The real watchdog and the real lease, on a gateway that delays, loses and answers late."""
+
+    async def play() -> None:
+        clock = ManualClock()
+        gateway = ScriptedGateway(clock, ttl=30.0, script=[*script, *[Fate(out=float("inf"))] * (1000 * silent_then)])
+        lease = scripted_lease(gateway, margin=margin)
+        watchdog = asyncio.create_task(keep(lease, clock))
+        was_lost = False
+        for pause in [*schedule, *[Pause(1.0)] * 45]:
+            await (clock.suspend(pause.seconds) if pause.suspended else clock.advance(pause.seconds))
+            held = gateway.lease_is_held()
+            assert held or not lease.trusted, "trusted after the lease had expired"
+            assert not (was_lost and lease.trusted), "trust came back"
+            was_lost = not lease.trusted
+        await settled()
+        watchdog.cancel()
+        await asyncio.gather(watchdog, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+async def test_without_failures_the_lease_is_kept_for_ever() -> None:
+    clock = ManualClock()
+    gateway = ScriptedGateway(clock, ttl=30.0)
+    lease = scripted_lease(gateway)
+    watchdog = asyncio.create_task(keep(lease, clock))
+    for _ in range(100):
+        await clock.advance(10.0)
+        assert lease.trusted
+    assert gateway.requests == ["POST /v1/leases/1/renew"] * len(gateway.requests)
+    assert 95 <= len(gateway.requests) <= 101, "one renewal at each third of the TTL"
+    watchdog.cancel()
