@@ -73,6 +73,8 @@ class Child:
 
     def look(self) -> None:
         """Find out whether it was stopped or has ended."""
+        if self.ended.is_set():
+            return
         # One that has ended is nobody's child to a wait for stops alone: so both are asked for, and nothing is reaped.
         state = os.waitid(os.P_PID, self.group, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if state is None:

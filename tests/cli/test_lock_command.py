@@ -1,0 +1,243 @@
+"""`fencepost lock`: what the command sees, and how it ends."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cli.running import StartLock, locks, variables_in, waiters, written
+
+pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+
+ENV = "env > env.new && mv env.new env"
+UNTIL_TOLD = "until [ -e go ]; do sleep 0.05; done"
+
+
+async def test_the_command_has_token_lease_and_url_and_nothing_else_is_printed(
+    lock: StartLock, http: httpx.AsyncClient, gateway_url: str, tmp_path: Path
+) -> None:
+    running = lock("nightly", "--", "sh", "-c", f"{ENV}; echo out; {UNTIL_TOLD}")
+    seen = await variables_in(tmp_path / "env")
+    [held] = await locks(http)
+    assert seen.pop("FENCEPOST_LEASE_SECRET") not in str(held)
+    assert seen == {
+        "FENCE_TOKEN": held["token"],
+        "FENCE_LOCK": "nightly",
+        "FENCEPOST_URL": gateway_url,
+        "FENCEPOST_LEASE": held["lease_id"],
+    }
+    (tmp_path / "go").touch()
+    assert await running.ended() == 0
+    assert (await running.output(), running.said) == ("out\n", "")
+    assert await locks(http) == [], "released when the command ended"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("true",), 0, ""),
+        (("sh", "-c", "exit 3"), 3, ""),
+        (("sh", "-c", "kill -TERM $$"), 128 + 15, ""),
+        (("sh", "-c", "kill -KILL $$"), 128 + 9, ""),
+        (("no-such-command",), 127, "fencepost lock: cannot run no-such-command: No such file or directory\n"),
+        (("/etc/passwd",), 126, "fencepost lock: cannot run /etc/passwd: Permission denied\n"),
+    ],
+)
+async def test_the_exit_code_is_the_commands(
+    lock: StartLock, http: httpx.AsyncClient, command: tuple[str, ...], code: int, said: str
+) -> None:
+    running = lock("a", *command)
+    assert await running.ended() == code
+    assert running.said == said
+    assert await locks(http) == [], "released at once"
+
+
+async def test_options_stand_around_the_name_and_those_of_the_command_are_its_own(lock: StartLock) -> None:
+    running = lock("--ttl", "9", "a", "-n", "--owner", "me", "printf", "%s,", "--ttl", "-n", "--")
+    assert await running.ended() == 0
+    assert await running.output() == "--ttl,-n,--,"
+
+
+async def test_stdin_and_descriptors_are_the_commands(lock: StartLock) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"by stdin")
+    os.close(writing)
+    given, giving = os.pipe()
+    os.write(giving, b" and more")
+    os.close(giving)
+    running = lock("a", "sh", "-c", f"cat; cat /dev/fd/{given}", stdin=reading, pass_fds=(given,))
+    os.close(reading)
+    os.close(given)
+    assert await running.ended() == 0
+    assert await running.output() == "by stdin and more"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "silent"),
+    [
+        (("--no-wait",), 75, False),
+        (("--wait", "0.5"), 75, False),
+        (("-n", "-E", "9"), 9, False),
+        (("-n", "-E", "0"), 0, True),
+    ],
+)
+async def test_a_held_lock_has_an_exit_code_of_its_own(
+    lock: StartLock, tmp_path: Path, options: tuple[str, ...], code: int, silent: bool
+) -> None:
+    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    await written(tmp_path / "held")
+    other = lock("a", *options, "touch", "ran")
+    assert await other.ended() == code
+    assert ("a is held by holder-1 since 20" in other.said) is not silent
+    assert len(other.said.splitlines()) == (0 if silent else 1)
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_nobody_at_the_port_is_unreachable(lock: StartLock, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    running = lock("a", "touch", "ran", url=url)
+    assert await running.ended() == 69
+    assert running.said.startswith(f"fencepost lock: cannot ask {url}: ")
+    assert len(running.said.splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("a",), "Missing argument 'COMMAND...'"),
+        (("a", "--wait", "3", "-n", "true"), "--wait and --no-wait contradict each other"),
+        (("a", "--grace", "6", "--ttl", "12", "true"), "The grace can be 5.4 s at most"),
+        (("a", "--ttl", "nan", "true"), "ttl=nan"),
+        (("a", "--wait", "nan", "true"), "wait=nan"),
+        (("a", "--url", "gateway:8080", "true"), "a gateway is at http://host:port"),
+        (("a", "--ttl", "4000", "true"), "refused: body: ttl_ms"),
+        (("a", "--claim", "true"), "refused: body: claim: 'a'"),
+        (("a", "--claim-resource", "nowhere/1", "true"), "nowhere"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_exit_code_2(
+    lock: StartLock, arguments: tuple[str, ...], said: str
+) -> None:
+    running = lock(*arguments)
+    assert await running.ended() == 2
+    assert said in running.said
+
+
+async def test_who_waits_gets_it_first_come_first_served(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    first = lock("a", "sh", "-c", f"echo 0 >> order; {UNTIL_TOLD}")
+    await written(tmp_path / "order")
+    rest = []
+    for number in (1, 2, 3):
+        rest.append(lock("a", "sh", "-c", f"echo {number} >> order"))
+        await waiters(http, number)
+    (tmp_path / "go").touch()
+    assert [await running.ended() for running in (first, *rest)] == [0, 0, 0, 0]
+    assert await written(tmp_path / "order", lines=4) == ["0", "1", "2", "3"]
+
+
+async def test_verbose_says_who_holds_it_and_what_was_acquired(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    await written(tmp_path / "held")
+    other = lock("-v", "a", "sh", "-c", ENV)
+    await written(other.errors)
+    assert "waiting for a: held by holder-1 since 20" in other.said
+    (tmp_path / "go").touch()
+    assert await other.ended() == 0
+    seen = await variables_in(tmp_path / "env")
+    assert f"acquired a: lease {seen['FENCEPOST_LEASE']}, token {seen['FENCE_TOKEN']}\n" in other.said
+    assert seen["FENCEPOST_LEASE_SECRET"] not in other.said
+    assert await locks(http) == []
+
+
+async def test_a_signal_ends_the_wait_and_leaves_the_queue(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    lock("a", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    await written(tmp_path / "held")
+    waiting = lock("a", "touch", "ran")
+    await waiters(http, 1)
+    waiting.process.terminate()
+    assert await waiting.ended() == 128 + 15
+    (tmp_path / "go").touch()
+    assert await lock("a", "--wait", "5", "true").ended() == 0, "the one that was ended does not block the queue"
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_claim_fences_older_holders_before_the_command_writes(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    lock("orders/order-123", "--claim", "sh", "-c", f"{ENV}; {UNTIL_TOLD}")
+    token = int((await variables_in(tmp_path / "env"))["FENCE_TOKEN"])
+
+    async def write(with_token: int) -> int:
+        headers = {"X-Fence-Token": str(with_token)}
+        return (await http.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=headers)).status_code
+
+    assert await write(token - 1) == 409, "the claim's own token, and every older one"
+    assert await write(token) == 200, "FENCE_TOKEN was not spent by the claim"
+
+
+async def test_several_locks_are_taken_together_or_not_at_all(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    lock("b", "--also", "a", "sh", "-c", f"{ENV}; {UNTIL_TOLD}")
+    assert (await variables_in(tmp_path / "env"))["FENCE_LOCK"] == "b"
+    assert [held["name"] for held in await locks(http)] == ["a", "b"]
+    other = lock("c", "--also", "a", "-n", "true")
+    assert await other.ended() == 75
+    assert "a is held by" in other.said
+    assert [held["name"] for held in await locks(http)] == ["a", "b"]
+
+
+async def test_two_machines_with_one_job_run_it_once(lock: StartLock, tmp_path: Path) -> None:
+    # Each stays until both have tried: "go" comes when one has been turned away.
+    job = f"echo $FENCE_TOKEN >> ran; {UNTIL_TOLD}"
+    machines = [lock("job", "--no-wait", "--", "sh", "-c", job) for _ in range(2)]
+    ends = [asyncio.create_task(machine.ended()) for machine in machines]
+    assert await next(asyncio.as_completed(ends)) == 75
+    (tmp_path / "go").touch()
+    assert sorted(await asyncio.gather(*ends)) == [0, 75]
+    assert len(await written(tmp_path / "ran")) == 1
+
+
+async def test_mint_prints_fresh_tokens_that_are_good_for_writes(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    script = "set -e; echo $FENCE_TOKEN > new; $MINT >> new; $MINT 3 >> new; mv new tokens"
+    lock("a", "sh", "-c", f"{script}; {UNTIL_TOLD}")
+    tokens = [int(token) for token in await written(tmp_path / "tokens", lines=5)]
+    assert tokens == sorted(set(tokens))
+    for token in tokens:
+        headers = {"X-Fence-Token": str(token)}
+        answer = await http.patch("/v1/data/orders/order-123", json={"note": str(token)}, headers=headers)
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("FENCEPOST_LEASE=999999 $MINT", 79),
+        ("FENCEPOST_LEASE=999999 $MINT --lost-exit-code 5", 5),
+        ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79),
+        ("FENCEPOST_URL=http://127.0.0.1:9 $MINT", 69),
+        ("FENCEPOST_URL=nowhere $MINT", 2),
+        ("$MINT 0", 2),
+        ("$MINT 1001", 2),
+        ("unset FENCEPOST_LEASE; $MINT", 2),
+    ],
+)
+async def test_mint_fails_with_the_exit_codes_of_lock_and_prints_no_token(
+    lock: StartLock, script: str, code: int
+) -> None:
+    running = lock("a", "sh", "-c", script)
+    assert await running.ended() == code
+    assert await running.output() == ""
+    assert "mint" in running.said

@@ -1,0 +1,187 @@
+"""Signals and the terminal: the command's, as if `fencepost lock` were not there."""
+
+import asyncio
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
+from tests.interleave import eventually
+from tests.processes import all_gone, descendants
+
+pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+
+UNTIL_TOLD = "until [ -e go ]; do sleep 0.02; done"
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"])
+async def test_a_signal_is_passed_to_the_command_which_decides(lock: StartLock, tmp_path: Path, name: str) -> None:
+    script = f"trap 'echo {name} >> told' {name}; echo > runs; {UNTIL_TOLD}; exit 4"
+    running = lock("a", "sh", "-c", script)
+    await written(tmp_path / "runs")
+    running.signal(signal.Signals[f"SIG{name}"])
+    assert await written(tmp_path / "told") == [name]
+    (tmp_path / "go").touch()
+    assert await running.ended() == 4
+
+
+async def test_a_signal_reaches_the_whole_group(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
+    running = lock("a", "sh", "-c", "sleep 60 & echo $! >> pids; sleep 60 & echo $! >> pids; wait")
+    group = [int(pid) for pid in await written(tmp_path / "pids", lines=2)]
+    running.process.terminate()
+    assert await running.ended() == 128 + 15
+    await all_gone(group)
+    assert await locks(http) == []
+
+
+async def test_what_was_ignored_stays_ignored(lock: StartLock, tmp_path: Path) -> None:
+    """As under nohup."""
+    ignoring = "trap '' HUP INT; exec \"$@\""
+    script = f"grep SigIgn /proc/self/status > ignored; echo > runs; {UNTIL_TOLD}"
+    running = lock("a", "sh", "-c", script, prefix=("sh", "-c", ignoring, "sh"))
+    await written(tmp_path / "runs")
+    mask = int((await written(tmp_path / "ignored"))[0].split()[1], 16)
+    assert mask & 0b11 == 0b11, "HUP and INT"
+    running.signal(signal.SIGHUP)
+    running.signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert await running.ended() == 0
+
+
+class Screen:
+    """A terminal, and what was printed on it."""
+
+    def __init__(self, master: int) -> None:
+        self._master = master
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    async def shows(self, text: str) -> None:
+        async def there() -> bool:
+            self._read()
+            return text in self.shown
+
+        try:
+            await eventually(there, within=20, what=text)
+        except TimeoutError:
+            pytest.fail(f"{text!r} is not on the screen: {self.shown!r}")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nothing there, or hung up
+            self.shown += os.read(self._master, 65536).decode(errors="replace")
+
+
+@asynccontextmanager
+async def at_a_terminal(
+    *command: str, url: str, directory: Path
+) -> AsyncIterator[tuple[Screen, subprocess.Popen[bytes]]]:
+    """Run a command as the leader of a session with a terminal."""
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    # The first terminal that the leader of a session opens becomes the session's.
+    opening = ("sh", "-c", 'exec "$@" 0<>"$0" 1>&0 2>&0', os.ttyname(slave))
+    process = subprocess.Popen(  # noqa: ASYNC220 - it only starts it
+        [*opening, *command],
+        cwd=directory,
+        env=environment(FENCEPOST_URL=url, PS1="ready> ", TERM="dumb"),
+        start_new_session=True,
+    )
+    try:
+        yield Screen(master), process
+    finally:
+        everything = [process.pid, *descendants(process.pid)]
+        for pid in everything:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+        os.close(master)
+        os.close(slave)
+        await all_gone(everything)
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), 20)
+
+
+async def test_a_command_reads_from_the_terminal(gateway_url: str, tmp_path: Path) -> None:
+    command = (*FENCEPOST, "lock", "a", "sh", "-c", "echo name?; read name; echo hello $name")
+    async with at_a_terminal(*command, url=gateway_url, directory=tmp_path) as (screen, process):
+        await screen.shows("name?")
+        screen.type("Ada\n")
+        await screen.shows("hello Ada")
+        assert await ended(process) == 0
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_ctrl_c_ends_the_command_and_then_us_in_the_same_way(
+    gateway_url: str, http: httpx.AsyncClient, tmp_path: Path, reads: bool
+) -> None:
+    command = (
+        *FENCEPOST,
+        "lock",
+        "a",
+        "sh",
+        "-c",
+        "read x; echo go on; exec sleep 60" if reads else "echo go on; exec sleep 60",
+    )
+    async with at_a_terminal(*command, url=gateway_url, directory=tmp_path) as (screen, process):
+        if reads:
+            screen.type("x\n")
+        await screen.shows("go on")
+        screen.type("\x03")
+        assert await ended(process) == -signal.SIGINT
+        assert await locks(http) == []
+
+
+async def test_ctrl_z_and_fg_and_a_second_read(gateway_url: str, http: httpx.AsyncClient, tmp_path: Path) -> None:
+    async with at_a_terminal("bash", "--norc", "--noprofile", "-i", url=gateway_url, directory=tmp_path) as (
+        screen,
+        shell,
+    ):
+        await screen.shows("ready> ")
+        fencepost = " ".join(FENCEPOST)
+        screen.type(
+            f"{fencepost} lock a --ttl 30 -- sh -c 'echo fir''st; read x; echo sec''ond $x; read y; echo th''ird $y'\n"
+        )
+        await screen.shows("first")
+        screen.type("1\n")
+        await screen.shows("second 1")
+        screen.type("\x1a")
+        await screen.shows("Stopped")
+        screen.type("echo the shell''s\n")
+        await screen.shows("the shells")
+        assert len(await locks(http)) == 1, "it is still ours, and not renewed"
+        screen.type("fg\n")
+        screen.type("2\n")
+        await screen.shows("third 2")
+        screen.type("echo code $?; exit\n")
+        await screen.shows("code 0")
+        await ended(shell)
+        assert await locks(http) == []
+
+
+async def test_ctrl_z_beyond_the_ttl_loses_the_lock(gateway_url: str, tmp_path: Path, http: httpx.AsyncClient) -> None:
+    async with at_a_terminal("bash", "--norc", "--noprofile", "-i", url=gateway_url, directory=tmp_path) as (screen, _):
+        await screen.shows("ready> ")
+        screen.type(f"{' '.join(FENCEPOST)} lock a --ttl 1.5 -- sh -c 'echo fir''st; while sleep 0.1; do :; done'\n")
+        await screen.shows("first")
+        screen.type("\x1a")
+        await screen.shows("Stopped")
+
+        async def free() -> bool:
+            return not any(held["held"] for held in await locks(http))
+
+        await eventually(free, what="the end of the lease")
+        screen.type("fg\n")
+        await screen.shows("lost a, the command was ended")
+        screen.type("echo code $?\n")
+        await screen.shows("code 79")
