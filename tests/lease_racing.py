@@ -29,6 +29,20 @@ EXPIRED = "UPDATE fencepost.leases SET expires_at = clock_timestamp() - $2 * int
 CLOCK_STEPPED_BACK = "UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '1 min' WHERE lease_id = $1"
 
 
+REMEMBERED = "SELECT (SELECT count(*) FROM fencepost.leases) + (SELECT count(*) FROM fencepost.draws)"
+
+
+async def sweep_all(connection: Connection, keep_seconds: float) -> int:
+    """Sweep, and forget what ended longer ago than that; return how many rows went."""
+    before = await connection.fetchval(REMEMBERED)
+    swept = await leases.sweep(connection)
+    position: int | None = 0
+    while position is not None:
+        position = await leases.forget(connection, keep_seconds, position)
+    gone: int = swept + before - await connection.fetchval(REMEMBERED)
+    return gone
+
+
 def wanted(
     *names: str,
     secret: str,

@@ -1,10 +1,9 @@
 """Whose a lease is, one function each, as in lease_scenarios: by its secret, and by nothing else."""
 
-from tests.lease_racing import MINUTE, LeaseRace
+from tests.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.lease_scenarios import LeaseScenario, granted
 from tests.racing import outcome
 
-from fencepost.storage import leases
 from fencepost.storage.leases import Acquired
 
 
@@ -19,7 +18,7 @@ async def repeated_secret_is_the_same_lease(race: LeaseRace) -> None:
     assert (again.lease_id, again.tokens, again.owner) == (first.lease_id, first.tokens, "me")
     assert (again.ttl_ms, again.granted_at, again.expires_at) == (first.ttl_ms, first.granted_at, first.expires_at)
     assert 0 < (again.due_ms or 0) <= MINUTE
-    assert await leases.sweep(race.observer, 0) == 1, "only the mint's draw may go while the lease lives"
+    assert await sweep_all(race.observer, 0) == 1, "only the mint's draw may go while the lease lives"
     swept = await outcome(race.acquire(race.b, "y", "x", secret="mine"))
     assert isinstance(swept, Acquired), swept
     assert swept.tokens == first.tokens

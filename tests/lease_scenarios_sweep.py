@@ -4,7 +4,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tests.interleave import Connection, start
-from tests.lease_racing import LeaseRace
+from tests.lease_racing import LeaseRace, sweep_all
 from tests.lease_scenarios import LeaseScenario, assert_lost, granted
 
 from fencepost.storage import leases
@@ -23,7 +23,7 @@ async def swept_lease_stays_lost(race: LeaseRace) -> None:
     """A lease whose lock row was swept is over: somebody else may have had the lock meanwhile."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
     await race.expire(old.lease_id, 11)
-    assert await leases.sweep(race.observer, 3600) == 1
+    assert await sweep_all(race.observer, 3600) == 1
     assert await race.lock_rows() == {}
     await race.step_clock_back(old.lease_id)
     await assert_lost(race, old, "old")
@@ -37,7 +37,7 @@ async def swept_lock_row_is_made_anew(race: LeaseRace) -> None:
     assert late
     await race.expire(old.lease_id, 11)
     sweeping = await race.begin(race.a)
-    assert await leases.sweep(race.a, 3600) == 1
+    assert await sweep_all(race.a, 3600) == 1
     waiter = await race.waits(race.b, race.acquire(race.b, "x", secret="new"))
     another = await race.waits(race.c, race.acquire(race.c, "x", secret="another"))
     await sweeping.commit()
@@ -54,7 +54,7 @@ async def sweep_skips_what_is_in_use(race: LeaseRace) -> None:
     await race.expire(old.lease_id, 11)
     taking = await race.begin(race.b)
     new = granted(await race.acquire(race.b, "x", secret="new"))
-    sweep = await at_once(race, race.c, leases.sweep(race.c, 0))
+    sweep = await at_once(race, race.c, sweep_all(race.c, 0))
     assert sweep == 0
     await taking.commit()
     assert await race.holder("x") == new.lease_id
@@ -67,7 +67,7 @@ async def sweep_looks_again(race: LeaseRace) -> None:
         await race.expire(lease.lease_id, 11)
     foreign = await race.begin(race.a)
     await race.a.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", idle["a"].lease_id)
-    sweep = await race.waits(race.c, leases.sweep(race.c, 0))
+    sweep = await race.waits(race.c, sweep_all(race.c, 0))
     new = granted(await race.acquire(race.b, "b", secret="new"))
     await foreign.rollback()
     await sweep
@@ -82,7 +82,7 @@ async def sweep_sees_a_renewal_that_it_waited_for(race: LeaseRace) -> None:
     renewing = await race.begin(race.a)
     assert await race.renew(race.a, lease.lease_id, "mine")
     # Nobody else can write the row now, so the committed version cannot be made to look expired: look from the sweeper.
-    sweep = await at_once(race, race.c, leases.sweep(race.c, 0))
+    sweep = await at_once(race, race.c, sweep_all(race.c, 0))
     await renewing.commit()
     assert sweep == 0
     assert await race.holder("x") == lease.lease_id
@@ -100,14 +100,14 @@ async def idle_locks_leave_nothing(race: LeaseRace) -> None:
     await race.queue(race.b, "live", secret="waiter")
     await race.observer.execute("UPDATE fencepost.waiters SET give_up_at = now() - interval '11 s'")
     assert await race.waiting("live") == []
-    await leases.sweep(race.observer, 0)
+    await sweep_all(race.observer, 0)
     assert await race.lock_rows() == {"live": live.lease_id}
     assert await race.counts() == {"locks": 1, "leases": 1, "draws": 1, "waiters": 0, "gateways": 1}
     again = await race.acquire(race.c, "live", secret="live")
     assert (again.verdict, again.tokens) == ("repeated", live.tokens)
     assert await race.release(race.a, live.lease_id, "live")
     await race.observer.execute("UPDATE fencepost.gateways SET seen_at = now() - interval '61 s'")
-    await leases.sweep(race.observer, 0)
+    await sweep_all(race.observer, 0)
     assert await race.counts() == dict.fromkeys(("locks", "leases", "draws", "waiters", "gateways"), 0)
 
 
@@ -118,7 +118,7 @@ async def history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
     assert minted
     await race.expire(old.lease_id)
     granted(await race.acquire(race.b, "x", secret="new", owner="new"))
-    await leases.sweep(race.observer, 3600)
+    await sweep_all(race.observer, 3600)
     lost = await leases.lost(race.observer, old.lease_id or 0)
     assert lost is not None
     assert lost.superseded_by is not None
@@ -126,7 +126,7 @@ async def history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
     for token in (*old.tokens, *minted.minted):
         owner = await race.observer.fetchval("SELECT owner FROM fencepost.issued_to($1)", token)
         assert owner == "old", f"token {token}: {owner}"
-    await leases.sweep(race.observer, 0)
+    await sweep_all(race.observer, 0)
     assert await leases.lost(race.observer, old.lease_id or 0) is None
 
 

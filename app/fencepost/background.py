@@ -20,8 +20,6 @@ RELOAD_EVERY: Final = 30.0
 """Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
 SWEEP_EVERY: Final = 60.0
 """Seconds, more or less, between two removals of what ended leases left."""
-SWEPT_AT_ONCE: Final = 200
-"""`fencepost.sweep` takes so many locks at most, so as not to keep them for long; then there may be more."""
 
 
 @asynccontextmanager
@@ -45,8 +43,7 @@ async def running(
         while True:
             await asyncio.sleep(SWEEP_EVERY * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
             try:
-                while await locks.sweep(lease_history) >= SWEPT_AT_ONCE:
-                    pass
+                await locks.sweep(lease_history)
             except StorageError as error:
                 emit(QueueFailed(f"ended leases could not be swept: {error}"))
 

@@ -120,7 +120,7 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
     limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
-    locks = PostgresLocks(database, queue, limits)
+    locks = PostgresLocks(database, queue, limits, at_once=max(settings.pool_size // 2, 1))
     try:
         try:
             await catalog.reload()

@@ -147,8 +147,9 @@ COMMENT ON TYPE fencepost.acquired IS 'verdict: granted or repeated (the lease i
 CREATE FUNCTION fencepost.acquire(p_names text[], p_hash bytea, p_owner text, p_ttl_ms integer, p_count integer,
                                   p_claims text[], p_gateway uuid, p_visit uuid, p_wait_ms integer)
 RETURNS fencepost.acquired LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
--- Plans are kept from when the tables were small; a scan that was cheap then is not when they have grown.
-SET enable_seqscan = off AS $$
+-- Plans are kept from when the tables were small; a scan that was cheap then is not when they have grown. A lock row is
+-- held for long only by a grant whose claims wait for a row: do not queue up behind it with a connection each.
+SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
   wanted text[] := p_names;
   claimed text[] := p_claims;
@@ -202,9 +203,9 @@ BEGIN
       ORDER BY k.name LIMIT 1;
   END IF;
   IF EXISTS (SELECT FROM fencepost.waiters w WHERE w.name = ANY (wanted)) THEN
-    SELECT w.ticket INTO r.ticket FROM fencepost.waiters w WHERE w.secret_hash = p_hash AND w.name = ANY (wanted)
-       AND w.give_up_at > clock_timestamp()
-      GROUP BY w.ticket HAVING count(*) = cardinality(wanted) LIMIT 1;
+    SELECT w.ticket INTO r.ticket FROM fencepost.waiters w
+      WHERE w.secret_hash = p_hash AND w.give_up_at > clock_timestamp()
+      GROUP BY w.ticket HAVING array_agg(w.name ORDER BY w.name) = wanted LIMIT 1;
     IF r.lock IS NULL THEN  -- free; but nobody passes those who wait already
       SELECT u INTO r.lock FROM unnest(wanted) u WHERE fencepost.head(u) < coalesce(r.ticket, 9223372036854775807)
         ORDER BY u LIMIT 1;
@@ -216,8 +217,7 @@ BEGIN
   IF r.lock IS NOT NULL AND p_wait_ms = 0 THEN
     r.verdict := 'held';
     IF r.ticket IS NOT NULL THEN  -- a waiter's last try; unless a repeat of its request has taken the place over
-      DELETE FROM fencepost.waiters w WHERE w.name = ANY (wanted) AND w.ticket = r.ticket
-         AND (p_visit IS NULL OR w.visit = p_visit);
+      DELETE FROM fencepost.waiters w WHERE w.name = ANY (wanted) AND w.ticket = r.ticket AND w.visit = p_visit;
       IF FOUND THEN PERFORM fencepost.wake(wanted, NULL); END IF;
     END IF;
     RETURN r;
@@ -243,8 +243,9 @@ BEGIN
     UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL
       WHERE x.lease_id = ANY (before) AND x.ended_at IS NULL;
   END IF;
-  IF l.lease_id IS NOT NULL THEN
-    UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL WHERE x.secret_hash = p_hash;
+  IF l.lease_id IS NOT NULL THEN  -- it had expired when we looked; renewed meanwhile, its secret is its own
+    UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL
+      WHERE x.lease_id = l.lease_id AND x.secret_hash = p_hash AND x.expires_at <= clock_timestamp();
   END IF;
   IF p_count = 1 AND NOT claiming THEN
     drawn := ARRAY[nextval('fencepost.tokens')];                                                               -- 4
@@ -267,6 +268,14 @@ BEGIN
   END IF;
   RETURN r;
 END $$;
+-- next
+-- A grant whose claims had to wait begins when they are done. Only for the transaction that made it.
+CREATE FUNCTION fencepost.begin_now(p_lease_id bigint, OUT granted_at timestamptz, OUT expires_at timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE fencepost.leases x SET granted_at = n.now, expires_at = n.now + x.ttl_ms * interval '1 ms'
+    FROM (SELECT clock_timestamp() AS now) n
+   WHERE x.lease_id = p_lease_id AND x.xmin = pg_current_xact_id()::xid
+  RETURNING x.granted_at, x.expires_at $$;
 -- next
 -- Renew (p_ttl_ms > 0; 0 keeps the expiry) and mint (p_count > 0) in one. No row: the lease is lost, or not the caller's.
 CREATE FUNCTION fencepost.extend(p_lease_id bigint, p_hash bytea, p_ttl_ms integer, p_count integer)
@@ -359,9 +368,9 @@ BEGIN
     FROM heads h LEFT JOIN fencepost.locks k ON k.name = h.name
     LEFT JOIN fencepost.leases x ON x.lease_id = k.lease_id AND x.ended_at IS NULL
    WHERE h.gateway = p_gateway GROUP BY h.visit, h.ticket
-  HAVING count(*) = (SELECT count(*) FROM fencepost.waiters a WHERE a.visit = h.visit)
+  HAVING count(*) = (SELECT count(*) FROM fencepost.live_waiters a WHERE a.visit = h.visit)
   UNION ALL
-  SELECT v, 0::bigint FROM unnest(p_visits) v WHERE NOT EXISTS (SELECT FROM fencepost.waiters a WHERE a.visit = v);
+  SELECT v, 0::bigint FROM unnest(p_visits) v WHERE NOT EXISTS (SELECT FROM fencepost.live_waiters a WHERE a.visit = v);
 END $$;
 -- next
 -- A gateway that stops: its waiters are gone at once, not after three silent seconds.
@@ -376,9 +385,9 @@ BEGIN
   IF left_behind IS NOT NULL THEN PERFORM fencepost.wake(left_behind, NULL); END IF;
 END $$;
 -- next
--- Remove what nobody needs: lock rows without a live lease, waiters that gave up, silent gateways, and what is
--- remembered of leases that ended more than p_keep_s ago. A swept lease has ended, for good.
-CREATE FUNCTION fencepost.sweep(p_keep_s double precision) RETURNS bigint
+-- Remove what no lock needs: rows of idle locks, 200 at a time so as not to keep them for long; waiters that gave up;
+-- silent gateways. A lease that expired and whose lock is swept has ended, for good. Returns how many rows that were.
+CREATE FUNCTION fencepost.sweep() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   n text;
@@ -405,17 +414,30 @@ BEGIN
   WITH silent AS (SELECT g.gateway FROM fencepost.gateways g
                    WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
-  GET DIAGNOSTICS swept = ROW_COUNT; total := total + swept;
-  WITH old AS (SELECT x.lease_id FROM fencepost.leases x
-                WHERE x.ended_at < clock_timestamp() - p_keep_s * interval '1 s'
-                ORDER BY x.lease_id LIMIT 10000 FOR UPDATE SKIP LOCKED)
-  DELETE FROM fencepost.leases x USING old WHERE x.lease_id = old.lease_id;
-  GET DIAGNOSTICS swept = ROW_COUNT; total := total + swept;
-  -- A lease's first draw stays as long as the lease: a repeated acquire is answered from it.
-  DELETE FROM fencepost.draws d WHERE d.drawn_at < clock_timestamp() - p_keep_s * interval '1 s'
-     AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = d.first_token);
-  GET DIAGNOSTICS swept = ROW_COUNT; total := total + swept;
-  RETURN total;
+  GET DIAGNOSTICS swept = ROW_COUNT;
+  RETURN total + swept;
+END $$;
+-- next
+-- Forget leases that ended more than p_keep_s ago, with their draws; and of leases that live on, draws of more than 24
+-- times p_keep_s ago, but for the first, from which a repeated acquire is answered. Looks at 10000 draws after p_after
+-- (every lease has one of its own number), and returns where to go on: NULL when what follows is too young.
+CREATE FUNCTION fencepost.forget(p_keep_s double precision, p_after bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off AS $$
+DECLARE
+  cutoff timestamptz := clock_timestamp() - p_keep_s * interval '1 s';
+  upto bigint;
+  young boolean;
+BEGIN
+  SELECT max(c.first_token), max(c.drawn_at) >= cutoff INTO upto, young
+    FROM (SELECT d.first_token, d.drawn_at FROM fencepost.draws d WHERE d.first_token > p_after
+           ORDER BY d.first_token LIMIT 10000) c;
+  IF upto IS NULL THEN RETURN NULL; END IF;
+  DELETE FROM fencepost.leases x WHERE x.lease_id > p_after AND x.lease_id <= upto AND x.ended_at < cutoff;
+  DELETE FROM fencepost.draws d WHERE d.first_token > p_after AND d.first_token <= upto
+     AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = d.lease_id
+                        AND (d.first_token = d.lease_id OR d.drawn_at > clock_timestamp() - 24 * p_keep_s * interval '1 s'));
+  RETURN CASE WHEN NOT young THEN upto END;
 END $$;
 -- next
 -- A live lease, without its secret; no row once it is lost.
@@ -481,8 +503,9 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
 REVOKE EXECUTE ON FUNCTION fencepost.issue_beyond(bigint), fencepost.head(text), fencepost.wake(text[], uuid),
   fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),
   fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),
-  fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),
-  fencepost.sweep(double precision), fencepost.lease(bigint), fencepost.lost(bigint), fencepost.issued_to(bigint),
+  fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid), fencepost.sweep(),
+  fencepost.forget(double precision, bigint), fencepost.begin_now(bigint), fencepost.lease(bigint),
+  fencepost.lost(bigint), fencepost.issued_to(bigint),
   fencepost.lock_states(text, text, integer), fencepost.lock_counts() FROM PUBLIC;
 -- next
 -- Triggers compare with it in the writer's own name. Reading is not drawing: nextval needs USAGE.

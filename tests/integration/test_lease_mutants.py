@@ -23,7 +23,8 @@ LEAVE = "fencepost.leave(uuid, integer)"
 BEAT = "fencepost.beat(uuid, uuid[], uuid[])"
 RETIRE = "fencepost.retire(uuid)"
 WAKE = "fencepost.wake(text[], uuid)"
-SWEEP = "fencepost.sweep(double precision)"
+SWEEP = "fencepost.sweep()"
+FORGET = "fencepost.forget(double precision, bigint)"
 LEASE = "fencepost.lease(bigint)"
 WAITERS = "fencepost.live_waiters"
 
@@ -198,17 +199,17 @@ MUTANTS = [
         sweeping.sweep_looks_again,
     ),
     mutant(
-        "the sweeper takes the first draw of a live lease",
-        SWEEP,
-        "AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = d.first_token);",
-        ";",
+        "the first draw of a live lease is forgotten",
+        FORGET,
+        "d.first_token = d.lease_id OR ",
+        "",
         secrets.repeated_secret_is_the_same_lease,
     ),
     mutant(
-        "the sweeper leaves what has ended",
-        SWEEP,
-        "WHERE x.ended_at < clock_timestamp() - p_keep_s",
-        "WHERE false AND x.ended_at < clock_timestamp() - p_keep_s",
+        "what has ended is not forgotten",
+        FORGET,
+        "AND x.ended_at < cutoff",
+        "AND false",
         sweeping.idle_locks_leave_nothing,
     ),
     # The queue
@@ -288,22 +289,22 @@ MUTANTS = [
     mutant(
         "a repeat queues anew",
         ACQUIRE,
-        "SELECT w.ticket INTO r.ticket FROM fencepost.waiters w WHERE",
-        "SELECT w.ticket INTO r.ticket FROM fencepost.waiters w WHERE false AND",
+        "WHERE w.secret_hash = p_hash AND w.give_up_at > clock_timestamp()",
+        "WHERE false",
         queue.repeat_keeps_the_place,
     ),
     mutant(
         "the first of two requests takes the place along",
         ACQUIRE,
-        "AND (p_visit IS NULL OR w.visit = p_visit)",
-        "",
+        "AND w.visit = p_visit;",
+        ";",
         queue.earlier_request_does_not_take_the_place_along,
     ),
     mutant(
         "a place that was given up is there again",
         ACQUIRE,
-        "AND w.give_up_at > clock_timestamp()\n      GROUP BY",
-        "GROUP BY",
+        "WHERE w.secret_hash = p_hash AND w.give_up_at > clock_timestamp()",
+        "WHERE w.secret_hash = p_hash",
         queue.place_is_kept_for_a_while,
     ),
     mutant(

@@ -19,7 +19,7 @@ from tests.conftest import in_database
 from tests.interleave import Connection
 from tests.lease_gateways import Side, open_side
 from tests.lease_history import Grant, History
-from tests.lease_racing import EXPIRED, LeaseRace
+from tests.lease_racing import EXPIRED, LeaseRace, sweep_all
 from tests.processes import all_gone, descendants
 
 from fencepost.gateway.acquire import hashed
@@ -115,7 +115,7 @@ class Schedule:
             if what == "acquire" and isinstance(which, set):
                 await self.acquire(tuple(self.prefix + name for name in sorted(which)), f"{self.prefix}{number}", count)
             elif what == "sweep":
-                await leases.sweep(self.race.observer, float(count))
+                await sweep_all(self.race.observer, float(count))
             elif self.granted and isinstance(which, int):
                 await self.change(what, *self.granted[which % len(self.granted)], count)
             self.history.check()
@@ -194,7 +194,7 @@ async def stir(dsn: str, done: asyncio.Event, seed: int) -> None:
     while not done.is_set():
         await connection.execute(EXPIRE_ANY, rng.choice((0.001, 11.0)))
         if rng.random() < 0.5:
-            await leases.sweep(connection, 0)
+            await sweep_all(connection, 0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), rng.random() / 50)
     await connection.close()

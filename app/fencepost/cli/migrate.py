@@ -11,14 +11,15 @@ from .database import database_url, on_database, reporting
 from .options import settings_options
 
 _GRANTS = (
-    "GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {role}",
+    "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
     " fencepost.mark_without_row(text, text), fencepost.mark_record(text) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),"
     " fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),"
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"
-    " fencepost.sweep(double precision), fencepost.lease(bigint), fencepost.lost(bigint),"
+    " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
+    " fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text, text, integer), fencepost.lock_counts() TO {role}",
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -21,14 +21,14 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claim import claim_on
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, require_fence, require_key
 from fencepost.gateway.refusals import problem_of_refused
-from fencepost.locks.postgres import Attempted
+from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.observe.events import LeaseAsked
 from fencepost.storage import reading
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
 from fencepost.storage.leases import Acquired, Wanted
-from fencepost.storage.marks import known
+from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
 
 
@@ -45,6 +45,7 @@ class Acquire:
     tokens: int
     claims: tuple[tuple[str, Resource], ...]
     keep_place: bool
+    owner_given: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
         try:
             await gateway.catalog.begun_after(arrived)
         except UnavailableError as error:
-            outcome = _problem_of(error)
+            outcome = _problem_of(error, request)
         else:
-            outcome, _ = await _attempt(gateway, request, gone)
+            waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
+            again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
+            outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         return outcome
@@ -103,7 +106,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
         try:
             await gateway.locks.release(lease.lease_id, hashed(request.secret))
         except StorageError as error:
-            return _problem_of(error)  # which nobody reads; the lease's time will run out
+            return _problem_of(error, request)  # which nobody reads; the lease's time will run out
     return outcome
 
 
@@ -121,13 +124,11 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         tuple(text for text, _ in request.claims),
         request.wait_ms,
         request.keep_place,
+        request.chosen,
     )
 
     async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
-        return [
-            await (_reread if repeated else _claim)(connection, table, fence, key, token)
-            for table, fence, key in claimed
-        ]
+        return await _claim_all(connection, claimed, token, repeated=repeated)
 
     try:
         attempted = await gateway.locks.acquire(wanted, claim if claimed else None, gone)
@@ -135,17 +136,26 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         return refused.problem, False
     except QueryError as error:
         return bad_request(f"claim: {error}"), False
+    except Overtaken:
+        return Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER), False
     except StorageError as error:
-        return _problem_of(error), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
-    return _granted_or_held(attempted, request.locks), False
+        return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
+    return _granted_or_held(attempted, request), False
 
 
-def _granted_or_held(attempted: Attempted, locks: tuple[str, ...]) -> Granted | Problem:
+_OVERTAKEN = (
+    "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
+)
+
+
+def _granted_or_held(attempted: Attempted, request: Acquire) -> Granted | Problem:
     acquired = attempted.acquired
     match acquired.verdict:
+        case "repeated" if request.owner_given and acquired.owner != request.owner:
+            return _mismatch()  # two who use one secret are not one who asks twice
         case "granted" | "repeated":
             claims = attempted.claims if isinstance(attempted.claims, list) else []
-            return Granted(acquired, tuple(sorted(locks, key=str.encode)), claims, attempted.waited_ms)
+            return Granted(acquired, tuple(sorted(request.locks, key=str.encode)), claims, attempted.waited_ms)
         case "held" | "queued":
             return held(acquired)
         case "mismatch":
@@ -154,14 +164,16 @@ def _granted_or_held(attempted: Attempted, locks: tuple[str, ...]) -> Granted | 
 
 def _mismatch() -> Problem:
     return bad_request(
-        "X-Lease-Secret: this secret is that of a live lease of other locks or claims",
+        "X-Lease-Secret: this secret is that of a live lease of other locks or claims, or of another owner",
         "Choose a new secret for every lease; repeat one only to repeat the same request.",
     )
 
 
 def held(acquired: Acquired) -> Problem:
     """Say who is in the way."""
-    if acquired.lease_id is None:
+    if acquired.lease_id is None and not acquired.waiting:
+        detail = f"{acquired.lock} is being granted to somebody else at this moment."
+    elif acquired.lease_id is None:
         detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
     else:
         detail = f"{acquired.owner} has held {acquired.lock} since {acquired.granted_at}."
@@ -182,9 +194,9 @@ def held(acquired: Acquired) -> Problem:
 
 
 def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
-    """Find the tables of all claims, in the order in which everybody takes locks."""
+    """Find the tables of all claims."""
     claimed = []
-    for text, resource in sorted(request.claims, key=lambda claim: claim[0].encode()):
+    for text, resource in request.claims:
         table = gateway.catalog.current.find(resource.table)
         if table is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
@@ -199,12 +211,41 @@ def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
     return claimed
 
 
+async def _claim_all(connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool) -> list[Done]:
+    """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for."""
+    one = _reread if repeated else _claim
+    done: dict[int, Done] = {}
+    by_table: dict[str, list[int]] = {}
+    for number, (table, _, _) in enumerate(claimed):
+        by_table.setdefault(table.name, []).append(number)
+    for name in sorted(by_table):
+        numbers = by_table[name]
+        table, fence, _ = claimed[numbers[0]]
+        if len(numbers) == 1:
+            order = [(0, "")]
+        else:
+            with translated(writing=False):
+                order = await in_key_order(connection, table, fence, [claimed[number][2] for number in numbers])
+        known_as: dict[str, Done] = {}
+        for position, resource in order:
+            if resource not in known_as:
+                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]][2], token)
+            done[numbers[position]] = known_as[resource]
+    return [done[number] for number in range(len(claimed))]
+
+
 async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
     outcome = await claim_on(connection, table, fence, key, token)
     if isinstance(outcome, Done):
         return outcome
-    if outcome.type in (STALE_TOKEN, SPENT_TOKEN):  # a token that was drawn this moment cannot be old
-        outcome = Problem(
+    if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
+        raise _RefusedClaim(outcome)
+    with translated(writing=False):
+        issued: int = await connection.fetchval("SELECT fencepost.issued()")
+    if outcome.current_token is not None and outcome.current_token <= issued:
+        raise Overtaken
+    raise _RefusedClaim(
+        Problem(
             WRONG_TOKEN_SOURCE,
             f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
             f"another source hands out tokens for {table.name}.",
@@ -214,7 +255,7 @@ async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[
             presented_token=token,
             current_token=outcome.current_token,
         )
-    raise _RefusedClaim(outcome)
+    )
 
 
 async def _reread(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
@@ -226,7 +267,7 @@ async def _reread(connection: Connection, table: Table, fence: Fence, key: tuple
     return Done([row.json] if row else [], mark, resource=found.resource)
 
 
-def _problem_of(error: StorageError) -> Problem:
+def _problem_of(error: StorageError, request: Acquire) -> Problem:
     if isinstance(error, RefusedError):
         if error.constraint == "leases_secret_hash_key":  # two requests at once, for different locks
             return _mismatch()
@@ -235,7 +276,10 @@ def _problem_of(error: StorageError) -> Problem:
         return Problem(
             OUTCOME_UNKNOWN,
             f"It is not known whether the lease was granted: {error}",
-            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again.",
+            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
+            if request.chosen
+            else "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, "
+            "nobody knows its secret: its time runs out.",
             retry_after=RETRY_AFTER,
         )
     return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ MOST_CLAIMS: Final = 100
 LONGEST_NAME: Final = 512  # bytes
 LONGEST_OWNER: Final = 256  # characters
 DEFAULT_TTL_MS: Final = 30_000
+MOST_MS: Final = 2_000_000_000  # PostgreSQL's integer holds it
+_NOT_PLAIN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 MOST_LISTED: Final = 1000
 ID: Final = re.compile("[1-9][0-9]{0,18}")
 LIMIT: Final = re.compile("0*[1-9][0-9]{0,3}")
@@ -80,10 +83,12 @@ async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -
         secret is not None,
         _owner(body.get("owner", peer[0] if peer else "unknown")),
         _integer(body, "ttl_ms", DEFAULT_TTL_MS, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL"),
-        _integer(body, "wait_ms", 0, 0, limits.wait_ms, "FENCEPOST_MAX_WAIT"),
+        # Whoever waits is answered sooner than it asked for, and may ask again.
+        min(_integer(body, "wait_ms", 0, 0, MOST_MS), limits.wait_ms),
         _integer(body, "tokens", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS"),
         _claims(body.get("claim", [])),
-        _flag(body, "keep_place"),
+        _keep_place(body, chosen=secret is not None),
+        "owner" in body,
     )
 
 
@@ -145,33 +150,47 @@ def _locks(body: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, list) or not 1 <= len(names) <= MOST_LOCKS:
         raise _bad(f"body: locks: an array of 1 to {MOST_LOCKS} names is expected")
     for name in names:
-        if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME or not name.isprintable():
-            raise _bad(f"body: lock: a name has 1 to {LONGEST_NAME} bytes of printable text, and {name!r:.60} has not")
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME or not _is_plain(name):
+            raise _bad(
+                f"body: lock: a name has 1 to {LONGEST_NAME} bytes without control characters, and {name!r:.60} has not"
+            )
     if len(set(names)) < len(names):
         raise _bad("body: locks: a name stands there twice")
     return tuple(names)
 
 
 def _owner(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_OWNER or not value.isprintable():
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_OWNER or not _is_plain(value):
         raise _bad(
-            f"body: owner: 1 to {LONGEST_OWNER} printable characters are expected: who holds the lock, for people"
+            f"body: owner: who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"
         )
     return value
 
 
-def _integer(body: Mapping[str, Any], name: str, default: int, least: int, most: int, setting: str) -> int:
+def _integer(
+    body: Mapping[str, Any], name: str, default: int, least: int, most: int, setting: str | None = None
+) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _bad(f"body: {name}: {value!r:.40} is not an integer from {least} to {most}", f"{setting} sets the most.")
+        hint = f"{setting} sets the most." if setting else None
+        raise _bad(f"body: {name}: {value!r:.40} is not an integer from {least} to {most}", hint)
     return value
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
+def _keep_place(body: Mapping[str, Any], *, chosen: bool) -> bool:
+    value = body.get("keep_place", False)
     if not isinstance(value, bool):
-        raise _bad(f"body: {name}: true or false is expected")
+        raise _bad("body: keep_place: true or false is expected")
+    if value and not chosen:
+        raise _bad(
+            "body: keep_place: a place is kept for whoever comes back with its X-Lease-Secret, and there is none"
+        )
     return value
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text has no control characters, line ends or lone surrogates: it will stand in logs."""
+    return not any(unicodedata.category(character) in _NOT_PLAIN for character in text)
 
 
 def _claims(value: object) -> tuple[tuple[str, Resource], ...]:

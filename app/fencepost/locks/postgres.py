@@ -5,10 +5,13 @@ fenced, before the new one's first write. Order and clock are the database's; se
 """
 
 import asyncio
+import functools
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, TypeVar
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeVar
 
 from fencepost.fencing.token import Token
 from fencepost.locks.queue import Queue, Visit
@@ -23,12 +26,31 @@ Claim = Callable[[Connection, Token, bool], Awaitable[T]]
 """Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
 says that the grant is a repeated one: the marks were raised then."""
 
+SWEPT_AT_ONCE: Final = 200
+"""How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
 REPEATS: Final = 3
 """How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
-BUSY: Final = frozenset({"55P03", "57014"})
+LOCK_NOT_AVAILABLE: Final = "55P03"
+BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
 """A lock or time limit: somebody else's claim waits for a row, say. Who waits anyway waits on."""
 PAUSE: Final = 0.5
 """Seconds before a waiter tries again when the database cannot be asked."""
+
+
+OVERTAKEN: Final = 10
+"""How often a grant is tried anew whose claim a younger token got ahead of."""
+SLOT_WITHIN: Final = 5.0
+"""Seconds that an acquire waits for others at this gateway to be through with PostgreSQL."""
+LATE: Final = 0.1
+"""Share of the TTL that claims may take before the lease is made to begin after them."""
+
+
+class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried anew
+    """A claim's token was drawn, and a younger one got to the resource first: another lock covers it too."""
+
+
+class _Busy(Exception):  # noqa: N818 - the same
+    """Somebody's grant is under way for a lock, and takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +74,12 @@ class LeaseLimits:
 class PostgresLocks:
     """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
 
-    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits | None = None) -> None:
+    def __init__(
+        self, database: Database, queue: Queue, limits: LeaseLimits | None = None, *, at_once: int = 5
+    ) -> None:
         self._database = database
+        # Grants may have to wait for a row; renewals must find a connection all the same.
+        self._slots = asyncio.Semaphore(at_once)
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
@@ -62,7 +88,7 @@ class PostgresLocks:
 
         `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
-        same secret finds out), and what `claim` raises.
+        same secret finds out), Overtaken, and what `claim` raises.
         """
         if wanted.wait_ms == 0:
             acquired, claims = await self._try(wanted, claim, None, 0)
@@ -71,10 +97,10 @@ class PostgresLocks:
         queued = True  # as long as an answer may have got lost, we may be
         try:
             attempted = await self._wait(wanted, claim, visit, gone)
-            queued = attempted.acquired.verdict == "queued"
+            queued = attempted.acquired.verdict != "granted"
             return attempted
         finally:
-            keep = (wanted.keep_place or self.queue.stopping) and not gone.done()
+            keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
     async def _wait(
@@ -113,30 +139,68 @@ class PostgresLocks:
         self, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
         async def attempt() -> tuple[Acquired, object]:
-            async with self._database.connection() as connection:
+            async with self._slot(), self._database.connection() as connection:
                 return await self._attempt(connection, wanted, claim, visit, wait_ms)
 
-        for _ in range(REPEATS - 1):
+        unknown = overtaken = 0
+        while True:
             try:
                 return await retrying(attempt)
+            except _Busy:
+                verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
+                return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
             except OutcomeUnknownError:
                 if visit is not None:
                     visit.in_doubt = True
-        return await retrying(attempt)
+                unknown += 1
+                if unknown == REPEATS:
+                    raise
+            except Overtaken:
+                overtaken += 1
+                if overtaken == OVERTAKEN:
+                    raise
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(SLOT_WITHIN if self._slots.locked() else None):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"other requests for locks kept this one from PostgreSQL for {SLOT_WITHIN:g} s"
+            ) from error
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def _attempt(
         self, connection: Connection, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
-        gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
+        async def acquire() -> Acquired:
+            gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
+            try:
+                with translated(writing=True):
+                    return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
+            except RefusedError as error:
+                if error.sqlstate == LOCK_NOT_AVAILABLE:
+                    raise _Busy from error
+                raise
+
         if claim is None:
-            with translated(writing=True):
-                return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms), None
+            return await acquire(), None
         with translated(writing=True):
             async with connection.transaction():
-                acquired = await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
+                acquired = await acquire()
                 if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
                     return acquired, None
-                return acquired, await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+                began = time.monotonic()
+                claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+                took_ms = (time.monotonic() - began) * 1000
+                if acquired.verdict == "granted" and took_ms > LATE * wanted.ttl_ms and acquired.lease_id is not None:
+                    granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
+                    acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
+                return acquired, claims
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
@@ -173,9 +237,13 @@ class PostgresLocks:
         """Count (locks held, requests that wait), over all gateways."""
         return await self._ask(leases.lock_counts)
 
-    async def sweep(self, keep_seconds: float) -> int:
-        """Remove what nobody needs any more."""
-        return await self._ask(lambda c: leases.sweep(c, keep_seconds), writing=True)
+    async def sweep(self, keep_seconds: float) -> None:
+        """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
+        while await self._ask(leases.sweep, writing=True) >= SWEPT_AT_ONCE:
+            pass
+        position: int | None = 0
+        while position is not None:
+            position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
 
     async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         async def attempt() -> T:
@@ -184,3 +252,7 @@ class PostgresLocks:
                     return await statement(connection)
 
         return await retrying(attempt)
+
+
+async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:
+    return await leases.forget(connection, keep_seconds, after)

@@ -110,6 +110,8 @@ class Wanted:
     claims: tuple[str, ...]
     wait_ms: int
     keep_place: bool
+    chosen: bool = True
+    """Whether the secret is the client's own, who can come back with it."""
 
 
 async def acquire(
@@ -208,10 +210,26 @@ async def retire(connection: Connection, gateway: UUID) -> None:
     await connection.execute("SELECT fencepost.retire($1)", gateway)
 
 
-async def sweep(connection: Connection, keep_seconds: float) -> int:
-    """Remove what nobody needs any more; returns how many rows that were."""
-    swept: int = await connection.fetchval("SELECT fencepost.sweep($1)", keep_seconds)
+async def begin_now(connection: Connection, lease_id: int) -> tuple[str, str]:
+    """Let a lease that this very transaction was granted begin now; returns (granted_at, expires_at)."""
+    row = await connection.fetchrow(
+        f"SELECT {_time('granted_at')}, {_time('expires_at')} FROM fencepost.begin_now($1)", lease_id
+    )
+    if row is None or row["granted_at"] is None:
+        raise RuntimeError("the lease was not granted by this transaction")
+    return row["granted_at"], row["expires_at"]
+
+
+async def sweep(connection: Connection) -> int:
+    """Remove what no lock needs any more, some of it; returns how many rows that were."""
+    swept: int = await connection.fetchval("SELECT fencepost.sweep()")
     return swept
+
+
+async def forget(connection: Connection, keep_seconds: float, after: int) -> int | None:
+    """Forget leases that ended long ago, a part of them; returns where to go on, None at the end."""
+    position: int | None = await connection.fetchval("SELECT fencepost.forget($1, $2)", keep_seconds, after)
+    return position
 
 
 def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> Lease:

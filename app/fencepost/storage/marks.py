@@ -1,12 +1,13 @@
 """Marks of keys without a row: claiming one, and what is known about a resource."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.token import Token, accepts
 from fencepost.storage.catalog import BUILTIN, Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Key
-from fencepost.storage.row_sql import MARK, key_match, parameter_resource
+from fencepost.storage.row_sql import MARK, key_match, parameter_resource, resource_sql
 
 
 class Appeared(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
@@ -83,3 +84,24 @@ async def known(connection: Connection, table: Table, fence: Fence, key: Key) ->
     if row is None:
         raise RuntimeError("a SELECT without WHERE gave no row")
     return Known(row["resource"], row["live"], row["recorded"], row["row_absent"], row["changed_at"])
+
+
+async def in_key_order(
+    connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]
+) -> list[tuple[int, str]]:
+    """Order keys as everybody takes rows, by their typed values: (position among `keys`, the resource's name).
+
+    Two spellings of one key have one name.
+    """
+    names = [f"k{n}" for n in range(len(table.key))]
+    values = [f"CAST(x.{name} AS {table.columns[c].base_type})" for name, c in zip(names, table.key, strict=True)]
+    resource = resource_sql(
+        fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
+    )
+    arrays = ", ".join(f"${n}::text[]" for n in range(1, len(names) + 1))
+    rows = await connection.fetch(
+        f"SELECT x.o::int - 1 AS position, {resource} AS resource"
+        f" FROM unnest({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(values)}, x.o",
+        *([key[n] for key in keys] for n in range(len(names))),
+    )
+    return [(row["position"], row["resource"]) for row in rows]
