@@ -69,8 +69,8 @@ def start_lock(
     """
     with errors.open("w") as stderr:
         process = subprocess.Popen(
-            # Under nohup a hangup is ignored, and what is ignored stays so: not what these tests are about.
-            ["env", "--default-signal=HUP", *prefix, *FENCEPOST, "lock", *arguments],
+            # Under nohup, or as a background job, signals are ignored, and stay so: not what these tests are about.
+            ["env", "--default-signal", *prefix, *FENCEPOST, "lock", *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -113,7 +113,16 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 async def test_a_command_reads_from_the_terminal(gateway_url: str, tmp_path: Path) -> None:
-    command = (*FENCEPOST, "lock", "a", "sh", "-c", "echo name?; read name; echo hello $name")
+    command = (
+        "env",
+        "--default-signal",
+        *FENCEPOST,
+        "lock",
+        "a",
+        "sh",
+        "-c",
+        "echo name?; read name; echo hello $name",
+    )
     async with at_a_terminal(*command, url=gateway_url, directory=tmp_path) as (screen, process):
         await screen.shows("name?")
         screen.type("Ada\n")
@@ -126,6 +135,8 @@ async def test_ctrl_c_ends_the_command_and_then_us_in_the_same_way(
     gateway_url: str, http: httpx.AsyncClient, tmp_path: Path, reads: bool
 ) -> None:
     command = (
+        "env",
+        "--default-signal",
         *FENCEPOST,
         "lock",
         "a",
