@@ -16,12 +16,12 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, refusal
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
-from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
+from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.write import needs_fitting, target_of
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.engine import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.marks import Appeared, claim_absent
@@ -48,11 +48,11 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
         token = require_token(table, request.token)
         if isinstance(token, Problem):
             return token
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, None, key),
-        ):
-            return await retrying(lambda: claim_on(connection, table, fence, key, token))
+
+        async def attempt(connection: Connection) -> Outcome:
+            return await claim_on(connection, table, fence, key, token)
+
+        return await perform(gateway, Operation(table, attempt, key=key))
 
     return await on_table(gateway, request.resource.table, "claim", use)
 

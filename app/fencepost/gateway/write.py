@@ -15,11 +15,11 @@ from fencepost.gateway.core import (
     require_key,
     require_token,
 )
-from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.fence import ROUNDS, Write, contended, refused, write_or_ask
+from fencepost.gateway.operation import Operation, perform
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_insert import insert_row
@@ -61,15 +61,15 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
         fence, token, target = ready
         columns, named = _without_key(table, body)
         change = Change(columns, body.text, target)
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, body, request.key),
-        ):
+
+        async def attempt(connection: Connection) -> Outcome:
             await _refuse_another_key(connection, table, request, named, body)
             return await _decide(
                 connection, table, fence, request.key, token,
                 lambda c, careful: fenced.update_row(c, table, fence, request.key, token, change, careful=careful),
             )  # fmt: skip
+
+        return await perform(gateway, Operation(table, attempt, body=body, key=request.key))
 
     return await on_table(gateway, request.table, "patch", use)
 
@@ -82,14 +82,14 @@ async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token, target = ready
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, None, request.key),
-        ):
+
+        async def attempt(connection: Connection) -> Outcome:
             return await _decide(
                 connection, table, fence, request.key, token,
                 lambda c, _careful: fenced.delete_row(c, table, fence, request.key, token, target),
             )  # fmt: skip
+
+        return await perform(gateway, Operation(table, attempt, key=request.key))
 
     return await on_table(gateway, request.table, "delete", use)
 
@@ -109,14 +109,14 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
         fence, token, target = ready
         columns, named = _without_key(table, body)
         change = Change(columns, body.text, target, _replaceable(table, columns))
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, body, request.key),
-        ):
+
+        async def attempt(connection: Connection) -> Outcome:
             await _refuse_another_key(connection, table, request, named, body)
             if needs_fitting(table, request.key) and not await _fits(connection, table, request.key):
                 raise QueryError(f"path: the key {','.join(request.key)} would be changed when stored in {table.name}")
             return await _replace_or_create(connection, table, fence, request.key, token, change)
+
+        return await perform(gateway, Operation(table, attempt, body=body, key=request.key))
 
     return await on_table(gateway, request.table, "put", use)
 
@@ -127,27 +127,25 @@ async def _replace_or_create(
     async def replace(connection: Connection, careful: bool) -> FencedRow | None:
         return await fenced.update_row(connection, table, fence, key, token, change, careful=careful)
 
-    async def replace_or_create() -> Outcome:
-        resource = ""
-        for number in range(ROUNDS):
-            verdict = await write_or_ask(connection, table, fence, key, token, replace)
-            if isinstance(verdict, FencedRow):
-                return Done([verdict.json], verdict.mark)
-            if not isinstance(verdict, MissingRow):
-                return refused(verdict, fence)
-            resource = verdict.resource
-            try:
-                with translated(writing=True):
+    resource = ""
+    for number in range(ROUNDS):
+        verdict = await write_or_ask(connection, table, fence, key, token, replace)
+        if isinstance(verdict, FencedRow):
+            return Done([verdict.json], verdict.mark)
+        if not isinstance(verdict, MissingRow):
+            return refused(verdict, fence)
+        resource = verdict.resource
+        try:
+            with translated(writing=True):
+                async with undoing(connection):
                     row = await insert_row(connection, table, fence, key, token, change)
-                return Done([row.json], row.mark, created=True)
-            except RefusedError as error:
-                if error.sqlstate != UNIQUE_VIOLATION or not _may_be_the_key(table, error, number):
-                    raise
-                if table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
-                    return refused(verdict, fence)
-        return contended(resource)
-
-    return await retrying(replace_or_create)
+            return Done([row.json], row.mark, created=True)
+        except RefusedError as error:
+            if error.sqlstate != UNIQUE_VIOLATION or not _may_be_the_key(table, error, number):
+                raise
+            if table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
+                return refused(verdict, fence)
+    return contended(resource)
 
 
 def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:
@@ -236,5 +234,5 @@ async def _decide(
     token: Token,
     write: Write,
 ) -> Outcome:
-    verdict = await retrying(lambda: write_or_ask(connection, table, fence, key, token, write))
+    verdict = await write_or_ask(connection, table, fence, key, token, write)
     return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, fence)

@@ -14,12 +14,12 @@ from fencepost.gateway.core import (
     require_fence,
     require_token,
 )
-from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.fence import judge, refused
+from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.write import UNIQUE_VIOLATION, Body, target_of
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection, retrying
+from fencepost.storage.engine import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_insert import insert_rows
@@ -68,20 +68,17 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, request.body),
-        ):
-            try:
-                rows = await retrying(lambda: _insert(connection, table, fence, token, request.body, target))
-            except RefusedError as error:
-                problem = await _why_refused(connection, table, fence, token, request.body, error)
-                if problem is None:
-                    raise
-                return problem
-        if len(rows) == 1:
-            return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
-        return Done([row.json for row in rows], created=True)
+
+        async def attempt(connection: Connection) -> Outcome:
+            rows = await _insert(connection, table, fence, token, request.body, target)
+            if len(rows) == 1:
+                return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
+            return Done([row.json for row in rows], created=True)
+
+        async def explain(connection: Connection, error: RefusedError) -> Problem | None:
+            return await _why_refused(connection, table, fence, token, request.body, error)
+
+        return await perform(gateway, Operation(table, attempt, body=request.body, explain=explain))
 
     return await on_table(gateway, request.table, "post", use)
 
@@ -124,12 +121,12 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         change = Change(body.columns, body.text, target_of(table, request.select))
         limit = 1 if request.exactly_one else gateway.max_rows
 
-        async def attempt() -> ManyOutcome:
+        async def attempt(connection: Connection) -> Outcome:
             with translated(writing=True):
-                return await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
+                outcome = await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
+            return _told(table, token, outcome, exactly_one=request.exactly_one)
 
-        async with gateway.database.connection() as connection, naming_the_column(connection, table, body):
-            return _told(table, token, await retrying(attempt), exactly_one=request.exactly_one)
+        return await perform(gateway, Operation(table, attempt, body=body))
 
     return await on_table(gateway, request.table, "patch", use)
 
@@ -145,12 +142,12 @@ async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         target = target_of(table, request.select)
         limit = 1 if request.exactly_one else gateway.max_rows
 
-        async def attempt() -> ManyOutcome:
+        async def attempt(connection: Connection) -> Outcome:
             with translated(writing=True):
-                return await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
+                outcome = await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
+            return _told(table, token, outcome, exactly_one=request.exactly_one)
 
-        async with gateway.database.connection() as connection:
-            return _told(table, token, await retrying(attempt), exactly_one=request.exactly_one)
+        return await perform(gateway, Operation(table, attempt))
 
     return await on_table(gateway, request.table, "delete", use)
 

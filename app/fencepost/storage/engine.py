@@ -133,6 +133,16 @@ class Database:
         return self._pool.get_size(), self._pool.get_idle_size()
 
 
+@asynccontextmanager
+async def undoing(connection: Connection) -> AsyncIterator[None]:
+    """Undo a statement that fails, and only that, when it is part of a transaction: the transaction goes on."""
+    if not connection.is_in_transaction():
+        yield
+        return
+    async with connection.transaction():
+        yield
+
+
 async def retrying(attempt: Callable[[], Awaitable[T]]) -> T:
     """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is told as stale (R4)."""
     for number in range(RETRIES):

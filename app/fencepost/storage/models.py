@@ -49,6 +49,8 @@ protected = Table(
     Column("functions", Text, nullable=False),
     Column("protected_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
     Column("protected_by", Text, nullable=False, server_default=text("session_user")),
+    Column("scope", Text),
+    Column("requires_key", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("name", name="protected_name_key"),
     comment="The tables under `fencepost protect`. name is the prefix of their resources and never changes with "
     "the table's; functions is the common start of their trigger functions' names.",

@@ -22,7 +22,10 @@ CANONICAL: Final = frozenset({"date", "timestamp", "timestamptz", "numeric", "by
 
 def key_text(base_name: str, expression: str) -> str:
     """Render a key value as its one text."""
-    return f"fencepost.canon({expression})" if base_name in CANONICAL else f"({expression})::text"
+    if base_name in CANONICAL:
+        return f"fencepost.canon({expression})"
+    # Two columns' collations must not meet in a name: COLLATE "C", whatever the column has.
+    return f'({expression})::text COLLATE pg_catalog."C"'
 
 
 def encode_name(name: str) -> str:

@@ -1,0 +1,23 @@
+"""Scopes: one mark for all rows that render to the same name (R8)."""
+
+from pathlib import Path
+
+from alembic import op
+from sqlalchemy import text
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parents[1] / "sql"
+
+
+def upgrade() -> None:
+    for statement in (SQL / "0004_scopes.sql").read_text("utf-8").split("\n-- next\n"):
+        # text() would take `:name` for a parameter.
+        op.execute(text(statement.strip().removesuffix(";").replace(":", "\\:")))
+
+
+def downgrade() -> None:
+    op.execute("SELECT 1")
