@@ -102,6 +102,8 @@ def _request(cell: Cell) -> str:
         line = "PATCH /orders/order-%(key)d"
     length = len(body.replace("%(key)d", "0" * _KEY_LENGTH))
     head = f"{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Fence-Token: %(token)d\r\n"
+    if cell.operation == "keyed write":
+        head += "Idempotency-Key: %(key)d-%(token)d\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
 
 

@@ -5,28 +5,45 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from benchmarks.cells import Cell
+from benchmarks.cells import SCOPED, Cell
 from benchmarks.load import Result, percentile
 from benchmarks.processes import BenchmarkError, run
 from benchmarks.walk import FIRST_KEY, ROWS, STRIDE
 
 # walk.row_key in pgbench's language. Every client has its own :step.
-_SCRIPT: Final = r"""
+_WALK: Final = r"""
 \set step :step + 1
 \set key {first_key} + :client_id + {clients} * ((:step * {stride}) % {share})
 \set token {first_token} + :step
-UPDATE {table} SET status = 'paid', last_fence_token = :token
+"""
+_UPDATE: Final = """UPDATE {table} SET status = 'paid', last_fence_token = :token
  WHERE order_id = 'order-' || :key AND last_fence_token < :token;
+"""
+# What the gateway sends for a scoped table: the scope is raised by a statement of its own.
+_ENTER: Final = "SELECT * FROM fencepost.enter('by_order', ARRAY['by_order/order-' || :key], :token, 'strict');\n"
+_SCOPED: Final = "UPDATE {table} SET status = 'paid' WHERE order_id = 'order-' || :key;\n"
+# What the gateway sends around a write with an Idempotency-Key.
+_BEGIN: Final = "SELECT * FROM fencepost.idem_begin('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea);\n"
+_RECORD: Final = """INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
+ VALUES ('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea, 200, '{{}}', 'paid'::bytea);
 """
 _SAMPLED: Final = 0.05
 """Share of transactions whose latency is written down."""
+
+
+def _script(cell: Cell) -> str:
+    keyed, scoped = cell.operation == "keyed write", cell.table == SCOPED
+    write = _ENTER + _SCOPED if scoped else _UPDATE
+    if keyed:
+        write = _BEGIN + write + _RECORD
+    return _WALK + (f"BEGIN;\n{write}COMMIT;\n" if keyed or scoped else write)
 
 
 def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, first_token: int, seconds: int) -> Result:
     """Run `pgbench -M prepared -j 2`. What it updated only the database knows: rows and tokens come back as 0."""
     script, logs = directory / "pgbench.sql", directory / "pgbench-log"
     script.write_text(
-        _SCRIPT.format(
+        _script(cell).format(
             first_key=FIRST_KEY,
             clients=cell.connections,
             stride=STRIDE,

@@ -96,8 +96,9 @@ class Api:
         assert all(problem[name] is None or isinstance(problem[name], str) for name in _STRINGS_OR_NULL)
         assert problem["message"] == problem["detail"]
         assert isinstance(problem["retryable"], bool)
-        assert (headers.get("retry-after") is not None) is (status in (423, 503))
-        assert problem["retryable"] is (status in (423, 503))
+        retryable = status in (423, 503) or problem["code"] == "FP013"
+        assert (headers.get("retry-after") is not None) is retryable
+        assert problem["retryable"] is retryable
         assert b"Traceback" not in content
         assert b'File \\"' not in content
         if problem["type"] not in self.known_pages:

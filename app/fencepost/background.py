@@ -6,59 +6,109 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
-from fencepost.observe.events import Emit, ListenerLost, QueueFailed
+from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
 from fencepost.storage.catalog_cache import CatalogCache
+from fencepost.storage.engine import Database
 from fencepost.storage.errors import StorageError
 from fencepost.storage.listen import Listener
+from fencepost.storage.pruning import Pruner, prune_records
 
 RELOAD_EVERY: Final = 30.0
 """Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
 SWEEP_EVERY: Final = 60.0
 """Seconds, more or less, between two removals of what ended leases left."""
+PRUNE_EVERY: Final = 60.0
+"""Seconds, more or less, between two passes over marks and idempotency records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is over is remembered, in seconds."""
+
+    leases: float
+    marks: float
+    idempotency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What is done now and then, whether or not somebody asks for it."""
+
+    database: Database
+    catalog: CatalogCache
+    locks: PostgresLocks
+    retention: Retention
+    emit: Emit
+
+    async def reload(self) -> None:
+        """Read the catalog anew, and see whether this is still the database to write to."""
+        try:
+            await self.catalog.reload()
+        except StorageError as error:
+            self.emit(ListenerLost(f"the catalog could not be read: {error}"))
+        with suppress(StorageError):  # it is said when it is asked for; here it only is to be noticed soon (R19)
+            await self.database.standing()
+
+    async def reload_now_and_then(self) -> None:
+        """Reload for ever."""
+        while True:
+            await asyncio.sleep(RELOAD_EVERY)
+            await self.reload()
+
+    async def sweep_now_and_then(self) -> None:
+        """Remove what ended leases left, for ever."""
+        while True:
+            await asyncio.sleep(_about(SWEEP_EVERY))
+            try:
+                await self.locks.sweep(self.retention.leases)
+            except StorageError as error:
+                self.emit(QueueFailed(f"ended leases could not be swept: {error}"))
+
+    async def prune_now_and_then(self) -> None:
+        """Forget old marks and idempotency records, for ever."""
+        pruner = Pruner(self.database)
+        while True:
+            await asyncio.sleep(_about(PRUNE_EVERY))
+            try:
+                if pruned := await pruner.run(self.retention.marks):
+                    self.emit(Pruned("marks", pruned))
+                if pruned := await prune_records(self.database, self.retention.idempotency):
+                    self.emit(Pruned("idempotency", pruned))
+            except StorageError as error:
+                self.emit(PruningFailed(f"marks or idempotency records could not be pruned: {error}"))
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - so that gateways take turns
 
 
 @asynccontextmanager
-async def running(
-    dsn: str, catalog: CatalogCache, locks: PostgresLocks, lease_history: float, emit: Emit
-) -> AsyncIterator[None]:
+async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     """Run all of it until the block ends."""
-
-    async def reload() -> None:
-        try:
-            await catalog.reload()
-        except StorageError as error:
-            emit(ListenerLost(f"the catalog could not be read: {error}"))
-
-    async def reload_now_and_then() -> None:
-        while True:
-            await asyncio.sleep(RELOAD_EVERY)
-            await reload()
-
-    async def sweep_now_and_then() -> None:
-        while True:
-            await asyncio.sleep(SWEEP_EVERY * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
-            try:
-                await locks.sweep(lease_history)
-            except StorageError as error:
-                emit(QueueFailed(f"ended leases could not be swept: {error}"))
-
-    queue = locks.queue
+    queue = upkeep.locks.queue
     listener = Listener(
         dsn,
-        reload,
-        lambda reason: emit(ListenerLost(reason)),
+        upkeep.reload,
+        lambda reason: upkeep.emit(ListenerLost(reason)),
         channel=queue.channel,
         woken=queue.on_notify,
         connected=queue.on_listening,
     )
-    tasks = [asyncio.create_task(work) for work in (listener.run(), reload_now_and_then(), sweep_now_and_then())]
+    works = (
+        listener.run(),
+        upkeep.reload_now_and_then(),
+        upkeep.sweep_now_and_then(),
+        upkeep.prune_now_and_then(),
+    )
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        with _reloading_on_hangup(reload), _stopping_at_once(queue):
+        with _reloading_on_hangup(upkeep.reload), _stopping_at_once(queue):
             yield
     finally:
         for task in tasks:

@@ -61,6 +61,13 @@ class Settings(BaseSettings):
     lease_history: Seconds = Field(
         default=3600.0, description="How long ended leases are remembered, to tell refused holders who came after them."
     )
+    idempotency_retention: Seconds = Field(
+        default=86_400.0, description="How long answers given under an Idempotency-Key can be asked for again."
+    )
+    mark_retention: Seconds = Field(
+        default=86_400.0,
+        description="How long marks of keys without a row are kept, where tokens are built in; a floor replaces them.",
+    )
     shutdown_timeout: Seconds = Field(
         default=30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
     )

@@ -160,4 +160,5 @@ class Readiness(TypedDict):
     status: Literal["ready", "not ready"]
     database: str
     schema: str
+    origin: str
     catalog: str

@@ -1,7 +1,7 @@
 """Puts the parts together: the one place beside the command line that reads settings."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import asyncpg
@@ -13,14 +13,15 @@ from fencepost.http.app import Application, Parts
 from fencepost.locks.postgres import LeaseLimits, PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.observe import logs
-from fencepost.observe.events import CatalogLoaded, Emit, Event, QueueFailed
+from fencepost.observe.events import CatalogLoaded, Emit, Event, OriginJudged, PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
-from fencepost.storage import migrate
+from fencepost.storage import migrate, pruning
 from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import UNREADABLE_URL, Database, Limits
-from fencepost.storage.errors import StorageError, UnavailableError
+from fencepost.storage.errors import StorageError, UnavailableError, translated
+from fencepost.storage.origin import ORIGIN
 
 
 class StartupError(Exception):
@@ -37,6 +38,8 @@ async def check_database(dsn: str) -> None:
         raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     try:
         found = await migrate.current(connection)
+        if found == migrate.newest():
+            await connection.execute(ORIGIN)  # what every connection of the pool begins with (R19)
     except asyncpg.InsufficientPrivilegeError as error:
         raise StartupError(
             f"{error}: run `fencepost migrate --gateway-role` for the role in the database URL"
@@ -99,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     async def measure() -> None:
         await _count_locks(runtime.require(), metrics)
+        await _measure_sizes(runtime.require(), metrics)
 
     return Application(
         Parts(runtime.require, ready, metrics, measure, done, lifespan, settings.max_body_bytes, settings.access_log)
@@ -115,7 +119,9 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
 
     await check_database(dsn)
     database = await Database.open(
-        dsn, Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout)
+        dsn,
+        Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout),
+        lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
     )
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
@@ -126,7 +132,12 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
             await catalog.reload()
         except StorageError as error:
             raise StartupError(f"the catalog cannot be read: {error}") from error
-        async with background.running(dsn, catalog, locks, settings.lease_history, emit):
+        with suppress(StorageError):
+            await database.standing()
+        retention = background.Retention(
+            settings.lease_history, settings.mark_retention, settings.idempotency_retention
+        )
+        async with background.running(dsn, background.Upkeep(database, catalog, locks, retention, emit)):
             yield Gateway(database, catalog, emit, settings.max_rows, locks)
     finally:
         await queue.close()
@@ -141,19 +152,33 @@ async def _count_locks(gateway: Gateway, metrics: Metrics) -> None:
         gateway.emit(QueueFailed(f"locks could not be counted: {error}"))
 
 
+async def _measure_sizes(gateway: Gateway, metrics: Metrics) -> None:
+    try:
+        async with gateway.database.connection() as connection:
+            with translated(writing=False):
+                found = await pruning.sizes(connection)
+    except StorageError as error:
+        gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
+        return
+    for size in found:
+        metrics.size(size.what, size.records, size.bytes)
+
+
 async def _readiness(gateway: Gateway) -> wire.Readiness:
     newest = migrate.newest()
-    database, schema = "reachable", "unknown"
+    database, schema, standing = "reachable", "unknown", None
     try:
         async with gateway.database.connection() as connection:
             found = await migrate.current(connection)
         schema = f"revision {found}" + ("" if found == newest else f", where {newest} is needed")
+        standing = await gateway.database.standing()
     except (UnavailableError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         database, found = f"unreachable: {error}", None
     loaded = gateway.catalog.current
     return {
-        "status": "ready" if database == "reachable" and found == newest else "not ready",
+        "status": "ready" if found == newest and standing is not None and standing.accepted else "not ready",
         "database": database,
         "schema": schema,
+        "origin": "unknown" if standing is None else standing.describe(),
         "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
     }

@@ -1,1 +1,83 @@
-SELECT 1;
+-- Scopes (R8): one mark for all rows that render to the same name. Statements are separated by a line of "-- next".
+--
+-- Lock order:  the prefix (shared; `protect` takes it alone, after its table)  ->  scope marks (sorted, COLLATE "C")
+--              ->  rows. Direct SQL has locked its row when the trigger enters: it may meet a 40P01, never a wrong answer.
+-- A scope's mark has row_absent = true: it is pruned, and replaced by its prefix's floor, like that of an absent key.
+
+ALTER TABLE fencepost.floors ADD COLUMN covers_rows boolean NOT NULL DEFAULT false;
+-- next
+COMMENT ON COLUMN fencepost.floors.covers_rows IS 'Whether the floor holds for rows that are there, too: the table has left a scope, whose marks its rows do not have. Its next protection by rows writes it into them.';
+-- next
+-- Raise the marks of scopes, in a statement of its own: whatever follows sees what older holders have committed.
+-- refused_by is null where the token was accepted, else the mark or floor that refused it. If one refuses, the caller
+-- rolls all of it back.
+CREATE FUNCTION fencepost.enter(p_prefix text, p_scopes text[], p_token bigint)
+RETURNS TABLE (scope text, refused_by bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  fresh boolean := current_setting('transaction_isolation') = 'read committed';
+  found_rule text;
+  found_source text;
+  lowest bigint;
+  passed boolean := true;
+BEGIN
+  -- Rule and source as they are now: who changes them waits for us, or we for him. A claim locks no table.
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
+  IF fresh THEN
+    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+     WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1;
+  ELSE  -- an old snapshot must fail (40001), not read an old rule
+    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+     WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1 FOR SHARE;
+  END IF;
+  IF NOT FOUND THEN PERFORM fencepost.outdated(p_prefix); END IF;
+  FOR scope IN SELECT DISTINCT u.name COLLATE "C" FROM unnest(p_scopes) AS u(name) ORDER BY 1 LOOP
+    refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
+    IF refused_by IS NULL THEN
+      -- In a statement of its own, after the mark: a floor read before the wait could be too old.
+      IF fresh THEN
+        SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
+      ELSE
+        SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix FOR SHARE;
+      END IF;
+      IF NOT (lowest < p_token OR lowest = p_token AND found_rule = 'lease') THEN refused_by := lowest; END IF;
+    END IF;
+    passed := passed AND refused_by IS NULL;
+    RETURN NEXT;
+  END LOOP;
+  IF passed AND found_source = 'builtin' THEN PERFORM fencepost.require_issued(p_scopes[1], p_token); END IF;
+END $$;
+-- next
+-- What the trigger of a scoped table asks for each row. The gateway has entered the scope before, and so has whoever
+-- wrote another row of it in this transaction: one transaction is one operation (R1).
+CREATE FUNCTION fencepost.judge_scope(tab text, p_prefix text, p_scope text, p_verb text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  token bigint;
+  refused bigint;
+BEGIN
+  PERFORM FROM fencepost.marks k WHERE k.resource = p_scope AND k.xid = pg_current_xact_id();
+  IF FOUND THEN RETURN; END IF;
+  IF fencepost.break_glass() THEN
+    PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);
+    RETURN;
+  END IF;
+  token := fencepost.given(tab);
+  IF token IS NULL THEN PERFORM fencepost.refuse(p_scope, NULL, NULL); END IF;
+  SELECT e.refused_by INTO refused FROM fencepost.enter(p_prefix, ARRAY[p_scope], token) e;
+  IF refused IS NOT NULL THEN PERFORM fencepost.refuse(p_scope, token, refused); END IF;
+END $$;
+-- next
+-- A row without a scope, or one that would leave it.
+CREATE FUNCTION fencepost.no_scope(tab text, p_template text, p_changed boolean) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP400',
+    MESSAGE = format(CASE WHEN p_changed THEN '%s: the columns of the scope %s cannot change'
+                          ELSE '%s: a column of the scope %s is null' END, tab, p_template),
+    HINT = CASE WHEN p_changed THEN 'Delete the row and insert it under its new scope, each with a token.'
+           ELSE 'Every row has a scope: give each of its columns a value.' END;
+END $$;
+-- next
+REVOKE EXECUTE ON FUNCTION fencepost.enter(text, text[], bigint), fencepost.judge_scope(text, text, text, text)
+  FROM PUBLIC;

@@ -20,4 +20,25 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # The triggers' functions were made for this revision, and call what goes here.
+    op.execute(
+        text(
+            "DO $$ BEGIN IF EXISTS (SELECT FROM fencepost.protected) THEN "
+            "RAISE EXCEPTION 'unprotect the protected tables first\\: %', "
+            "(SELECT string_agg(name, ', ') FROM fencepost.protected); END IF; END $$"
+        )
+    )
+    before = (SQL / "0001_fences.sql").read_text("utf-8")
+    for function in ("judge_update", "judge_insert", "judge_delete"):
+        begin = before.index(f"CREATE FUNCTION fencepost.{function}(")
+        body = before[begin : before.index("\n-- next\n", begin)].removesuffix(";")
+        op.execute(text(body.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1).replace(":", "\\:")))
+    op.execute("DROP TABLE fencepost.break_glass_log")
+    for function in (
+        "append_only()",
+        "mark_behind_glass(text, text)",
+        "record_break_glass(text, text, text)",
+        "break_glass()",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
     op.execute("ALTER TABLE fencepost.protected DROP COLUMN scope, DROP COLUMN requires_key")

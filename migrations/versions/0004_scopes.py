@@ -20,4 +20,18 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("SELECT 1")
+    # Their triggers call what goes here.
+    op.execute(
+        text(
+            "DO $$ BEGIN IF EXISTS (SELECT FROM fencepost.protected WHERE scope IS NOT NULL) THEN "
+            "RAISE EXCEPTION 'unprotect the tables with a scope first\\: %', "
+            "(SELECT string_agg(name, ', ') FROM fencepost.protected WHERE scope IS NOT NULL); END IF; END $$"
+        )
+    )
+    for function in (
+        "judge_scope(text, text, text, text)",
+        "enter(text, text[], bigint)",
+        "no_scope(text, text, boolean)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
+    op.execute("ALTER TABLE fencepost.floors DROP COLUMN covers_rows")

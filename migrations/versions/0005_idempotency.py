@@ -20,4 +20,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("SELECT 1")
+    for function in (
+        "prune_idempotency(double precision, integer)",
+        "idem_record(text, text, bytea, integer, text[], bytea)",
+        "idem_begin(text, text, bytea)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
+    op.execute("DROP TABLE fencepost.idempotency")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 from tests.client.counting import Counting
@@ -133,10 +134,27 @@ async def test_a_lost_answer_to_an_acquire_is_asked_for_again(proxy: Proxy, coun
         assert counting.count(f"POST /v1/leases/{lease.id}/renew") == 1, "no trust in an old grant before it is renewed"
 
 
-async def test_a_lost_answer_to_a_write_is_an_unknown_outcome_and_the_fence_tells(
-    proxy: Proxy, counting: Counting
+async def test_a_lost_answer_to_a_write_is_asked_for_again_and_the_write_is_done_once(
+    proxy: Proxy, counting: Counting, demo_database: str
 ) -> None:
     async with Client(proxy.url, transport=counting) as c, c.lock(ORDER) as lease:
+        await c.get("orders", "order-123")
+        proxy.lose_next_answer()
+        row = await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+        assert row["status"] == "paid"
+        assert counting.count("PATCH") == 2
+        assert (await c.fence(ORDER)).mark is not None
+    connection = await asyncpg.connect(demo_database)
+    try:
+        assert await connection.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
+    finally:
+        await connection.close()
+
+
+async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_and_the_fence_tells(
+    proxy: Proxy, counting: Counting
+) -> None:
+    async with Client(proxy.url, transport=counting, retry=Retry(attempts=1)) as c, c.lock(ORDER) as lease:
         await c.get("orders", "order-123")
         proxy.lose_next_answer()
         with pytest.raises(OutcomeUnknown) as unknown:

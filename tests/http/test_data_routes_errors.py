@@ -111,6 +111,7 @@ async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gat
     try:
         await owner.execute("GRANT SELECT, DELETE ON public.orders TO reader")
         await owner.execute("GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO reader")
+        await owner.execute("GRANT EXECUTE ON FUNCTION fencepost.origin() TO reader")
         owners = demo_database.partition("://")[2].partition("@")[0]
         async with Api.open(await start_gateway(demo_database.replace(owners, "reader:secret"))) as api:
             assert (await api.ask("GET", "data/orders/order-123")).status_code == 200

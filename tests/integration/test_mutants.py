@@ -44,14 +44,14 @@ SQL_MUTANTS = [
     SqlMutant(
         "INSERT ignores the floor",
         JUDGE_INSERT,
-        "IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN",
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN",
         "IF false THEN",
         scenarios.pruned_mark_leaves_a_floor,
     ),
     SqlMutant(
         "INSERT takes a token that equals the floor",
         JUDGE_INSERT,
-        "IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN",
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN",
         "IF NOT (refused_by <= p_token) THEN",
         scenarios.pruned_mark_leaves_a_floor,
     ),

@@ -68,12 +68,38 @@ async def test_a_write_is_tried_again_when_nothing_was_done(failure: Exception) 
     [CUT, httpx.ReadTimeout(""), httpx.WriteError(""), httpx.RemoteProtocolError(""), UNKNOWN,
      lambda: httpx.Response(502), lambda: httpx.Response(200, text="<html>")],
 )  # fmt: skip
-async def test_a_write_that_may_have_landed_is_sent_once(failure: Exception) -> None:
-    mock = Mock(failure)
+async def test_a_write_that_may_have_landed_is_repeated_under_its_key_and_token(failure: Exception) -> None:
+    mock = Mock(failure, failure, ok)
+    async with client(mock) as c:
+        await c.patch("orders", 1, {"status": "x"}, token=34)
+        await c.patch("orders", 1, {"status": "x"}, token=35)
+    sent = [(request.headers["X-Fence-Token"], request.headers["Idempotency-Key"]) for request in mock.requests]
+    assert len(sent) == 4
+    assert len(set(sent[:3])) == 1
+    assert sent[3][1] != sent[0][1], "every write has a key of its own"
+
+
+async def test_a_write_whose_key_is_in_flight_waits_for_its_end() -> None:
+    mock = Mock(CUT, problem(409, "FP013", retryable=True), ok)
+    async with client(mock) as c:
+        await c.patch("orders", 1, {"status": "x"}, token=34)
+    assert len(mock.requests) == 3
+
+
+async def test_an_outcome_stays_unknown_when_later_attempts_cannot_be_sent() -> None:
+    mock = Mock(CUT, *[httpx.ConnectError("")] * 20)
     async with client(mock) as c:
         with pytest.raises(OutcomeUnknown):
             await c.patch("orders", 1, {"status": "x"}, token=34)
-    assert len(mock.requests) == 1
+
+
+async def test_a_key_of_ones_own_is_sent_as_it_is() -> None:
+    mock = Mock(ok)
+    async with client(mock) as c:
+        await c.patch("orders", 1, {"status": "x"}, token=34, idempotency_key='pay "7"')
+        with pytest.raises(ValueError, match="visible ASCII"):
+            await c.patch("orders", 1, {"status": "x"}, token=34, idempotency_key="naïve")
+    assert mock.requests[0].headers["Idempotency-Key"] == r'"pay \"7\""'
 
 
 @pytest.mark.parametrize(
@@ -82,7 +108,6 @@ async def test_a_write_that_may_have_landed_is_sent_once(failure: Exception) -> 
         (STALE, StaleToken),
         (problem(409, "FP002", retryable=False), SpentToken),
         (problem(400, "FP016", retryable=False), BadRequest),
-        (problem(409, "FP013", retryable=True), ApiError),
         (problem(503, "FP015", retryable=False), ApiError),
     ],
 )

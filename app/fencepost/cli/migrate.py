@@ -13,7 +13,11 @@ from .options import settings_options
 _GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
-    " fencepost.mark_without_row(text, text), fencepost.mark_record(text) TO {role}",
+    " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
+    " fencepost.enter(text, text[], bigint) TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
+    " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
+    " fencepost.prune_idempotency(double precision, integer) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),"
     " fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),"
@@ -21,6 +25,9 @@ _GRANTS = (
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text, text, integer), fencepost.lock_counts() TO {role}",
+    "GRANT SELECT ON fencepost.generations TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.origin(), fencepost.prune_horizon(),"
+    " fencepost.prune_marks(bigint, xid8, double precision, text, integer), fencepost.sizes() TO {role}",
 )
 
 

@@ -31,18 +31,43 @@ _WAIT = click.option(
     help="Where the tokens come from. external (default): any lock service; you vouch that one place mints them. "
     "builtin: Fencepost's own leases; a token that they never issued is refused.",
 )
+@click.option(
+    "--scope",
+    metavar="TEMPLATE",
+    help="One mark for all rows that render to the same name, in every table with that template: account/{account_id}.",
+)
+@click.option("--no-scope", is_flag=True, help="Give each row a mark of its own again.")
+@click.option(
+    "--require-idempotency-key/--no-require-idempotency-key",
+    "requires_key",
+    default=None,
+    help="The gateway refuses writes to this table that carry no Idempotency-Key.",
+)
 @_SQL
 @_WAIT
-def protect(table: str, settings: Settings, rule: Rule | None, source: str | None, sql: bool, wait: float) -> None:
+def protect(  # noqa: PLR0913, PLR0917 - one for each option
+    table: str,
+    settings: Settings,
+    rule: Rule | None,
+    source: str | None,
+    scope: str | None,
+    no_scope: bool,
+    requires_key: bool | None,
+    sql: bool,
+    wait: float,
+) -> None:
     """Protect TABLE: from now on every write to it needs a fencing token.
 
     Adds the column last_fence_token, its check and triggers. No row is rewritten, and the table is locked for
     milliseconds. Repeating it changes nothing; with another --rule or --source it changes these. A table with marks
     that becomes builtin is read once under its lock: the leases' tokens go on from above its highest mark.
     """
+    if no_scope and scope is not None:
+        raise click.UsageError("--scope and --no-scope exclude each other.")
+    chosen = "" if no_scope else scope
 
     async def plan(connection: asyncpg.Connection) -> Plan:
-        made = await plan_protect(connection, table, rule, source)
+        made = await plan_protect(connection, table, rule, source, requires_key, chosen)
         if not sql:
             await apply(connection, made, wait=wait)
         return made

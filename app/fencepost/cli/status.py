@@ -6,9 +6,10 @@ import asyncpg
 import click
 
 from fencepost.settings import Settings
-from fencepost.storage import inspect, inspect_tokens, leases
+from fencepost.storage import inspect, inspect_origin, inspect_tokens, leases, pruning
 from fencepost.storage.inspect import Finding, Protected
 from fencepost.storage.leases import LockState
+from fencepost.storage.pruning import Size
 
 from .database import on_database
 from .options import settings_options
@@ -16,6 +17,8 @@ from .options import settings_options
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
 _MOST_LOCKS = 1000
+_KILO = 1024
+_KEPT = {"marks": "marks", "idempotency": "idempotency records"}
 _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
@@ -25,17 +28,22 @@ def status(settings: Settings) -> None:
     """Say what is protected, and how; who holds locks, for how long still, and who waits.
 
     ROWS is the planner's estimate; MARKS counts keys that have a mark and no row (deleted, or claimed before they
-    existed). TOKEN is the newest of the lease; WAITING names who waits, first come first.
+    existed). The marks below the table are all that are kept, of live rows too. TOKEN is the newest of the lease;
+    WAITING names who waits, first come first.
     """
 
-    async def look(connection: asyncpg.Connection) -> tuple[list[Protected], list[str], list[LockState]]:
+    async def look(
+        connection: asyncpg.Connection,
+    ) -> tuple[list[Protected], list[str], list[LockState], list[Size], list[tuple[str, int]]]:
         return (
             await inspect.protected_tables(connection),
             await inspect.unprotected_tables(connection),
             await leases.lock_states(connection, None, None, _MOST_LOCKS),
+            await pruning.counted(connection),
+            await pruning.raised_floors(connection),
         )
 
-    protected, unprotected, locks = on_database(settings, look)
+    protected, unprotected, locks, sizes, floors = on_database(settings, look)
     if protected:
         _print_table(
             _TABLES,
@@ -45,11 +53,24 @@ def status(settings: Settings) -> None:
         click.echo("no table is protected: fencepost protect TABLE")
     if unprotected:
         click.echo(f"not protected: {', '.join(unprotected)}")
+    for size in sizes:
+        click.echo(f"{_KEPT.get(size.what, size.what)}: {size.records}, {_human(size.bytes)} on disk")
+    if floors:
+        click.echo("floors, up to which marks were pruned: " + ", ".join(f"{name} {floor}" for name, floor in floors))
     if locks:
         click.echo()
         _print_table(_LOCKS, [_lock(state) for state in locks])
         if len(locks) == _MOST_LOCKS:
             click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
+
+
+def _human(size: int) -> str:
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if amount < _KILO:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= _KILO
+    return f"{amount:.1f} TB"
 
 
 def _lock(state: LockState) -> tuple[str, ...]:
@@ -76,6 +97,7 @@ def doctor(settings: Settings) -> None:
         if all(finding.subject != "schema" or finding.level == "ok" for finding in findings):
             findings += await inspect.examine_tables(connection)
             findings += await inspect_tokens.examine_tokens(connection)
+            findings += await inspect_origin.examine_origin(connection)
             findings += await inspect.examine_privileges(connection)
         return findings
 

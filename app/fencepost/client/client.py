@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Final, Self, overload
 
 import httpx
 
@@ -13,11 +13,14 @@ from fencepost.client.answers import Claimed, Fence, LockState, Row
 from fencepost.client.calls import Filters, Query
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.exchange import Answer, Exchange
+from fencepost.client.idempotency import new_key
 from fencepost.client.keys import Key, resource_of
 from fencepost.client.lease import Lease, claim_call
 from fencepost.client.lock import Background, Lock
 from fencepost.client.retry import DEFAULT_RETRY, Retry
 from fencepost.client.wishes import FIRST_TOKENS, Claims, Names, default_owner, wish_for
+
+SCOPE_HEADER: Final = "X-Fence-Scope"
 
 
 class Client:
@@ -31,7 +34,9 @@ class Client:
     transport, clock: for tests and for unusual networks.
 
     Every method raises an error of `fencepost.client.errors`; those that write take exactly one of `lease` and
-    `token` (a token of a lock service of your own).
+    `token` (a token of a lock service of your own). Each write is sent under an Idempotency-Key, and again under the
+    same one when its answer gets lost: it is done once. `idempotency_key` is for keys that outlive the process, so that
+    whoever takes the work over may repeat the write.
     """
 
     def __init__(  # noqa: PLR0913 - all but the URL have a default
@@ -49,6 +54,8 @@ class Client:
     ) -> None:
         self._owner = owner or default_owner()
         self._background = Background()
+        self._unscoped: set[str] = set()
+        """Tables that have answered a write as those without a scope do."""
         self._exchange = Exchange(
             url,
             retry=retry,
@@ -114,9 +121,11 @@ class Client:
 
     # Fences
 
-    async def claim(self, resource: str, *, lease: Lease | None = None, token: int | None = None) -> Claimed:
+    async def claim(
+        self, resource: str, *, lease: Lease | None = None, token: int | None = None, idempotency_key: str | None = None
+    ) -> Claimed:
         """Raise the resource's mark without writing, and return the row: nobody older can write from now on (R7)."""
-        answer = await self._write(resource, lease, token, lambda fresh: claim_call(resource, fresh))
+        answer = await self._write(resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh))
         return Claimed.read(answer.body)
 
     async def fence(self, resource: str) -> Fence:
@@ -147,12 +156,24 @@ class Client:
 
     @overload
     async def post(
-        self, table: str, rows: Mapping[str, Any], *, lease: Lease | None = None, token: int | None = None
+        self,
+        table: str,
+        rows: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row: ...
 
     @overload
     async def post(
-        self, table: str, rows: Sequence[Mapping[str, Any]], *, lease: Lease | None = None, token: int | None = None
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]: ...
 
     async def post(
@@ -162,34 +183,61 @@ class Client:
         *,
         lease: Lease | None = None,
         token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
-        answer = await self._write(None, lease, token, lambda fresh: calls.post(table, rows, fresh))
+        answer = await self._write(None, lease, token, idempotency_key, lambda fresh: calls.post(table, rows, fresh))
         stored: list[Row] = answer.body
         return stored[0] if isinstance(rows, Mapping) else stored
 
     async def patch(
-        self, table: str, key: Key, changes: Mapping[str, Any], *, lease: Lease | None = None, token: int | None = None
+        self,
+        table: str,
+        key: Key,
+        changes: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row:
         """Change columns of one row; returns the row. RowNotFound if there is none."""
         resource = resource_of(table, key)
-        answer = await self._write(resource, lease, token, lambda fresh: calls.patch(table, key, changes, fresh))
+        answer = await self._write(
+            resource, lease, token, idempotency_key, lambda fresh: calls.patch(table, key, changes, fresh)
+        )
         row: Row = answer.body
         return row
 
     async def put(
-        self, table: str, key: Key, row: Mapping[str, Any], *, lease: Lease | None = None, token: int | None = None
+        self,
+        table: str,
+        key: Key,
+        row: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row:
         """Create or replace one row; columns that are left out get their defaults. Returns the row."""
         resource = resource_of(table, key)
-        answer = await self._write(resource, lease, token, lambda fresh: calls.put(table, key, row, fresh))
+        answer = await self._write(
+            resource, lease, token, idempotency_key, lambda fresh: calls.put(table, key, row, fresh)
+        )
         stored: Row = answer.body
         return stored
 
-    async def delete(self, table: str, key: Key, *, lease: Lease | None = None, token: int | None = None) -> None:
+    async def delete(
+        self,
+        table: str,
+        key: Key,
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
         """Delete one row; its mark stays. RowNotFound if there is none."""
         resource = resource_of(table, key)
-        await self._write(resource, lease, token, lambda fresh: calls.delete(table, key, fresh))
+        await self._write(resource, lease, token, idempotency_key, lambda fresh: calls.delete(table, key, fresh))
 
     async def patch_where(
         self,
@@ -199,27 +247,48 @@ class Client:
         *,
         lease: Lease | None = None,
         token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]:
         """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._write(None, lease, token, lambda fresh: calls.patch_where(table, filters, changes, fresh))
+        answer = await self._write(
+            None, lease, token, idempotency_key, lambda fresh: calls.patch_where(table, filters, changes, fresh)
+        )
         rows: list[Row] = answer.body
         return rows
 
     async def delete_where(
-        self, table: str, filters: Filters, *, lease: Lease | None = None, token: int | None = None
+        self,
+        table: str,
+        filters: Filters,
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]:
         """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._write(None, lease, token, lambda fresh: calls.delete_where(table, filters, fresh))
+        answer = await self._write(
+            None, lease, token, idempotency_key, lambda fresh: calls.delete_where(table, filters, fresh)
+        )
         rows: list[Row] = answer.body
         return rows
 
     async def _write(
-        self, resource: str | None, lease: Lease | None, token: int | None, call: calls.WithToken
+        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: calls.WithToken
     ) -> Answer:
-        """Send a write: under a lease in its turn and with a fresh token, or with the token that was given."""
+        """Send a write: under a lease in its turn and with a fresh token, or with the token that was given. It keeps
+        token and key when it is sent again.
+        """
+        key = new_key() if key is None else key
         if lease is not None and token is None:
-            async with lease.operation(resource) as fresh:
-                return await lease.send(call(fresh))
+            # Rows of one scope have one mark: two writes at once would make each other stale (R8).
+            table = (resource or "").partition("/")[0]
+            async with lease.operation(resource if table in self._unscoped else None) as fresh:
+                answer = await lease.send(call(fresh).under(key))
+            if resource is not None and SCOPE_HEADER not in answer.headers:
+                self._unscoped.add(table)
+            else:
+                self._unscoped.discard(table)
+            return answer
         if lease is None and token is not None:
-            return await self._exchange.repeat(call(calls.checked_token(token)))
+            return await self._exchange.repeat(call(calls.checked_token(token)).under(key))
         raise TypeError("a write takes exactly one of lease= and token=")

@@ -15,7 +15,7 @@
         ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
         ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
         ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
-        └── OutcomeUnknown      FP009, or a write whose answer never came: it may have landed
+        └── OutcomeUnknown      FP009, FP013, or a write whose answer never came: it may have landed
 
 Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
 `exchange.foreign_errors`.
@@ -215,10 +215,11 @@ class Unavailable(ApiError):
 
 
 class OutcomeUnknown(ApiError):
-    """A write that may have landed, or may still (FP009). Nothing is retried by itself.
+    """A write that may have landed, or may still (FP009): it was repeated under its Idempotency-Key, and no attempt had
+    an answer; or one of them is still being worked on (FP013).
 
-    Under the rule strict `client.fence(resource)` tells: a mark equal to `presented_token` says that it landed. The
-    next write to the resource under the same lease carries a higher token, so this one cannot land after that.
+    Repeat it with the same `idempotency_key` when the gateway can be reached: it is done once. The next write to the
+    resource under the same lease carries a higher token, so this one cannot land after that.
     """
 
 
@@ -231,6 +232,7 @@ _BY_CODE: Final[dict[str, type[ApiError]]] = {
     "FP009": OutcomeUnknown,
     "FP011": LockHeld,
     "FP012": LeaseLost,
+    "FP013": OutcomeUnknown,
     "FP018": UnissuedToken,
 }
 _BY_STATUS: Final[dict[int, type[ApiError]]] = {

@@ -7,13 +7,14 @@ wait for their turn in the gateway for half a minute.
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeAlias
 
 import httpx
 
 from fencepost.client.clock import Clock
 from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable, error_of
+from fencepost.client.idempotency import KEY_HEADER, key_header
 from fencepost.client.jsontext import dumps, loads
 from fencepost.client.problem import Problem
 from fencepost.client.retry import Retry, retrying
@@ -34,7 +35,9 @@ _NEVER_BUILT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.Cookie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. `writes`: doing it twice is not doing it once. `resource` and `token` are for errors to name."""
+    """One request. `writes`: without an answer it is not known what was done. `resource` and `token` are for errors
+    to name.
+    """
 
     method: str
     path: str
@@ -46,6 +49,15 @@ class Call:
     read_seconds: float | None = None
     resource: str | None = None
     token: int | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether doing it twice is not doing it once: a write without an Idempotency-Key."""
+        return self.writes and KEY_HEADER not in self.headers
+
+    def under(self, key: str) -> "Call":
+        """Give the same request under an Idempotency-Key (R16)."""
+        return replace(self, headers={**self.headers, KEY_HEADER: key_header(key)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ class Exchange:
 
     async def repeat(self, call: Call) -> Answer:
         """Send a request, again if that can help and the client's `retry` allows it."""
-        return await retrying(self.retry, self.clock, lambda: self.once(call), writes=call.writes)
+        return await retrying(self.retry, self.clock, lambda: self.once(call), once=call.once)
 
     def _body(self, call: Call, response: httpx.Response) -> object:
         if response.content == _NOTHING_READ:

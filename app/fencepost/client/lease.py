@@ -11,6 +11,7 @@ from fencepost.client.answers import Claimed, Granted, Row
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LeaseLost, LossReason
 from fencepost.client.exchange import Answer, Call, Exchange
+from fencepost.client.idempotency import new_key
 from fencepost.client.keys import canonical
 from fencepost.client.retry import retrying
 from fencepost.client.tokens import TokenPool
@@ -125,7 +126,7 @@ class Lease:
     async def claim(self, resource: str) -> Row | None:
         """Claim with a fresh token: nobody older can write from now on. Returns the row behind the fence (R7)."""
         async with self.operation(resource) as token:
-            answer = await self.send(claim_call(resource, token))
+            answer = await self.send(claim_call(resource, token).under(new_key()))
         return Claimed.read(answer.body).row
 
     async def send(self, call: Call) -> Answer:
@@ -135,7 +136,7 @@ class Lease:
             self.check()
             return await self._exchange.once(call)
 
-        return await retrying(self._exchange.retry, self._exchange.clock, attempt, writes=call.writes)
+        return await retrying(self._exchange.retry, self._exchange.clock, attempt, once=call.once)
 
     async def release(self) -> None:
         """Give the lock back. Errors are logged, not raised: a release that is not delivered is left to the TTL.
@@ -203,7 +204,7 @@ class Lease:
 
 
 def write_headers(token: int, prefer: str | None = None) -> dict[str, str]:
-    """Give the headers of a write: here Idempotency-Key will go (R16)."""
+    """Give the headers of a write, but for its Idempotency-Key."""
     headers = {TOKEN_HEADER: str(token)}
     if prefer is not None:
         headers["Prefer"] = prefer

@@ -1,9 +1,9 @@
 """Which failures are tried again, and after how long.
 
 Only a request of which it is certain that nothing was done, or that may be repeated because doing it twice is doing
-it once: reads, renewals, mints (the lost tokens are never used), an acquire with its own secret, a release. A write
-is repeated only when it was never sent, or when the gateway says that it did nothing. A refusal is an answer, and is
-never repeated: a client loop that retries a stale write forever is what Fencepost is designed against.
+it once: reads, renewals, mints (the lost tokens are never used), an acquire with its own secret, a release, and every
+write, for it carries an Idempotency-Key and keeps it. A refusal is an answer, and is never repeated: a client loop that
+retries a stale write forever is what Fencepost is designed against.
 """
 
 import itertools
@@ -45,19 +45,28 @@ class Retry:
 DEFAULT_RETRY: Final = Retry()
 
 
-async def retrying(policy: Retry, clock: Clock, attempt: Callable[[], Awaitable[T]], *, writes: bool = False) -> T:
-    """Run `attempt` until it succeeds, cannot be repeated, or has been run often enough; then its error is raised."""
+async def retrying(policy: Retry, clock: Clock, attempt: Callable[[], Awaitable[T]], *, once: bool = False) -> T:
+    """Run `attempt` until it succeeds, cannot be repeated, or has been run often enough; then its error is raised.
+
+    `once`: doing it twice is not doing it once, so an unknown outcome ends it. When one attempt's outcome is unknown
+    and the last could not be sent, it is unknown all the same.
+    """
+    unknown: OutcomeUnknown | None = None
     for failures in itertools.count(1):
         try:
             return await attempt()
         except (Unavailable, OutcomeUnknown) as error:
-            if failures >= policy.attempts or not _may_repeat(error, writes=writes):
+            if isinstance(error, OutcomeUnknown):
+                unknown = error
+            if failures >= policy.attempts or not _may_repeat(error, once=once):
+                if unknown is not None and error is not unknown:
+                    raise unknown from error
                 raise
             await clock.sleep(policy.delay(failures, error.retry_after))
     raise AssertionError
 
 
-def _may_repeat(error: Unavailable | OutcomeUnknown, *, writes: bool) -> bool:
+def _may_repeat(error: Unavailable | OutcomeUnknown, *, once: bool) -> bool:
     if isinstance(error, Unavailable):
         return error.may_repeat
-    return not writes
+    return not once

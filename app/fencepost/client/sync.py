@@ -92,9 +92,18 @@ class SyncClient:
 
     # Fences
 
-    def claim(self, resource: str, *, lease: SyncLease | None = None, token: int | None = None) -> Claimed:
+    def claim(
+        self,
+        resource: str,
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Claimed:
         """Raise the resource's mark without writing, and return the row (R7)."""
-        return self._loop.run(lambda: self._client.claim(resource, lease=_inner(lease), token=token))
+        return self._loop.run(
+            lambda: self._client.claim(resource, lease=_inner(lease), token=token, idempotency_key=idempotency_key)
+        )
 
     def fence(self, resource: str) -> Fence:
         """Return what is known of a resource: mark, rule, source, story."""
@@ -123,12 +132,24 @@ class SyncClient:
 
     @overload
     def post(
-        self, table: str, rows: Mapping[str, Any], *, lease: SyncLease | None = None, token: int | None = None
+        self,
+        table: str,
+        rows: Mapping[str, Any],
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row: ...
 
     @overload
     def post(
-        self, table: str, rows: Sequence[Mapping[str, Any]], *, lease: SyncLease | None = None, token: int | None = None
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]: ...
 
     def post(
@@ -138,13 +159,18 @@ class SyncClient:
         *,
         lease: SyncLease | None = None,
         token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
 
         async def post() -> Row | list[Row]:
             if isinstance(rows, Mapping):
-                return await self._client.post(table, rows, lease=_inner(lease), token=token)
-            return await self._client.post(table, rows, lease=_inner(lease), token=token)
+                return await self._client.post(
+                    table, rows, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+                )
+            return await self._client.post(
+                table, rows, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+            )
 
         return self._loop.run(post)
 
@@ -156,19 +182,43 @@ class SyncClient:
         *,
         lease: SyncLease | None = None,
         token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row:
         """Change columns of one row; returns the row. RowNotFound if there is none."""
-        return self._loop.run(lambda: self._client.patch(table, key, changes, lease=_inner(lease), token=token))
+        return self._loop.run(
+            lambda: self._client.patch(
+                table, key, changes, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+            )
+        )
 
     def put(
-        self, table: str, key: Key, row: Mapping[str, Any], *, lease: SyncLease | None = None, token: int | None = None
+        self,
+        table: str,
+        key: Key,
+        row: Mapping[str, Any],
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Row:
         """Create or replace one row; columns that are left out get their defaults. Returns the row."""
-        return self._loop.run(lambda: self._client.put(table, key, row, lease=_inner(lease), token=token))
+        return self._loop.run(
+            lambda: self._client.put(table, key, row, lease=_inner(lease), token=token, idempotency_key=idempotency_key)
+        )
 
-    def delete(self, table: str, key: Key, *, lease: SyncLease | None = None, token: int | None = None) -> None:
+    def delete(
+        self,
+        table: str,
+        key: Key,
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
         """Delete one row; its mark stays. RowNotFound if there is none."""
-        self._loop.run(lambda: self._client.delete(table, key, lease=_inner(lease), token=token))
+        self._loop.run(
+            lambda: self._client.delete(table, key, lease=_inner(lease), token=token, idempotency_key=idempotency_key)
+        )
 
     def patch_where(
         self,
@@ -178,17 +228,30 @@ class SyncClient:
         *,
         lease: SyncLease | None = None,
         token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]:
         """Change columns of every row that matches, or of none (R10); returns the rows."""
         return self._loop.run(
-            lambda: self._client.patch_where(table, filters, changes, lease=_inner(lease), token=token)
+            lambda: self._client.patch_where(
+                table, filters, changes, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+            )
         )
 
     def delete_where(
-        self, table: str, filters: Filters, *, lease: SyncLease | None = None, token: int | None = None
+        self,
+        table: str,
+        filters: Filters,
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Row]:
         """Delete every row that matches, or none (R10); returns the rows."""
-        return self._loop.run(lambda: self._client.delete_where(table, filters, lease=_inner(lease), token=token))
+        return self._loop.run(
+            lambda: self._client.delete_where(
+                table, filters, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+            )
+        )
 
 
 def _inner(lease: SyncLease | None) -> Lease | None:

@@ -100,8 +100,9 @@ OUTCOME_UNKNOWN: Final = ProblemType(
     "It is not known whether the write landed",
     "The connection to PostgreSQL broke after the write was sent and before its answer came. It may have been "
     "committed, or may still be.",
-    "Ask GET /v1/fences?resource=… : under the rule strict a mark equal to your token says that it landed. Repeating "
-    "the same write with the same token is safe under strict: it lands once, and FP002 says that it had.",
+    "Repeat the same request with the same Idempotency-Key, if it had one: it is answered, or done, once. Without: ask "
+    "GET /v1/fences?resource=… . A mark below your token says that it has not landed. Under the rule strict a mark "
+    "equal to it says that a write with this token has. The member known says what the gateway could find out.",
     retryable=True,
 )
 DATABASE_UNAVAILABLE: Final = ProblemType(
@@ -131,6 +132,37 @@ LEASE_LOST: Final = ProblemType(
     "Its time ran out before it was renewed, or it was released, or the id or secret is not that of a live lease. "
     "Somebody else may hold the lock now. It cannot be renewed, and it mints no more tokens.",
     "Stop working under this lease. Acquire the lock anew, claim or read what it covers, and decide again.",
+)
+KEY_IN_FLIGHT: Final = ProblemType(
+    "FP013",
+    409,
+    "key-in-flight",
+    "A request with this Idempotency-Key is being worked on",
+    "Another request with the same Idempotency-Key has begun and has not ended. Nothing was done for this one.",
+    "Repeat it after Retry-After: it gets the other's answer if that one lands, and is done if not.",
+    retryable=True,
+)
+KEY_REUSED: Final = ProblemType(
+    "FP014",
+    422,
+    "key-reused",
+    "The Idempotency-Key was used for another request",
+    "A request with this Idempotency-Key has landed, and it was another one: another method, table, key, query or "
+    "body. Nothing was done.",
+    "Every write has a key of its own; only a repetition of it sends the key again, and it is the same request then.",
+)
+SOURCE_QUARANTINED: Final = ProblemType(
+    "FP015",
+    503,
+    "source-quarantined",
+    "The database is not the one that tokens were issued on",
+    "The gateway is connected to another system or timeline than the one that was recorded: a standby was promoted, "
+    "a backup restored, a former primary came back. Writes that were acknowledged, marks and tokens may be missing "
+    "there, so that an old token could pass as a new one. Reads go on; grants and fenced writes wait. Nothing was "
+    "changed. The members found and known say which system and timeline these are.",
+    "An operator decides: make sure that no other primary is alive, then run `fencepost generation raise --reason …` "
+    "on the database that shall go on. It voids all older tokens and leases; the gateway needs no restart.",
+    retryable=True,
 )
 BAD_REQUEST: Final = ProblemType(
     "FP016",
@@ -256,6 +288,9 @@ PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = (
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
     LEASE_LOST,
+    KEY_IN_FLIGHT,
+    KEY_REUSED,
+    SOURCE_QUARANTINED,
     BAD_REQUEST,
     BODY_TOO_LARGE,
     UNISSUED_TOKEN,

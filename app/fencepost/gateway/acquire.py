@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -19,8 +20,9 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claim import claim_on
-from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, require_fence, require_key
+from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, require_fence, require_key, unavailable
 from fencepost.gateway.refusals import problem_of_refused
+from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_of_claim
 from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.observe.events import LeaseAsked
 from fencepost.storage import reading
@@ -30,6 +32,8 @@ from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageE
 from fencepost.storage.leases import Acquired, Wanted
 from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
+from fencepost.storage.scoped import marks as scope_marks
+from fencepost.storage.scoped import scopes_typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +201,22 @@ def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
     """Find the tables of all claims."""
     claimed = []
     for text, resource in request.claims:
-        table = gateway.catalog.current.find(resource.table)
+        of_scope = scope_of_claim(gateway.catalog.current.scopes, resource)
+        if isinstance(of_scope, Problem):
+            return of_scope
+        table = of_scope if of_scope is not None else gateway.catalog.current.find(resource.table)
         if table is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
         try:
-            require_key(table, resource.key)
+            if of_scope is None:
+                require_key(table, resource.key)
         except QueryError as error:
             return bad_request(f"claim: {text}: {error}")
+        if of_scope is None and fence.scope is not None:
+            return claim_the_scope(table, resource.key, fence.scope)
         claimed.append((table, fence, resource.key))
     return claimed
 
@@ -214,9 +224,11 @@ def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
 async def _claim_all(connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool) -> list[Done]:
     """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for."""
     one = _reread if repeated else _claim
-    done: dict[int, Done] = {}
+    done = await _claim_scopes(connection, claimed, token, repeated=repeated)
     by_table: dict[str, list[int]] = {}
     for number, (table, _, _) in enumerate(claimed):
+        if number in done:
+            continue
         by_table.setdefault(table.name, []).append(number)
     for name in sorted(by_table):
         numbers = by_table[name]
@@ -234,10 +246,38 @@ async def _claim_all(connection: Connection, claimed: Sequence[Claimed], token: 
     return [done[number] for number in range(len(claimed))]
 
 
+async def _claim_scopes(
+    connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool
+) -> dict[int, Done]:
+    """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
+    done: dict[int, Done] = {}
+    named: list[tuple[str, int, ScopedWrite]] = []
+    for number, (table, fence, key) in enumerate(claimed):
+        if (scoped := ScopedWrite.of(table, fence, token)) is not None:
+            with translated(writing=False):
+                names = await scopes_typed(connection, table, scoped.scope, [key])
+            named.append((names[0], number, scoped))
+    for name, number, scoped in sorted(named, key=lambda each: each[0].encode()):
+        if repeated:
+            with translated(writing=False):
+                found = await scope_marks(connection, scoped.scope, [name])
+            done[number] = Done([], max(found[0][1], token), resource=name, scope=name)
+        elif refused := await scoped.enter(connection, [name]):
+            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.fence.name, token)
+        else:
+            done[number] = Done([], token, resource=name, scope=name)
+    return done
+
+
 async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
     outcome = await claim_on(connection, table, fence, key, token)
     if isinstance(outcome, Done):
         return outcome
+    return await _overtaken_or_refused(connection, outcome, table.name, token)
+
+
+async def _overtaken_or_refused(connection: Connection, outcome: Problem, name: str, token: Token) -> NoReturn:
+    """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise _RefusedClaim(outcome)
     with translated(writing=False):
@@ -248,8 +288,8 @@ async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[
         Problem(
             WRONG_TOKEN_SOURCE,
             f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
-            f"another source hands out tokens for {table.name}.",
-            hint=f"`fencepost protect {table.name} --source builtin` pins the table to leases and moves their tokens "
+            f"another source hands out tokens for {name}.",
+            hint=f"`fencepost protect {name} --source builtin` pins the table to leases and moves their tokens "
             "past its marks.",
             resource=outcome.resource,
             presented_token=token,
@@ -282,4 +322,6 @@ def _problem_of(error: StorageError, request: Acquire) -> Problem:
             "nobody knows its secret: its time runs out.",
             retry_after=RETRY_AFTER,
         )
+    if isinstance(error, UnavailableError):
+        return unavailable(error)
     return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)

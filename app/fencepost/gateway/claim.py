@@ -17,8 +17,11 @@ from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, refusal
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
+from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Operation, perform
-from fencepost.gateway.write import needs_fitting, target_of
+from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_of_claim
+from fencepost.gateway.scoped import claim as claim_scope
+from fencepost.gateway.write import mark_says, needs_fitting, target_of
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
@@ -34,27 +37,51 @@ class Claim:
 
     resource: Resource
     token: Token | None
+    once: Once | None = None
 
 
 async def claim(gateway: Gateway, request: Claim) -> Outcome:
     """Raise the mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
     key = request.resource.key
+    of_scope = scope_of_claim(gateway.catalog.current.scopes, request.resource)
+    if isinstance(of_scope, Problem):
+        return of_scope
+    name = request.resource.table if of_scope is None else of_scope.name
 
     async def use(table: Table) -> Outcome:
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
-        require_key(table, key)
+        if of_scope is None:
+            require_key(table, key)
+            if fence.scope is not None:
+                return claim_the_scope(table, key, fence.scope)
+        if (keyless := require_once(fence, request.once)) is not None:
+            return keyless
         token = require_token(table, request.token)
         if isinstance(token, Problem):
             return token
 
+        scoped = ScopedWrite.of(table, fence, token)
+
         async def attempt(connection: Connection) -> Outcome:
+            if scoped is not None:
+                return await claim_scope(connection, scoped, key)
             return await claim_on(connection, table, fence, key, token)
 
-        return await perform(gateway, Operation(table, attempt, key=key))
+        operation = Operation(
+            table,
+            attempt,
+            transaction=scoped is not None,
+            key=() if scoped is not None else key,
+            once=request.once,
+            evidence=scoped.evidence
+            if scoped is not None
+            else lambda connection: mark_says(connection, table, fence, key, token),
+        )
+        return await perform(gateway, operation)
 
-    return await on_table(gateway, request.resource.table, "claim", use)
+    return await on_table(gateway, name, "claim", use)
 
 
 async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:

@@ -8,6 +8,7 @@ from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
     ROW_NOT_FOUND,
+    SOURCE_QUARANTINED,
     TOKEN_REQUIRED,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
@@ -21,11 +22,13 @@ from fencepost.observe.events import Accepted, Emit, Refused, Verb
 from fencepost.storage.catalog import MARK_COLUMN, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
 from fencepost.storage.query import QueryError, UnknownColumnError
 
 RETRY_AFTER = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""
+QUARANTINED_RETRY_AFTER = 10
+"""The same, when somebody has to decide first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Done:
     """How many rows match in all, when it was asked for (`Prefer: count=exact`)."""
     resource: str = ""
     """The full name of the one resource that was claimed or made."""
+    scope: str = ""
+    """The name of the one scope that was written to or claimed (R8)."""
 
 
 Outcome = Done | Problem
@@ -69,7 +74,7 @@ async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table
                 table = (await gateway.catalog.begun_after(arrived)).find(name)
                 outcome, _ = await _attempt(table, name, use)
         except UnavailableError as error:
-            outcome = _unavailable(error)
+            outcome = unavailable(error)
         except RefusedError as error:
             outcome = problem_of_refused(error)
     if isinstance(outcome, Problem):
@@ -97,11 +102,20 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
         detail = f"It is not known whether the write landed: {error}"
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), False
     except UnavailableError as error:
-        return _unavailable(error), False
+        return unavailable(error), False
     return outcome, isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE
 
 
-def _unavailable(error: UnavailableError) -> Problem:
+def unavailable(error: UnavailableError) -> Problem:
+    """Tell why nothing was done."""
+    if isinstance(error, QuarantinedError):
+        return Problem(
+            SOURCE_QUARANTINED,
+            f"{error}.",
+            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use.",
+            retry_after=QUARANTINED_RETRY_AFTER,
+            extra=dict(error.members),
+        )
     return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
 
 

@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fencepost.fencing.problems import Problem
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import NO_MARK
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key
 from fencepost.gateway.culprit import naming_the_column
+from fencepost.gateway.scoped import scope_of_claim
 from fencepost.gateway.superseded import holder_of
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.errors import translated
+from fencepost.storage.fenced import Key
 from fencepost.storage.issued import Issued
 from fencepost.storage.marks import Known, known
+from fencepost.storage.scoped import marks, scope_of_row, scopes_typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,19 @@ class Explained(Done):
 
 
 async def explain(gateway: Gateway, resource: Resource) -> Outcome:
-    """Look a resource up. A key that was never written has the mark 0."""
+    """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
+    has no mark of its own: its scope is told.
+    """
+    of_scope = scope_of_claim(gateway.catalog.current.scopes, resource)
+    if isinstance(of_scope, Problem):
+        return of_scope
 
     async def use(table: Table) -> Outcome:
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
+        if fence.scope is not None:
+            return await _of_scope(gateway, table, fence, fence.scope, resource.key, named=of_scope is not None)
         require_key(table, resource.key)
         async with (
             gateway.database.connection() as connection,
@@ -40,7 +51,51 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
             holders = {token: await holder_of(connection, token) for token in tokens if token}
         return Explained([], body=_body(found, fence, holders))
 
-    return await on_table(gateway, resource.table, "read", use)
+    return await on_table(gateway, resource.table if of_scope is None else of_scope.name, "read", use)
+
+
+async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, key: Key, *, named: bool) -> Outcome:
+    if not named:
+        require_key(table, key)
+    async with gateway.database.connection() as connection:
+        with translated(writing=False):
+            if named:
+                name = (await scopes_typed(connection, table, scope, [key]))[0]
+            elif (found := await scope_of_row(connection, table, scope, key)) is not None:
+                name = found
+            else:
+                return bad_request(
+                    f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
+                    f"Ask for the scope: {scope.template}.",
+                )
+            record = await connection.fetchrow(
+                "SELECT last_fence_token, to_json(changed_at) #>> '{}' AS at FROM fencepost.mark_record($1)", name
+            )
+            mark = (await marks(connection, scope, [name]))[0][1]
+        by = await holder_of(connection, record["last_fence_token"]) if record and fence.builtin else None
+    story = (
+        [
+            {
+                "event": "last written or claimed",
+                "token": str(record["last_fence_token"]),
+                "at": record["at"],
+                "by": by.body() if by else None,
+            }
+        ]
+        if record
+        else []
+    )
+    tables = sorted(each.name for each in gateway.catalog.current.scopes.get(scope.prefix, (table,)))
+    body: dict[str, object] = {
+        "resource": name,
+        "mark": str(mark),
+        "rule": fence.rule,
+        "source": fence.source,
+        "row_exists": False,
+        "story": story,
+        "tables": tables,
+    }
+    return Explained([], body=body)
 
 
 def _body(found: Known, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:

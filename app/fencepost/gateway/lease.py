@@ -7,10 +7,10 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN
+from fencepost.fencing.problem_types import LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.acquire import hashed
-from fencepost.gateway.core import RETRY_AFTER, Gateway
+from fencepost.gateway.core import RETRY_AFTER, Gateway, unavailable
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.observe.events import LeaseAsked, LeaseVerb
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
@@ -75,7 +75,7 @@ async def _guarded(ask: Callable[[], Awaitable[T]]) -> T | Problem:
         detail = f"It is not known whether this was done: {error}"
         return Problem(OUTCOME_UNKNOWN, detail, hint=hint, retry_after=RETRY_AFTER)
     except UnavailableError as error:
-        return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+        return unavailable(error)
     except RefusedError as error:
         return problem_of_refused(error)
 

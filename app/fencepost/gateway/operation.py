@@ -4,23 +4,52 @@ Every write of every verb comes through `perform`. `attempt` says what the verb 
 several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements. A refusal rolls that back: an answer that is no success has no
-  effect.
+- inside a transaction when it needs several statements, or has an Idempotency-Key (once.py). A refusal rolls that back:
+  an answer that is no success has no effect;
+- when the connection broke before the answer, and so the outcome is unknown (R15). Then, on another connection to the
+  same system and timeline (another one may lack what was committed here),
+  1. the old backend is ended, and it is made sure that it is gone: until then it may still commit;
+  2. with a key, the attempt is run again: its look-up finds the record if the write landed;
+     without one, it is run again only if the marks say that it cannot have landed: a mark never falls, and the write
+     would have raised it. Else the answer is outcome-unknown, with what is known: no 409 or 404 is given that might be
+     the echo of the write itself.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
+from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Gateway, Outcome
+from fencepost.gateway.core import RETRY_AFTER, Gateway, Outcome
 from fencepost.gateway.culprit import HasColumns, naming_the_column
+from fencepost.gateway.once import Once, attempt_once, landed_meanwhile
+from fencepost.storage import backends
 from fencepost.storage.catalog import Table
-from fencepost.storage.engine import Connection, retrying
-from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.engine import Connection, GatewayConnection, gateway_connection, retrying
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, translated
 from fencepost.storage.fenced import Key
 
 Attempt = Callable[[Connection], Awaitable[Outcome]]
 Explain = Callable[[Connection, RefusedError], Awaitable[Problem | None]]
+
+RESOLVED_WITHIN: Final = 10.0
+"""Seconds that an unknown outcome is looked into before the caller is told that it is unknown."""
+PAUSE: Final = 0.1
+"""Seconds before the database is asked again when it could not be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the marks say of a write without a key whose outcome is unknown. `landed` None: they do not say."""
+
+    landed: bool | None
+    resource: str | None = None
+    mark: int | None = None
+
+
+Ask = Callable[[Connection], Awaitable[Evidence]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +64,10 @@ class Operation:
     key: Key = ()
     explain: Explain | None = None
     """Asked after PostgreSQL refused and everything was undone; None: the refusal is told as it is."""
+    once: Once | None = None
+    """The request's Idempotency-Key."""
+    evidence: Ask | None = None
+    """Asks the marks whether the attempt can have landed, when its backend is gone; None: they cannot say."""
 
 
 class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
@@ -44,11 +77,40 @@ class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transa
 
 
 async def perform(gateway: Gateway, operation: Operation) -> Outcome:
-    """Run an operation until it is decided."""
-    async with (
-        gateway.database.connection() as connection,
-        naming_the_column(connection, operation.table, operation.body, operation.key),
-    ):
+    """Run an operation until it is decided, or it is certain that it cannot be known how it ended."""
+    loop = asyncio.get_running_loop()
+    unknown: OutcomeUnknownError | None = None
+    broken: GatewayConnection | None = None
+    deadline = 0.0
+    while True:
+        try:
+            async with gateway.database.connection(writing=True) as connection:
+                mine = gateway_connection(connection)
+                if unknown is not None and broken is not None:
+                    if not mine.origin.same_history(broken.origin):
+                        return _unknown(unknown, Evidence(None), operation)
+                    await backends.end(connection, broken.backend)
+                    if operation.once is None and (told := await _doubt(connection, operation, unknown)) is not None:
+                        return told
+                    broken = None  # only now: whatever breaks before is asked again
+                try:
+                    return await _decide(connection, operation)
+                except OutcomeUnknownError:
+                    broken = mine
+                    raise
+        except OutcomeUnknownError as error:
+            deadline = deadline or loop.time() + RESOLVED_WITHIN
+            unknown = error
+        except UnavailableError:
+            if unknown is None:
+                raise
+            await asyncio.sleep(PAUSE)
+        if loop.time() > deadline:
+            return _unknown(unknown, Evidence(None), operation)
+
+
+async def _decide(connection: Connection, operation: Operation) -> Outcome:
+    async with naming_the_column(connection, operation.table, operation.body, operation.key):
         try:
             return await retrying(lambda: _once(connection, operation))
         except RefusedError as error:
@@ -59,14 +121,53 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
 
 
 async def _once(connection: Connection, operation: Operation) -> Outcome:
-    if not operation.transaction:
-        return await operation.attempt(connection)
-    try:
-        with translated(writing=True):
-            async with connection.transaction():
-                outcome = await operation.attempt(connection)
-                if isinstance(outcome, Problem):
-                    raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
+    once = operation.once
+    if not operation.transaction and once is None:
+        outcome = await operation.attempt(connection)
+        gateway_connection(connection).require_replicated()
+        return outcome
+    while True:
+        try:
+            with translated(writing=True):
+                async with connection.transaction():
+                    outcome = await (
+                        attempt_once(connection, once, operation.attempt) if once else operation.attempt(connection)
+                    )
+                    if isinstance(outcome, Problem):
+                        raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
+                gateway_connection(connection).require_replicated()
                 return outcome
-    except _Refused as refused:
-        return refused.problem
+        except _Refused as refused:
+            return refused.problem
+        except RefusedError as error:
+            if not landed_meanwhile(error):
+                raise
+
+
+async def _doubt(connection: Connection, operation: Operation, unknown: OutcomeUnknownError) -> Problem | None:
+    """Ask the marks; None: it has certainly not landed, and can be tried again."""
+    with translated(writing=False):
+        evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
+    return None if evidence.landed is False else _unknown(unknown, evidence, operation)
+
+
+def _unknown(error: OutcomeUnknownError | None, evidence: Evidence, operation: Operation) -> Problem:
+    known = None
+    if evidence.resource is not None and evidence.mark is not None:
+        meaning = (
+            "A write with this token was accepted. If it was used for this request only, the request landed."
+            if evidence.landed
+            else "Somebody has written with a newer token since; whether this request landed before that is not known."
+        )
+        known = {"resource": evidence.resource, "mark": str(evidence.mark), "meaning": meaning}
+    return Problem(
+        OUTCOME_UNKNOWN,
+        f"It is not known whether the write landed: {error}",
+        hint="Repeat the request with the same Idempotency-Key: it is done once."
+        if operation.once is not None
+        else "Ask GET /v1/fences?resource=…, or read the row. With an Idempotency-Key such a request can be repeated.",
+        resource=evidence.resource,
+        current_token=evidence.mark,
+        retry_after=RETRY_AFTER,
+        extra={"known": known},
+    )

@@ -29,7 +29,8 @@ async def naming_the_holder(database: Database, emit: Emit, table: Table | None,
     fence = table.fence if table is not None else None
     if fence is None or not fence.builtin or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
         return refused
-    if not (refused.resource or "").startswith(encode_name(fence.name) + "/"):
+    name = fence.name if fence.scope is None else fence.scope.prefix
+    if not (refused.resource or "").startswith(encode_name(name) + "/"):
         return refused  # another table's trigger refused, and its marks may be another source's
     try:
         async with asyncio.timeout(WITHIN), database.connection() as connection:

@@ -1,5 +1,6 @@
 """Single-row writes by key: PATCH, PUT, DELETE. One statement decides and writes; the commit precedes the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
@@ -16,12 +17,14 @@ from fencepost.gateway.core import (
     require_token,
 )
 from fencepost.gateway.fence import ROUNDS, Write, contended, refused, write_or_ask
-from fencepost.gateway.operation import Operation, perform
+from fencepost.gateway.once import Once, require_once
+from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
+from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
-from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.fenced import Change, FencedRow, Key, Standing
 from fencepost.storage.fenced_insert import insert_row
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
@@ -48,6 +51,7 @@ class KeyedWrite:
     token: Token | None
     select: Select = None
     body: Body | None = None
+    once: Once | None = None
 
 
 async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
@@ -61,15 +65,18 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
         fence, token, target = ready
         columns, named = _without_key(table, body)
         change = Change(columns, body.text, target)
+        scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
             await _refuse_another_key(connection, table, request, named, body)
+            if scoped is not None:
+                return await scoped.patch(connection, request.key, change)
             return await _decide(
                 connection, table, fence, request.key, token,
                 lambda c, careful: fenced.update_row(c, table, fence, request.key, token, change, careful=careful),
             )  # fmt: skip
 
-        return await perform(gateway, Operation(table, attempt, body=body, key=request.key))
+        return await perform(gateway, _operation(table, fence, token, request, attempt, body, scoped=scoped))
 
     return await on_table(gateway, request.table, "patch", use)
 
@@ -82,14 +89,17 @@ async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token, target = ready
+        scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
+            if scoped is not None:
+                return await scoped.delete(connection, request.key, target)
             return await _decide(
                 connection, table, fence, request.key, token,
                 lambda c, _careful: fenced.delete_row(c, table, fence, request.key, token, target),
             )  # fmt: skip
 
-        return await perform(gateway, Operation(table, attempt, key=request.key))
+        return await perform(gateway, _operation(table, fence, token, request, attempt, scoped=scoped))
 
     return await on_table(gateway, request.table, "delete", use)
 
@@ -109,16 +119,59 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
         fence, token, target = ready
         columns, named = _without_key(table, body)
         change = Change(columns, body.text, target, _replaceable(table, columns))
+        scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
             await _refuse_another_key(connection, table, request, named, body)
             if needs_fitting(table, request.key) and not await _fits(connection, table, request.key):
                 raise QueryError(f"path: the key {','.join(request.key)} would be changed when stored in {table.name}")
+            if scoped is not None:
+                return await scoped.put(connection, request.key, change)
             return await _replace_or_create(connection, table, fence, request.key, token, change)
 
-        return await perform(gateway, Operation(table, attempt, body=body, key=request.key))
+        return await perform(gateway, _operation(table, fence, token, request, attempt, body, scoped=scoped))
 
     return await on_table(gateway, request.table, "put", use)
+
+
+def _operation(
+    table: Table,
+    fence: Fence,
+    token: Token,
+    request: KeyedWrite,
+    attempt: Attempt,
+    body: Body | None = None,
+    *,
+    scoped: ScopedWrite | None,
+) -> Operation:
+    return Operation(
+        table,
+        attempt,
+        transaction=scoped is not None,
+        body=body,
+        key=request.key,
+        once=request.once,
+        evidence=scoped.evidence
+        if scoped is not None
+        else lambda connection: mark_says(connection, table, fence, request.key, token),
+    )
+
+
+async def mark_says(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Evidence:
+    """Say by a key's mark whether a write with this token can have landed: it would have raised the mark (R15)."""
+    if table.row_security:  # it may hide the row, and the row's mark with it
+        return Evidence(None)
+    standing = await fenced.ask(connection, table, fence, key)
+    return mark_evidence([standing], token)
+
+
+def mark_evidence(standings: Sequence[Standing], token: Token) -> Evidence:
+    """Compare marks with the token of a write that raised all of them, or none."""
+    marks = [(max(s.live or 0, s.without_row or 0), s.resource) for s in standings]
+    if not marks:
+        return Evidence(None)
+    mark, resource = min(marks)
+    return Evidence(landed=False if mark < token else (True if mark == token else None), resource=resource, mark=mark)
 
 
 async def _replace_or_create(
@@ -176,6 +229,8 @@ def _ready(table: Table, request: KeyedWrite, columns: tuple[str, ...]) -> tuple
     require_key(table, request.key)
     require_columns(table, columns)
     target = target_of(table, request.select)  # an unknown column is 400, and that comes before 428
+    if (keyless := require_once(fence, request.once)) is not None:
+        return keyless
     token = require_token(table, request.token)
     return token if isinstance(token, Problem) else (fence, token, target)
 

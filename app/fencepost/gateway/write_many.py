@@ -15,8 +15,10 @@ from fencepost.gateway.core import (
     require_token,
 )
 from fencepost.gateway.fence import judge, refused
-from fencepost.gateway.operation import Operation, perform
-from fencepost.gateway.write import UNIQUE_VIOLATION, Body, target_of
+from fencepost.gateway.once import Once, require_once
+from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
+from fencepost.gateway.scoped import ScopedWrite
+from fencepost.gateway.write import UNIQUE_VIOLATION, Body, mark_evidence, target_of
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
@@ -41,6 +43,7 @@ class Insert:
     select: Select = None
     exactly_one: bool = False
     """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
+    once: Once | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +56,52 @@ class FilteredWrite:
     body: Body | None = None
     select: Select = None
     exactly_one: bool = False
+    once: Once | None = None
 
 
-async def insert(gateway: Gateway, request: Insert) -> Outcome:
+async def insert(gateway: Gateway, request: Insert) -> Outcome:  # noqa: C901 - a refusal for each thing amiss
     """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
 
-    async def use(table: Table) -> Outcome:
+    async def use(table: Table) -> Outcome:  # noqa: C901
         target = target_of(table, request.select)
         if request.count > gateway.max_rows:
             return _too_many(gateway.max_rows, f"the body has {request.count} rows")
         if request.exactly_one and request.count != 1:
             return not_one(request.count)
-        ready = _ready(table, request.token, request.body.columns)
+        ready = _ready(table, request.token, request.body.columns, request.once)
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
 
+        scoped = ScopedWrite.of(table, fence, token)
+
         async def attempt(connection: Connection) -> Outcome:
+            if scoped is not None:
+                outcome = await scoped.insert(connection, request.body.columns, request.body.text, target)
+                return outcome if isinstance(outcome, Done) else _told(table, token, outcome, exactly_one=False)
             rows = await _insert(connection, table, fence, token, request.body, target)
             if len(rows) == 1:
                 return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
             return Done([row.json for row in rows], created=True)
 
         async def explain(connection: Connection, error: RefusedError) -> Problem | None:
+            if scoped is not None:
+                return None
             return await _why_refused(connection, table, fence, token, request.body, error)
 
-        return await perform(gateway, Operation(table, attempt, body=request.body, explain=explain))
+        async def evidence(connection: Connection) -> Evidence:
+            if scoped is not None:
+                return await scoped.evidence(connection)
+            if table.row_security or not table.key or not set(table.key) <= set(request.body.columns):
+                return Evidence(
+                    None
+                )  # a policy may hide the rows; or the database made the keys, and nobody knows them
+            return mark_evidence(await fenced.ask_many(connection, table, fence, request.body.text), token)
+
+        operation = Operation(
+            table, attempt, scoped is not None, request.body, explain=explain, once=request.once, evidence=evidence
+        )
+        return await perform(gateway, operation)
 
     return await on_table(gateway, request.table, "post", use)
 
@@ -120,13 +143,17 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         fence, token = ready
         change = Change(body.columns, body.text, target_of(table, request.select))
         limit = 1 if request.exactly_one else gateway.max_rows
+        scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
+            if scoped is not None:
+                outcome = await scoped.write_many(connection, request.filters, change, change.target, limit)
+                return _told(table, token, outcome, exactly_one=request.exactly_one)
             with translated(writing=True):
                 outcome = await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
             return _told(table, token, outcome, exactly_one=request.exactly_one)
 
-        return await perform(gateway, Operation(table, attempt, body=body))
+        return await perform(gateway, _operation(table, attempt, scoped, request, body))
 
     return await on_table(gateway, request.table, "patch", use)
 
@@ -141,22 +168,38 @@ async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         fence, token = ready
         target = target_of(table, request.select)
         limit = 1 if request.exactly_one else gateway.max_rows
+        scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
+            if scoped is not None:
+                outcome = await scoped.write_many(connection, request.filters, None, target, limit)
+                return _told(table, token, outcome, exactly_one=request.exactly_one)
             with translated(writing=True):
                 outcome = await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
             return _told(table, token, outcome, exactly_one=request.exactly_one)
 
-        return await perform(gateway, Operation(table, attempt))
+        return await perform(gateway, _operation(table, attempt, scoped, request))
 
     return await on_table(gateway, request.table, "delete", use)
 
 
-def _ready(table: Table, token: Token | None, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
+def _operation(
+    table: Table, attempt: Attempt, scoped: ScopedWrite | None, request: FilteredWrite, body: Body | None = None
+) -> Operation:
+    if scoped is None:
+        return Operation(table, attempt, body=body, once=request.once)
+    return Operation(table, attempt, transaction=True, body=body, once=request.once, evidence=scoped.evidence)
+
+
+def _ready(
+    table: Table, token: Token | None, columns: tuple[str, ...], once: Once | None
+) -> tuple[Fence, Token] | Problem:
     fence = require_fence(table)
     if isinstance(fence, Problem):
         return fence
     require_columns(table, columns)
+    if (keyless := require_once(fence, once)) is not None:
+        return keyless
     checked = require_token(table, token)
     return checked if isinstance(checked, Problem) else (fence, checked)
 
@@ -167,7 +210,7 @@ def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) 
         target_of(table, request.select)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
-    return _ready(table, request.token, columns)
+    return _ready(table, request.token, columns, request.once)
 
 
 def _told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool) -> Outcome:

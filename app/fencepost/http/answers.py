@@ -9,12 +9,15 @@ from fencepost.fencing.problem_types import NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Done, Outcome
+from fencepost.gateway.once import Replayed
 from fencepost.http.problem_response import problem_response
 from fencepost.http.reading_requests import SINGULAR
+from fencepost.storage.idempotency import Recorded
 
 Answer = Literal["minimal", "representation", "headers-only"] | None
 
 _JSON = "application/json"
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
@@ -22,6 +25,8 @@ def _headers(done: Done, answer: Answer) -> dict[str, str]:
     headers = {"Cache-Control": "no-store"}
     if done.mark is not None:
         headers["X-Fence-Mark"] = str(done.mark)
+    if done.scope:  # percent-encoded already, but for what a header cannot carry
+        headers["X-Fence-Scope"] = quote(done.scope, safe=_PRINTABLE)
     if answer is not None:
         headers["Preference-Applied"] = f"return={answer}"
     return headers
@@ -37,10 +42,34 @@ def _not_one(done: Done) -> Response:
     )
 
 
+def recorded(response: Response) -> Recorded:
+    """Keep an answer for those who repeat the request."""
+    headers = tuple(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in response.raw_headers
+        if name != b"content-length"
+    )
+    return Recorded(response.status_code, headers, bytes(response.body))
+
+
+def replayed(outcome: Replayed) -> Response:
+    """Give an answer that was given before."""
+    answer = outcome.answer
+    if answer is None:
+        raise TypeError("a replay without its answer")
+    response = Response(answer.body, status_code=answer.status)
+    for name, value in answer.headers:
+        response.headers[name] = value
+    response.headers["Idempotent-Replayed"] = "true"
+    return response
+
+
 def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replayed(outcome)
     headers = _headers(outcome, answer)
     if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
         return Response(status_code=_CREATED if outcome.created else _NO_CONTENT, headers=headers)
@@ -74,6 +103,8 @@ def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replayed(outcome)
     headers = _headers(outcome, answer)
     if outcome.resource:
         headers["Location"] = _location(outcome.resource)
@@ -87,6 +118,8 @@ def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Respons
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replayed(outcome)
     headers = _headers(outcome, answer)
     count = len(outcome.rows)
     headers["Content-Range"] = f"0-{count - 1}/*" if count else "*/*"

@@ -16,15 +16,18 @@ from starlette.types import Receive, Scope, Send
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.core import Done, Gateway
+from fencepost.gateway.once import Once
 from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
 from fencepost.gateway.write import KeyedWrite, delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
-from fencepost.http.answers import created, listed, many_written, one
+from fencepost.http.answers import created, listed, many_written, one, recorded
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import parse_query
 from fencepost.http.reading_requests import (
+    payload_hash,
     read_body,
+    read_idempotency_key,
     read_object,
     read_preferences,
     read_rows,
@@ -39,6 +42,7 @@ PREFIX: Final = b"/v1/data/"
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
 ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
 
+Render = Callable[[Done], Response]
 Handler = Callable[["DataRoute", Request, str, tuple[str, ...]], Awaitable[Response]]
 
 
@@ -113,21 +117,27 @@ class DataRoute(BaseRoute):
 
     async def patch_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}/{key}."""
-        write = await self._keyed(request, name, key, with_body=True)
-        return one(await patch(self._gateway(), write), read_preferences(request.headers).answer)
+        answer = read_preferences(request.headers).answer
+        write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
+        return one(await patch(self._gateway(), write), answer)
 
     async def put_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
-        write = await self._keyed(request, name, key, with_body=True)
-        return one(await put(self._gateway(), write), read_preferences(request.headers).answer)
+        answer = read_preferences(request.headers).answer
+        write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
+        return one(await put(self._gateway(), write), answer)
 
     async def delete_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
-        write = await self._keyed(request, name, key, with_body=False)
         answer = read_preferences(request.headers).answer
+        write = await self._keyed(
+            request, name, key, lambda done: one(done, answer, row_by_default=False), with_body=False
+        )
         return one(await delete(self._gateway(), write), answer, row_by_default=False)
 
-    async def _keyed(self, request: Request, name: str, key: tuple[str, ...], *, with_body: bool) -> KeyedWrite:
+    async def _keyed(
+        self, request: Request, name: str, key: tuple[str, ...], render: Render, *, with_body: bool
+    ) -> KeyedWrite:
         token = read_token(request.scope["headers"])
         wants_one(request.headers)
         query = _only(parse_query(request.scope["query_string"]), "select", "columns")
@@ -136,7 +146,9 @@ class DataRoute(BaseRoute):
             body = await read_object(request, self._max_body_bytes, query.columns)
         else:
             await read_body(request, self._max_body_bytes)
-        return KeyedWrite(table_name(request.headers, name, writing=True), key, token, query.select, body)
+        table = table_name(request.headers, name, writing=True)
+        once = read_once(request, table, body.text if body else "", render)
+        return KeyedWrite(table, key, token, query.select, body, once)
 
     async def post_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """POST /v1/data/{table}: one object, or an array."""
@@ -145,24 +157,32 @@ class DataRoute(BaseRoute):
         query = _only(parse_query(request.scope["query_string"]), "select", "columns")
         body, count = await read_rows(request, self._max_body_bytes, query.columns)
         table = table_name(request.headers, name, writing=True)
-        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular))
-        return created(outcome, read_preferences(request.headers).answer, singular=singular)
+        answer = read_preferences(request.headers).answer
+        once = read_once(request, table, body.text, lambda done: created(done, answer, singular=singular))
+        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular, once))
+        return created(outcome, answer, singular=singular)
 
     async def patch_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters."""
         singular = wants_one(request.headers)
-        write = await self._filtered(request, name, with_body=True)
+        answer = read_preferences(request.headers).answer
+        write = await self._filtered(
+            request, name, lambda done: many_written(done, answer, singular=singular), with_body=True
+        )
         outcome = await patch_many(self._gateway(), write)
-        return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
+        return many_written(outcome, answer, singular=singular)
 
     async def delete_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
         singular = wants_one(request.headers)
-        write = await self._filtered(request, name, with_body=False)
+        answer = read_preferences(request.headers).answer
+        write = await self._filtered(
+            request, name, lambda done: many_written(done, answer, singular=singular), with_body=False
+        )
         outcome = await delete_many(self._gateway(), write)
-        return many_written(outcome, read_preferences(request.headers).answer, singular=singular)
+        return many_written(outcome, answer, singular=singular)
 
-    async def _filtered(self, request: Request, name: str, *, with_body: bool) -> FilteredWrite:
+    async def _filtered(self, request: Request, name: str, render: Render, *, with_body: bool) -> FilteredWrite:
         token = read_token(request.scope["headers"])
         query = _only(parse_query(request.scope["query_string"]), "select", "columns", "filters")
         if not query.filters:
@@ -178,7 +198,21 @@ class DataRoute(BaseRoute):
         else:
             await read_body(request, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        return FilteredWrite(table, query.filters, token, body, query.select, wants_one(request.headers))
+        once = read_once(request, table, body.text if body else "", render)
+        return FilteredWrite(table, query.filters, token, body, query.select, wants_one(request.headers), once)
+
+
+def read_once(request: Request, table: str, body: str, render: Render) -> Once | None:
+    """Read the request's Idempotency-Key, and what it stands for: everything but token and preferences, so that the
+    lock's next holder may repeat a write. `render` gives the answer that will be kept.
+    """
+    scope = request.scope
+    key = read_idempotency_key(scope["headers"])
+    if key is None:
+        return None
+    row = scope["raw_path"].removeprefix(PREFIX).partition(b"/")[2]
+    payload = payload_hash(request.method, table.removeprefix("public."), row, scope["query_string"], body)
+    return Once(key, payload, lambda done: recorded(render(done)))
 
 
 def _only(query: Query, *allowed: str) -> Query:

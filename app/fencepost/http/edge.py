@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.fencing.problem_types import INTERNAL_ERROR
@@ -17,6 +18,8 @@ from fencepost.fencing.problems import Problem
 from fencepost.http.problem_response import problem_response
 
 _USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
+HUNG_UP: Final = 499
+"""What logs and metrics say of a request whose client hung up before it was read, as nginx does."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 log = structlog.stdlib.get_logger("fencepost.http")
@@ -54,6 +57,8 @@ class Edge:
         inner: Scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             await self._app(inner, receive, send_with_id)
+        except ClientDisconnect:
+            status = HUNG_UP  # while it was sending; nobody is left to hear an answer
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if status:  # the answer has begun: all that can be done is to cut it off

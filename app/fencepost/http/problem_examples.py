@@ -11,6 +11,8 @@ from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
     INVALID_VALUE,
+    KEY_IN_FLIGHT,
+    KEY_REUSED,
     LEASE_LOST,
     LOCK_HELD,
     MALFORMED_TOKEN,
@@ -20,6 +22,7 @@ from fencepost.fencing.problem_types import (
     OUTCOME_UNKNOWN,
     PERMISSION_DENIED,
     ROW_NOT_FOUND,
+    SOURCE_QUARANTINED,
     TOKEN_REQUIRED,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
@@ -61,10 +64,18 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
     Problem(
         OUTCOME_UNKNOWN,
         "The connection to PostgreSQL broke after the write was sent. It may have been committed.",
-        hint="Ask GET /v1/fences?resource=orders/order-123: a mark of 34 says that it landed.",
+        hint="Ask GET /v1/fences?resource=orders/order-123.",
         resource=_RESOURCE,
         presented_token=Token(34),
         retry_after=1,
+        extra={
+            "known": {
+                "resource": _RESOURCE,
+                "mark": "34",
+                "meaning": "A write with this token was accepted. If it was used for this request only, the request"
+                " landed.",
+            }
+        },
     ),
     Problem(DATABASE_UNAVAILABLE, "No connection to PostgreSQL could be had within 5 seconds.", retry_after=1),
     Problem(BAD_REQUEST, "orders has no column colour.", hint="Its columns are order_id, status."),
@@ -94,6 +105,20 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         LEASE_LOST,
         "Lease 40 of nightly-report expired at 2026-11-20T02:00:30.000000+00:00.",
         extra={"lease_id": "40", "lock": "nightly-report", "ended_at": "2026-11-20T02:00:30.000000+00:00"},
+    ),
+    Problem(KEY_IN_FLIGHT, "Another PATCH of orders/order-123 with the same key has not ended yet.", retry_after=1),
+    Problem(KEY_REUSED, "This Idempotency-Key was used for another request.", hint="Every write has a key of its own."),
+    Problem(
+        SOURCE_QUARANTINED,
+        "This PostgreSQL is system 7412345678901234567 on timeline 2, and generation 0 was raised on system"
+        " 7412345678901234567, timeline 1: a standby was promoted, or a backup restored, and writes that were"
+        " acknowledged, their marks and tokens may be missing here.",
+        hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use.",
+        retry_after=10,
+        extra={
+            "found": {"system_identifier": "7412345678901234567", "timeline": 2},
+            "known": {"generation": "0", "system_identifier": "7412345678901234567", "timeline": 1},
+        },
     ),
     Problem(NO_ROUTE, "No route has the path /v1/orders.", hint="Tables are under /v1/data/."),
     Problem(METHOD_NOT_ALLOWED, "/v1/claims does not take GET."),

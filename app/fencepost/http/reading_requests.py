@@ -1,5 +1,7 @@
 """What a request says: token, preferences, media types and body. Whatever cannot be read raises RequestError."""
 
+import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,12 @@ from fencepost.gateway.write import Body
 from fencepost.http.problem_response import RequestError
 
 TOKEN_HEADER = b"x-fence-token"
+KEY_HEADER = b"idempotency-key"
+LONGEST_KEY = 255
+# RFC 8941's string, and what clients send who never heard of it.
+_QUOTED = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+_ESCAPED = re.compile(rb'\\(["\\])')
+_BARE = re.compile(rb"[\x21\x23-\x7e]+")
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
 
@@ -41,6 +49,36 @@ def refuse_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise RequestError(
             bad_request("X-Fence-Token: reads carry no token.", "To fence older holders off, POST /v1/claims.")
         )
+
+
+def read_idempotency_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Read Idempotency-Key (R16): a quoted string, as the IETF draft says, or bare. None when there is none."""
+    values = [value for name, value in raw_headers if name == KEY_HEADER]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise RequestError(bad_request(f"Idempotency-Key: {len(values)} headers, and a request has one key."))
+    value = values[0]
+    quoted = _QUOTED.fullmatch(value)
+    key = _ESCAPED.sub(rb"\1", quoted[1]) if quoted else value
+    if not (quoted or _BARE.fullmatch(value)) or not 1 <= len(key) <= LONGEST_KEY:
+        raise RequestError(
+            bad_request(
+                f"Idempotency-Key: {value[:40].decode('latin-1')!r}: a key is 1 to {LONGEST_KEY} visible ASCII"
+                ' characters, "in quotes" or bare.',
+                "A UUID is a good one.",
+            )
+        )
+    return key.decode("ascii")
+
+
+def payload_hash(*parts: bytes | str) -> bytes:
+    """Hash what a request wants: method, table, key, query, body. Each part is hashed with its length."""
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(b"%d:" % len(raw) + raw)
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ from fencepost import wire
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
 from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.explain import Explained, explain
+from fencepost.gateway.once import Once, Replayed
+from fencepost.http.answers import recorded, replayed
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
-from fencepost.http.reading_requests import read_json, read_token, refuse_token
+from fencepost.http.reading_requests import payload_hash, read_idempotency_key, read_json, read_token, refuse_token
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.storage.query import QueryError
 
@@ -131,9 +133,21 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
     _, body = await read_json(request, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
-    outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token))
+    key = read_idempotency_key(request.scope["headers"])
+    once = (
+        None
+        if key is None
+        else Once(key, payload_hash("claim", body["resource"]), lambda done: recorded(_claimed(done)))
+    )
+    outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token, once))
+    return _claimed(outcome)
+
+
+def _claimed(outcome: Outcome) -> Response:
     if isinstance(outcome, Problem):
         return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replayed(outcome)
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
     return json_response(body, {"X-Fence-Mark": str(outcome.mark)})

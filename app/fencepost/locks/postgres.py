@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 from fencepost.fencing.token import Token
 from fencepost.locks.queue import Queue, Visit
 from fencepost.storage import leases
-from fencepost.storage.engine import Connection, Database, retrying
+from fencepost.storage.engine import Connection, Database, gateway_connection, retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
 from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
 
@@ -139,8 +139,11 @@ class PostgresLocks:
         self, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
         async def attempt() -> tuple[Acquired, object]:
-            async with self._slot(), self._database.connection() as connection:
-                return await self._attempt(connection, wanted, claim, visit, wait_ms)
+            async with self._slot(), self._database.connection(writing=True) as connection:
+                attempted = await self._attempt(connection, wanted, claim, visit, wait_ms)
+                # A repeated grant has locked rows, which is logged: its commit waits for a standby, too.
+                gateway_connection(connection).require_replicated()
+                return attempted
 
         unknown = overtaken = 0
         while True:
@@ -247,9 +250,12 @@ class PostgresLocks:
 
     async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         async def attempt() -> T:
-            async with self._database.connection() as connection:
+            async with self._database.connection(writing=writing) as connection:
                 with translated(writing=writing):
-                    return await statement(connection)
+                    answer = await statement(connection)
+                if writing:
+                    gateway_connection(connection).require_replicated()
+                return answer
 
         return await retrying(attempt)
 

@@ -79,5 +79,31 @@ class ListenerLost:
     reason: str
 
 
-Event = Accepted | Refused | LeaseAsked | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
+@dataclass(frozen=True, slots=True)
+class OriginJudged:
+    """Writes begin or cease to be let through to the database behind the connections (R19). `reason`: why not."""
+
+    accepted: bool
+    generation: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Marks (or idempotency records) that nobody can need any more were forgotten."""
+
+    what: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class PruningFailed:
+    """Nothing could be pruned; it is tried again."""
+
+    reason: str
+
+
+Upkeep = OriginJudged | Pruned | PruningFailed | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
+"""What happens beside the requests."""
+Event = Accepted | Refused | LeaseAsked | Upkeep
 Emit = Callable[[Event], None]

@@ -13,8 +13,12 @@ from fencepost.observe.events import (
     HolderUnknown,
     LeaseAsked,
     ListenerLost,
+    OriginJudged,
+    Pruned,
+    PruningFailed,
     QueueFailed,
     Refused,
+    Upkeep,
 )
 
 log = structlog.stdlib.get_logger("fencepost")
@@ -74,10 +78,12 @@ def _level(event: Event) -> int:
             return logging.DEBUG if verb == "read" else logging.INFO
         case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
             return logging.INFO if verdict == "FP012" else logging.DEBUG
-        case CatalogLoaded():
+        case CatalogLoaded() | Pruned():
             return logging.INFO
-        case QueueFailed() | HolderUnknown() | ListenerLost():
+        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed():
             return logging.WARNING
+        case OriginJudged(accepted=accepted):
+            return logging.INFO if accepted else logging.ERROR
 
 
 def _log(level: int, event: Event) -> None:
@@ -108,11 +114,25 @@ def _log(level: int, event: Event) -> None:
                 waited=round(waited, 3),
                 tokens=tokens,
             )
+        case _:
+            _log_upkeep(level, event)
+
+
+def _log_upkeep(level: int, event: Upkeep) -> None:
+    match event:
         case QueueFailed(reason):
             log.log(level, "queues of locks", reason=reason)
         case HolderUnknown(table, reason):
             log.log(level, "who superseded a refused holder could not be found out", table=table, reason=reason)
         case CatalogLoaded(version, tables, protected):
             log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
+        case OriginJudged(True, generation):
+            log.log(level, "writes are let through to this database", generation=generation)
+        case OriginJudged(False, generation, reason):
+            log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
+        case Pruned(what, records):
+            log.log(level, "pruned", what=what, records=records)
+        case PruningFailed(reason):
+            log.log(level, "pruning", reason=reason)
         case ListenerLost(reason):
             log.log(level, "lost the connection that hears of changed tables; making it anew", reason=reason)

@@ -6,7 +6,19 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from fencepost.observe.events import Accepted, CatalogLoaded, Event, LeaseAsked, ListenerLost, QueueFailed, Refused
+from fencepost.observe.events import (
+    Accepted,
+    CatalogLoaded,
+    Event,
+    LeaseAsked,
+    ListenerLost,
+    OriginJudged,
+    Pruned,
+    PruningFailed,
+    QueueFailed,
+    Refused,
+    Upkeep,
+)
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -79,6 +91,36 @@ class Metrics:
             "fencepost_listener_losses", "How often the LISTEN connection broke.", registry=self._registry
         )
 
+        self._origin = Gauge(
+            "fencepost_origin_accepted",
+            "1 when writes are let through to the database behind the gateway, 0 when it is a standby or quarantined.",
+            multiprocess_mode="livemin",
+            registry=self._registry,
+        )
+        self._records = Gauge(
+            "fencepost_records",
+            "Marks and idempotency records, estimated by the planner's statistics.",
+            ["what"],
+            multiprocess_mode="livemostrecent",
+            registry=self._registry,
+        )
+        self._bytes = Gauge(
+            "fencepost_records_bytes",
+            "Size on disk of marks and idempotency records, with their indexes.",
+            ["what"],
+            multiprocess_mode="livemostrecent",
+            registry=self._registry,
+        )
+        self._pruned = Counter(
+            "fencepost_records_pruned",
+            "Marks and idempotency records that this gateway forgot.",
+            ["what"],
+            registry=self._registry,
+        )
+        self._pruning_failures = Counter(
+            "fencepost_pruning_failures", "How often nothing could be pruned.", registry=self._registry
+        )
+
     def on_event(self, event: Event) -> None:
         """Count an event."""
         match event:
@@ -92,6 +134,11 @@ class Metrics:
                 self._issued.inc(tokens)
                 if verdict == "granted":
                     self._waited.observe(waited)
+            case _:
+                self._on_upkeep(event)
+
+    def _on_upkeep(self, event: Upkeep) -> None:
+        match event:
             case QueueFailed():
                 self._queue_failures.inc()
             case CatalogLoaded(_, tables, protected):
@@ -100,6 +147,12 @@ class Metrics:
                 self._tables.labels("no").set(tables - protected)
             case ListenerLost():
                 self._listener.inc()
+            case OriginJudged(accepted):
+                self._origin.set(int(accepted))
+            case Pruned(what, records):
+                self._pruned.labels(what).inc(records)
+            case PruningFailed():
+                self._pruning_failures.inc()
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""
@@ -114,6 +167,12 @@ class Metrics:
         """Record the state of all locks."""
         self._locks.set(held)
         self._waiters.set(waiting)
+
+    def size(self, what: str, records: int | None, size: int) -> None:
+        """Record how much there is of marks or idempotency records. None: the number is not known yet."""
+        self._bytes.labels(what).set(size)
+        if records is not None:
+            self._records.labels(what).set(records)
 
     def exposition(self) -> bytes:
         """Write the metrics in Prometheus's text form."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Rule
 
 MARK_COLUMN = "last_fence_token"
@@ -58,6 +59,10 @@ class Fence:
     source: str
     delete_function: str
     intact: bool
+    requires_key: bool = False
+    """Whether the gateway wants an Idempotency-Key with every write (R16)."""
+    scope: Scope | None = None
+    """What rows share one mark (R8); None: each row has its own."""
 
     @property
     def builtin(self) -> bool:
@@ -108,6 +113,15 @@ class Catalog:
     version: int
     tables: Mapping[str, Table]
     begun: float = 0.0
+
+    @cached_property
+    def scopes(self) -> Mapping[str, tuple[Table, ...]]:
+        """The tables of each scope, by the scope's prefix."""
+        found: dict[str, list[Table]] = {}
+        for table in self.tables.values():
+            if table.fence is not None and table.fence.scope is not None:
+                found.setdefault(table.fence.scope.prefix, []).append(table)
+        return {prefix: tuple(tables) for prefix, tables in found.items()}
 
     def find(self, name: str) -> Table | None:
         """Find a table by its API name; `public.orders` is `orders`."""

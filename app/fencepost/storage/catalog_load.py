@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, Table, TableKind, quote
 from fencepost.storage.engine import Connection
@@ -32,7 +33,7 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
-  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions)
+  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope)
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
 _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
@@ -110,7 +111,9 @@ UNKNOWN_DEFAULT: Final = "…"
 
 # What protect made, and whether it is all still there: the four row triggers (enabled) and the column.
 FENCES: Final = f"""
-SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns,
+SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
+                AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
            AND t.tgenabled IN ('O', 'A')) AS triggers,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}'
@@ -119,6 +122,8 @@ SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.ke
 
 TRIGGERS = 5
 """How many triggers a protected table has: UPDATE, INSERT before and after, DELETE, TRUNCATE."""
+SCOPE_TRIGGERS = 2
+"""How many one with a scope has: for every write of a row, and TRUNCATE."""
 
 
 def api_name(schema: str, relation: str) -> str:
@@ -143,16 +148,20 @@ def _column(row: asyncpg.Record, expression: str | None) -> Column:
 
 
 def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
+    scope = parse_scope(row["scope"]) if row["scope"] is not None else None
+    if scope is None:
+        whole = row["triggers"] == TRIGGERS and row["column"]
+    else:
+        whole = row["triggers"] == SCOPE_TRIGGERS and set(scope.columns) <= set(row["not_null"])
     # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
     return Fence(
         name=row["name"],
         rule=_RULES[row["rule"]],
         source=row["source"],
         delete_function=f"fencepost.{quote(row['functions'] + '_delete')}",
-        intact=row["name"] == name
-        and row["triggers"] == TRIGGERS
-        and row["column"]
-        and tuple(row["key_columns"]) == key,
+        intact=row["name"] == name and whole and tuple(row["key_columns"]) == key,
+        requires_key=row["requires_key"],
+        scope=scope,
     )
 
 

@@ -10,12 +10,22 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, TypeVar
 
 import asyncpg
 import asyncpg.pool
 
-from fencepost.storage.errors import RETRIED, RefusedError, UnavailableError, translated
+from fencepost.storage.errors import (
+    RETRIED,
+    OutcomeUnknownError,
+    QuarantinedError,
+    RefusedError,
+    StandbyError,
+    UnavailableError,
+    translated,
+)
+from fencepost.storage.origin import ORIGIN, Origin, Standing, Watch
 
 T = TypeVar("T")
 
@@ -41,13 +51,70 @@ class Limits:
     lock_timeout: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The server process behind a connection. A pid alone may be another's later."""
+
+    pid: int
+    started: datetime
+
+
+_WHO = f"""
+SELECT o.*, pg_backend_pid() AS pid, (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid())
+       AS started FROM ({ORIGIN}) AS o"""
+
+
 class GatewayConnection(asyncpg.Connection):
-    """A pooled connection without asyncpg's reset round trip: the gateway leaves nothing behind that needs one."""
+    """A pooled connection without asyncpg's reset round trip: the gateway leaves nothing behind that needs one.
+
+    It knows its backend, and the origin as it was when the connection was made or last asked (R15, R19).
+    """
+
+    backend: Backend
+    origin: Origin
+    _unreplicated = False
+
+    def require_replicated(self) -> None:
+        """Raise OutcomeUnknownError when a commit on this connection has not waited for the synchronous standby (R19):
+        what it did is here, and perhaps nowhere else.
+        """
+        if self._unreplicated:
+            self.terminate()
+            raise OutcomeUnknownError(
+                "its wait for the synchronous standby was cancelled: it is committed, and may be lost when a standby is"
+                " promoted"
+            )
+
+    def on_warning(self, _connection: Connection, message: asyncpg.PostgresLogMessage) -> None:
+        """Hear a warning. A cancelled wait is told by nothing else: the statement succeeds, and its text is in any
+        language.
+        """
+        if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
+            self._unreplicated = True
+
+    async def introduce(self) -> None:
+        """Ask both, in one query: what a pool does with each new connection."""
+        row = await self.fetchrow(_WHO)
+        if row is None:
+            raise RuntimeError("fencepost.origin() gave no row")
+        self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
 
     async def reset(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncpg's signature
         """Clean up only after a transaction that was left open by a failure."""
         if self.is_in_transaction():
             await super().reset(timeout=timeout)
+
+
+async def _introduce(connection: asyncpg.Connection) -> None:
+    await gateway_connection(connection).introduce()
+
+
+def gateway_connection(connection: Connection) -> GatewayConnection:
+    """Return what is behind a connection that the pool has lent, which is a proxy."""
+    behind = getattr(connection, "_con", connection)
+    if not isinstance(behind, GatewayConnection):
+        raise TypeError(f"{connection!r} is not of the gateway's pool")
+    return behind
 
 
 def session_settings(synchronous_commit: str, limits: Limits) -> dict[str, str]:
@@ -60,6 +127,8 @@ def session_settings(synchronous_commit: str, limits: Limits) -> dict[str, str]:
         "statement_timeout": str(round(limits.statement_timeout * 1000)),
         "lock_timeout": str(round(limits.lock_timeout * 1000)),
         "idle_in_transaction_session_timeout": str(round(limits.statement_timeout * 1000)),
+        # A cancelled wait for a standby is a warning and nothing else (R15).
+        "client_min_messages": "warning",
         "DateStyle": "ISO, MDY",
         "IntervalStyle": "postgres",
         "TimeZone": "UTC",
@@ -73,13 +142,18 @@ def session_settings(synchronous_commit: str, limits: Limits) -> dict[str, str]:
 class Database:
     """The pool. Leaving `connection()` gives the connection back; `retrying` repeats what lost a race."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", limits: Limits) -> None:
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", limits: Limits, watch: Watch) -> None:
         self._pool = pool
         self._limits = limits
+        self._watch = watch
 
     @classmethod
-    async def open(cls, dsn: str, limits: Limits) -> "Database":
-        """Connect; raise UnavailableError with the reason when that fails."""
+    async def open(
+        cls, dsn: str, limits: Limits, changed: Callable[[Standing], None] = lambda _standing: None
+    ) -> "Database":
+        """Connect; raise UnavailableError with the reason when that fails. `changed` hears when writes begin or cease
+        to be let through (R19).
+        """
         with translated(writing=False):
             probe = await asyncpg.connect(dsn, timeout=limits.pool_timeout)
             try:
@@ -97,25 +171,58 @@ class Database:
                 # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
                 statement_cache_size=256,
                 max_inactive_connection_lifetime=300,
+                init=_introduce,
             )
-        return cls(pool, limits)
+        return cls(pool, limits, Watch(changed))
 
     async def close(self) -> None:
         """Wait for connections in use, then close all."""
         await self._pool.close()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map."""
+    async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
+        """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map.
+
+        `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
+        QuarantinedError (R19).
+        """
         try:
             with translated(writing=False):
                 connection = await self._acquire()
         except RefusedError as error:  # no such role, wrong password, no such database
             raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
+        behind = gateway_connection(connection)
         try:
+            if writing:
+                await self._require_origin(connection)
+                behind.add_log_listener(behind.on_warning)
             yield connection
         finally:
+            if writing and not behind.is_closed():
+                behind.remove_log_listener(behind.on_warning)
             await self._pool.release(connection)
+
+    async def _require_origin(self, connection: Connection) -> None:
+        """Refuse to write where the origin is not accepted (origin.py)."""
+        watch, behind = self._watch, gateway_connection(connection)
+        if behind.origin.problem(watch.highest) is not None:  # since then it may have been promoted, or vouched for
+            with translated(writing=False):
+                await behind.introduce()
+        if watch.met(behind.origin):
+            await self._pool.expire_connections()
+        if (error := watch.judge(behind.origin)) is None:
+            return
+        if (behind.origin.generation or 0) < watch.highest:
+            behind.terminate()
+        raise error
+
+    async def standing(self) -> Standing:
+        """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""
+        try:
+            async with self.connection(writing=True) as connection:
+                return Standing(True, gateway_connection(connection).origin.generation, None)
+        except (StandbyError, QuarantinedError) as error:
+            return Standing(False, None, str(error))
 
     async def _acquire(self) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
         limit = self._limits.pool_timeout

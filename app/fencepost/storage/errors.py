@@ -2,11 +2,13 @@
 
 StorageError
 ├── UnavailableError      nothing was done: no connection, overload, shutting down
+│   ├── StandbyError      the server is in recovery: it can only be read
+│   └── QuarantinedError  not the system and timeline that writes were allowed on (R19)
 ├── OutcomeUnknownError   the connection broke after a write was sent: it may have landed (R15)
 └── RefusedError          PostgreSQL said no, with an SQLSTATE; the statement was undone
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -30,6 +32,21 @@ class StorageError(Exception):
 
 class UnavailableError(StorageError):
     """The database could not be asked; nothing was done."""
+
+
+class StandbyError(UnavailableError):
+    """The database is a standby: nothing can be written there until it is promoted."""
+
+
+class QuarantinedError(UnavailableError):
+    """The database is not the one that was recorded: nothing is written until an operator raises the generation (R19).
+
+    `members` say which system and timeline were found, and which are known: for the problem's body.
+    """
+
+    def __init__(self, reason: str, members: Mapping[str, object]) -> None:
+        super().__init__(reason)
+        self.members = dict(members)
 
 
 class OutcomeUnknownError(StorageError):

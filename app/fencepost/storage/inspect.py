@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.scope import parse_scope
 from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import api_name
@@ -14,6 +15,7 @@ from fencepost.storage.protect_sql import PREFIX
 
 OLDEST_SERVER: Final = 140000
 ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))
+SCOPE_TRIGGERS: Final = frozenset({PREFIX + "scope"})
 TRUNCATE_TRIGGER: Final = PREFIX + "trunc"
 
 
@@ -42,7 +44,8 @@ class Finding:
 async def protected_tables(connection: Connection) -> list[Protected]:
     """List the protected tables. `rows` is the planner's estimate, `marks` counts keys that have no row."""
     rows = await connection.fetch(
-        """SELECT p.name, p.rule, p.source, p.key_columns, to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
+        """SELECT p.name, p.rule, p.source, p.key_columns, p.scope,
+                  to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
                   (SELECT greatest(sum(c.reltuples), 0)::int8 FROM pg_partition_tree(p.relation) t
                      JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf) AS rows,
                   (SELECT count(*) FROM fencepost.marks m
@@ -50,7 +53,15 @@ async def protected_tables(connection: Connection) -> list[Protected]:
              FROM fencepost.protected p ORDER BY p.name"""
     )
     return [
-        Protected(r["name"], r["rule"], r["source"], tuple(r["key_columns"]), r["rows"] or 0, r["marks"], r["since"])
+        Protected(
+            r["name"],
+            r["rule"],
+            r["source"],
+            (r["scope"],) if r["scope"] else tuple(r["key_columns"]),
+            r["rows"] or 0,
+            r["marks"],
+            r["since"],
+        )
         for r in rows
     ]
 
@@ -97,7 +108,8 @@ async def examine_server(connection: Connection) -> list[Finding]:
         """SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencepost'::regnamespace
            AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
            AND c.relname NOT IN ('protected', 'marks', 'floors', 'alembic_version', 'locks', 'leases', 'draws',
-                                 'gateways', 'waiters', 'live_waiters')"""
+                                 'gateways', 'waiters', 'generations', 'live_waiters', 'break_glass_log',
+                                 'idempotency')"""
     ):
         findings.append(
             Finding(
@@ -113,7 +125,9 @@ async def examine_server(connection: Connection) -> list[Finding]:
 
 
 _TABLES: Final = """
-SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns,
+SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns, p.scope,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnotnull AND a.attnum > 0
+                AND NOT a.attisdropped) AS not_null,
        c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
        c.relpersistence::text AS persistence, c.relhasrules AS has_rules,
        (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
@@ -130,7 +144,8 @@ SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functi
            AND t.tgtype & 3 = 3) AS later,
        (SELECT array_agg(part.relid::regclass::text) FROM pg_partition_tree(c.oid) part
          WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = $4)) AS can_truncate,
-       (SELECT count(*) FROM unnest(ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name']) part
+       (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
+            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'name'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
                             WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_' || part))
          AS functions_gone,
@@ -168,12 +183,17 @@ async def examine_tables(connection: Connection) -> list[Finding]:
 def _broken(row: asyncpg.Record) -> list[str]:
     """Say what keeps the fence from holding; the gateway refuses writes to such a table."""
     broken = []
-    missing = sorted((ROW_TRIGGERS | {TRUNCATE_TRIGGER}) - set(_names(row["triggers"])))
+    scope = parse_scope(row["scope"]) if row["scope"] is not None else None
+    wanted = ROW_TRIGGERS if scope is None else SCOPE_TRIGGERS
+    missing = sorted((wanted | {TRUNCATE_TRIGGER}) - set(_names(row["triggers"])))
     if missing:
         broken.append(f"triggers are missing or disabled ({', '.join(missing)})")
-    if row["column"] != "bigint NOT NULL":
+    if scope is not None:
+        if gone := sorted(set(scope.columns) - set(_names(row["not_null"]))):
+            broken.append(f"columns of its scope {scope.template} are gone or can be null ({', '.join(gone)})")
+    elif row["column"] != "bigint NOT NULL":
         broken.append(f"the column {MARK_COLUMN} is {row['column'] or 'gone'}")
-    if row["validated"] is None:
+    if row["validated"] is None and scope is None:
         broken.append(f"the check {CONSTRAINT} is gone")
     if _names(row["key"]) != _names(row["key_columns"]):
         broken.append("the primary key has changed")
@@ -228,8 +248,11 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         "SELECT has_function_privilege('fencepost.raise_mark(text, bigint, text, boolean)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_without_row(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.enter(text, text[], bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.prune_marks(bigint, xid8, double precision, text, integer)', 'EXECUTE')"
     )
     if not allowed:
         role = await connection.fetchval("SELECT current_user::text")

@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import REGCLASS, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import INET, REGCLASS, TIMESTAMP, UUID
 from sqlalchemy.types import UserDefinedType
 
 SCHEMA = "fencepost"
@@ -84,6 +84,14 @@ floors = Table(
         nullable=False,
         server_default="0",
     ),
+    Column(
+        "covers_rows",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="Whether the floor holds for rows that are there, too: the table has left a scope, whose marks its "
+        "rows do not have. Its next protection by rows writes it into them.",
+    ),
     comment="Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be "
     "inserted under such a token (R6). Outlives unprotect.",
 )
@@ -139,6 +147,25 @@ gateways = Table(
     "block a queue.",
 )
 
+generations = Table(
+    "generations",
+    metadata,
+    Column(
+        "generation",
+        BigInteger,
+        CheckConstraint("generation BETWEEN 0 AND 32767", "generations_generation_check"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("system_identifier", BigInteger, nullable=False),
+    Column("timeline", Integer, nullable=False),
+    Column("raised_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    Column("raised_by", Text, nullable=False, server_default=text("session_user")),
+    Column("reason", Text, CheckConstraint(r"reason ~ '\S'", "generations_reason_check"), nullable=False),
+    comment="On which system and timeline fenced writes were allowed, and since when (R19). The newest counts: "
+    "gateways refuse to write anywhere else until an operator raises the generation.",
+)
+
 waiters = Table(
     "waiters",
     metadata,
@@ -155,4 +182,40 @@ waiters = Table(
     Index("waiters_secret_hash_idx", "secret_hash"),
     comment="Who waits for a lock, one row per lock of the request. visit is the HTTP request that waits; gateway is "
     "null between two requests of one waiter that keeps its place.",
+)
+
+break_glass_log = Table(
+    "break_glass_log",
+    metadata,
+    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    Column("name", Text(collation="C"), nullable=False),
+    Column("verb", Text, nullable=False),
+    Column("resource", Text(collation="C"), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    Column("login", Text, nullable=False, server_default=text("session_user")),
+    Column("role", Text, nullable=False, server_default=text("current_setting('role')")),
+    Column("application", Text, nullable=False, server_default=text("current_setting('application_name')")),
+    Column("client", INET, server_default=text("inet_client_addr()")),
+    Column("query", Text),
+    PrimaryKeyConstraint("xid", "name", "verb", name="break_glass_log_pkey"),
+    comment="Writes without a token by operators (R14): one record per transaction, table and verb; resource is the "
+    "first that was written. In the transaction of the write: a write that is undone leaves none.",
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("caller", Text(collation="C"), nullable=False),
+    Column("key", Text(collation="C"), nullable=False),
+    Column("payload_hash", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("headers", ARRAY(Text), nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+    Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    PrimaryKeyConstraint("caller", "key", name="idempotency_pkey"),
+    Index("idempotency_created_at_idx", "created_at"),
+    comment="What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is "
+    "there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not told "
+    "apart.",
 )

@@ -11,9 +11,20 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
+from fencepost.storage.protect_scope import (
+    MISMATCH,
+    ScopeDdl,
+    examine_name,
+    examine_scope,
+    leave_sql,
+    raise_rows_sql,
+    read_template,
+    unprotect_scope_sql,
+)
 from fencepost.storage.protect_sql import TOO_HIGH, Ddl, unprotect_sql
 
 LOCK_TIMEOUT_MS: Final = 1000
@@ -41,23 +52,39 @@ class Plan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
-async def plan_protect(connection: Connection, table: str, rule: Rule | None, source: str | None) -> Plan:
-    """Check the table and write the DDL. None for rule or source keeps what is, or takes strict and external."""
+async def plan_protect(
+    connection: Connection,
+    table: str,
+    rule: Rule | None,
+    source: str | None,
+    requires_key: bool | None = None,
+    scope: str | None = None,
+) -> Plan:
+    """Check the table and write the DDL. None keeps what is, or takes strict, external, no key required and no scope.
+
+    `scope` is a template (R8), or empty: each row has a mark of its own.
+    """
     target = await examine(connection, table)
+    await examine_name(connection, target)
     now = target.registered
-    ddl = Ddl(
-        target,
-        rule or (now.rule if now else "strict"),
-        source or (now.source if now else "external"),
+    rule = rule or (now.rule if now else "strict")
+    source = source or (now.source if now else "external")
+    keyed = requires_key if requires_key is not None else now is not None and now.requires_key
+    if template := scope if scope is not None else now.scope if now else None:
+        scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source)
+        return Plan(target.name, ScopeDdl(target, scoped, rule, source, requires_key=keyed).protect(), [])
+    ddl = Ddl(target, rule, source, requires_key=keyed)
+    leaving = (
+        leave_sql(ddl.table, now.name, now.functions, parse_scope(now.scope)) if now and now.scope is not None else []
     )
-    return Plan(target.name, ddl.protect(), [ddl.validate()])
+    return Plan(target.name, [*leaving, *raise_rows_sql(target), *ddl.protect()], [ddl.validate()])
 
 
 async def plan_unprotect(connection: Connection, table: str) -> Plan:
     """Write what undoes `protect`; ProtectError when the table is not protected."""
     oid = await find(connection, table)
     row = await connection.fetchrow(
-        """SELECT p.name, p.functions, p.key_columns = ARRAY(
+        """SELECT p.name, p.functions, p.scope, p.key_columns = ARRAY(
                     SELECT a.attname::text FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
                       JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
                      WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
@@ -74,9 +101,13 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     )
     if row is None:
         raise ProtectError(table, ["it is not protected."])
-    statements = unprotect_sql(
-        row["sql_name"], row["name"], row["functions"], tuple(row["partitions"] or ()), keep_marks=row["readable"]
-    )
+    partitions = tuple(row["partitions"] or ())
+    if row["scope"] is not None:
+        scope = parse_scope(row["scope"])
+        return Plan(
+            row["name"], unprotect_scope_sql(row["sql_name"], row["name"], row["functions"], scope, partitions), []
+        )
+    statements = unprotect_sql(row["sql_name"], row["name"], row["functions"], partitions, keep_marks=row["readable"])
     return Plan(row["name"], statements, [])
 
 
@@ -108,7 +139,7 @@ async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> No
                 ) from error
             await asyncio.sleep(PAUSE)
         except asyncpg.PostgresError as error:
-            if error.sqlstate != TOO_HIGH:
+            if error.sqlstate not in (TOO_HIGH, MISMATCH):
                 raise
             raise ProtectError(plan.name, [each for each in (error.message, error.hint) if each]) from error
     for statement in plan.afterwards:
@@ -121,10 +152,12 @@ async def protect(
     *,
     rule: Rule | None = None,
     source: str | None = None,
+    requires_key: bool | None = None,
+    scope: str | None = None,
     wait: float = 30.0,
 ) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
-    plan = await plan_protect(connection, table, rule, source)
+    plan = await plan_protect(connection, table, rule, source, requires_key, scope)
     await apply(connection, plan, wait=wait)
     return plan.name
 

@@ -46,6 +46,8 @@ class Registered:
     rule: Rule
     source: str
     functions: str
+    requires_key: bool = False
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
                    OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,
        i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
        p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
-       p.functions AS registered_functions,
+       p.functions AS registered_functions, p.requires_key AS registered_requires_key,
+       p.scope AS registered_scope,
        (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
           FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
           JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions,
@@ -155,6 +158,8 @@ async def examine(connection: Connection, name: str) -> Target:
             row["registered_rule"],
             row["registered_source"],
             row["registered_functions"],
+            row["registered_requires_key"],
+            row["registered_scope"],
         )
         if row["registered_name"]
         else None,

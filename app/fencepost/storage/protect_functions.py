@@ -21,6 +21,8 @@ JUDGING: Final = ("upd", "insmark", "del")
 _EQ: Final = "OPERATOR(pg_catalog.=)"
 _GT: Final = "OPERATOR(pg_catalog.>)"
 _LE: Final = "OPERATOR(pg_catalog.<=)"
+_GE: Final = "OPERATOR(pg_catalog.>=)"
+_LT: Final = "OPERATOR(pg_catalog.<)"
 _PINNED: Final = "SET search_path = pg_catalog, pg_temp"
 
 
@@ -100,10 +102,13 @@ END"""
 DECLARE
   said bigint;
 BEGIN
-  IF {plain} AND NEW.{MARK_COLUMN} {_LE} fencepost.issued() THEN RETURN NEW; END IF;
+  IF {plain} AND NEW.{MARK_COLUMN} {_LE} fencepost.issued() AND NEW.{MARK_COLUMN} {_GE} fencepost.oldest() THEN
+    RETURN NEW;
+  END IF;
   said := NEW.{MARK_COLUMN};
   {judged}
   {self._require_issued(f"{self.called('name')}(OLD)", f"greatest(said, NEW.{MARK_COLUMN})")}
+  {self._require_current(f"{self.called('name')}(OLD)", f"NEW.{MARK_COLUMN}")}
   RETURN NEW;
 END"""
 
@@ -113,7 +118,10 @@ END"""
 BEGIN
   NEW.{MARK_COLUMN} := CASE WHEN NEW.{MARK_COLUMN} <> 0 THEN abs(NEW.{MARK_COLUMN})
                             ELSE fencepost.given({self.name}) END;
-  IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.called("name")}(NEW), NULL, NULL); END IF;
+  IF NEW.{MARK_COLUMN} IS NULL THEN
+    NEW.{MARK_COLUMN} := fencepost.mark_behind_glass({self.name}, {self.called("name")}(NEW));
+    IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.called("name")}(NEW), NULL, NULL); END IF;
+  END IF;
   RETURN NEW;
 END"""
 
@@ -136,13 +144,22 @@ BEGIN
 END"""
 
     def _issued(self, resource: str, token: str) -> str:
-        return f"\n  {self._require_issued(resource, token)}" if self.source == BUILTIN else ""
+        if self.source != BUILTIN:
+            return ""
+        return f"\n  {self._require_issued(resource, token)}\n  {self._require_current(resource, token)}"
 
     @staticmethod
     def _require_issued(resource: str, token: str) -> str:
         """Refuse a token that was never issued. After the mark, which says more where both refuse."""
         # Its SET clause costs more than the comparison: asked only when it will raise.
         return f"""IF {token} {_GT} fencepost.issued() THEN
+    PERFORM fencepost.require_issued({resource}, {token});
+  END IF;"""
+
+    @staticmethod
+    def _require_current(resource: str, token: str) -> str:
+        """Refuse a token of an earlier generation (R19). After issued(), which locks the sequence: see oldest()."""
+        return f"""IF {token} {_LT} fencepost.oldest() THEN
     PERFORM fencepost.require_issued({resource}, {token});
   END IF;"""
 

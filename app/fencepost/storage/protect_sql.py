@@ -21,10 +21,11 @@ TOO_HIGH: Final = "54000"
 class Ddl:
     """Writes the statements for one table."""
 
-    def __init__(self, target: Target, rule: Rule, source: str) -> None:
+    def __init__(self, target: Target, rule: Rule, source: str, *, requires_key: bool = False) -> None:
         self.target = target
         self.rule = rule
         self.source = source
+        self.requires_key = requires_key
         self.functions = Functions(target, rule, source)
         self.table = self.functions.table
         self.name = self.functions.name
@@ -105,11 +106,12 @@ END"""
             # A table of this name that was dropped without unprotect.
             f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {relation}"
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
-            f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions)"
+            f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, requires_key)"
             f" VALUES ({relation}, {self.name}, {literal(self.rule)}, {literal(self.source)}, ARRAY[{key}],"
-            f" {literal(self.functions.stem)})"
+            f" {literal(self.functions.stem)}, {str(self.requires_key).lower()})"
             f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
-            f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions",
+            f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
+            f" requires_key = excluded.requires_key",
         ]
 
     def _move_marks(self) -> list[str]:

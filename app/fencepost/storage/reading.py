@@ -5,7 +5,8 @@ from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import FencedRow, Key
 from fencepost.storage.query import Query, Select
 from fencepost.storage.query_sql import Parameters, render_filters, render_order, render_select
-from fencepost.storage.row_sql import MARK, json_row, key_match
+from fencepost.storage.row_sql import MARK, json_row, key_match, literal
+from fencepost.storage.scoped import row_scope
 
 
 def check(table: Table, query: Query) -> None:
@@ -42,11 +43,20 @@ async def rows(
     return found, total
 
 
+def _mark(table: Table) -> str:
+    fence = table.fence
+    if fence is None or not fence.intact:
+        return "0::bigint"
+    if fence.scope is None:
+        return f"r.{MARK}"
+    return f"coalesce(fencepost.mark_without_row({literal(fence.scope.prefix)}, {row_scope(table, fence.scope)}), 0)"
+
+
 async def row(connection: Connection, table: Table, key: Key, select: Select) -> FencedRow | None:
     """Read a row by its key, with its mark (0 where the table has none)."""
     parameters = Parameters(len(key))
     target = render_select(table, select, parameters)
-    mark = f"r.{MARK}" if table.fence and table.fence.intact else "0::bigint"
+    mark = _mark(table)
     found = await connection.fetchrow(
         f"SELECT {json_row(target)}::text AS json, {mark} AS mark FROM {table.sql_name} AS r WHERE {key_match(table)}",
         *key,

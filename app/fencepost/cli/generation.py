@@ -1,0 +1,82 @@
+"""`fencepost generation`: on which database writes are allowed, since when, and `raise`, an operator's word for it."""
+
+import asyncpg
+import click
+
+from fencepost.settings import Settings
+from fencepost.storage import generations
+from fencepost.storage.generations import Generation
+from fencepost.storage.origin import Origin
+
+from .database import on_database
+from .options import settings_options
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+@click.group(invoke_without_command=True)
+@settings_options("database_url", "data_dir")
+@click.pass_context
+def generation(context: click.Context, settings: Settings) -> None:
+    """Say on which system and timeline writes are allowed, since when, and whether the database is that one.
+
+    Exit code 1 when it is not: gateways refuse to write to it until somebody raises the generation.
+    """
+    context.obj = settings
+    if context.invoked_subcommand is not None:
+        return
+
+    async def look(connection: asyncpg.Connection) -> tuple[list[Generation], Origin]:
+        return await generations.history(connection), await generations.origin(connection)
+
+    known, origin = on_database(settings, look)
+    for each in known:
+        click.echo(
+            f"generation {each.number}: system {each.system_identifier}, timeline {each.timeline}, since"
+            f" {each.raised_at} UTC, by {each.raised_by}: {each.reason}"
+        )
+    error = origin.problem(0)
+    if error is None:
+        click.echo(f"this database is system {origin.system_identifier} on timeline {origin.timeline}: accepted")
+        return
+    click.echo(f"REFUSED: {error}")
+    if not origin.in_recovery:
+        click.echo("when no other primary is alive: fencepost generation raise --reason …")
+    raise SystemExit(1)
+
+
+@generation.command("raise")
+@click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.pass_obj
+def raise_(settings: Settings, reason: str) -> None:
+    """Vouch for this database: void all tokens and leases that were given out before, and let writes through again.
+
+    For a standby that was promoted, or a backup that was restored. Make sure that the old primary is not alive, or
+    cannot be reached: whoever is connected to it goes on writing there. Gateways need no restart.
+    """
+    if not reason.strip():
+        raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
+
+    async def act(connection: asyncpg.Connection) -> tuple[int, Origin, list[str]]:
+        try:
+            raised = await generations.raise_generation(connection, reason)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+            raise click.ClickException(
+                f"grants or writes under way did not end within {generations.LOCK_TIMEOUT} (see pg_stat_activity);"
+                " nothing was changed"
+            ) from error
+        return raised, await generations.origin(connection), await generations.lagging_tables(connection)
+
+    raised, origin, lagging = on_database(settings, act)
+    click.echo(
+        f"generation {raised}: system {origin.system_identifier} on timeline {origin.timeline} is the one to write to."
+        f"\nTokens begin at {raised << 48}; older ones are stale on tables of the built-in source. All leases are over."
+        "\nTables of other sources: see to it that their lock service goes on above the tokens that it gave before."
+    )
+    if lagging:
+        click.echo(
+            f"WARNING: {', '.join(lagging)}: protected by an older version, which does not know of generations and"
+            " takes old tokens: run `fencepost protect` on each"
+        )

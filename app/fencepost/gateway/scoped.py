@@ -1,0 +1,260 @@
+"""Writes to tables with a scope (R8): one mark for many rows.
+
+Each is one transaction, in this order:
+
+1. the scopes: read from the rows, without a lock (their columns never change), or rendered from key and body;
+2. enter them, in a statement of its own: their marks are judged and raised, sorted, whoever holds them waited for;
+3. the write, in a later statement: it sees all that older holders have committed, and is bound to the scopes entered.
+
+No row at 3 that was there at 1: it was deleted, or made anew in another scope. Everything is rolled back, the marks
+too, and starts over as after a serialization failure. A refusal rolls back as well (operation.py).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from fencepost.fencing.problem_types import ROW_NOT_FOUND
+from fencepost.fencing.problems import Problem, bad_request, problem_of
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.scope import Scope
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import refusal
+from fencepost.gateway.core import Done, Outcome
+from fencepost.gateway.operation import Evidence
+from fencepost.storage import scoped
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection, undoing
+from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.fenced import Change, Key
+from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, RefusedRow, TooManyRows
+from fencepost.storage.query import Filter, QueryError
+
+UNIQUE_VIOLATION = "23505"
+
+Write = Callable[[str], Awaitable[str | None]]
+"""A write of one row, given the scope that was entered: the row as JSON, or None when it is not there."""
+
+
+@dataclass(slots=True)
+class ScopedWrite:
+    """One write under one token. `entered`: the scopes whose marks the last attempt raised."""
+
+    table: Table
+    fence: Fence
+    scope: Scope
+    token: Token
+    entered: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, table: Table, fence: Fence, token: Token) -> "ScopedWrite | None":
+        """Begin a write; None: the table has no scope."""
+        return None if fence.scope is None else cls(table, fence, fence.scope, token)
+
+    async def enter(self, connection: Connection, scopes: Sequence[str]) -> list[scoped.Entered]:
+        """Enter scopes; those that refused, or nothing."""
+        self.entered = sorted(scopes)
+        with translated(writing=True):
+            outcome = await scoped.enter(connection, self.table, self.fence, self.scope, scopes, self.token)
+        return [each for each in outcome if each.refused_by is not None]
+
+    def refused(self, by: scoped.Entered) -> Problem:
+        """Tell why a scope was not entered."""
+        verdict = refusal(self.fence.rule, by.scope, by.refused_by or 0, self.token)
+        if verdict is None:  # the rule has changed since the catalog was read
+            verdict = refusal("strict", by.scope, by.refused_by or 0, self.token)
+        if verdict is None:
+            raise RuntimeError(f"{by} refused the token {self.token}")
+        return problem_of(verdict, self.fence.rule)
+
+    async def evidence(self, connection: Connection) -> Evidence:
+        """Say by the scopes' marks whether the write can have landed: it would have raised all of them (R15)."""
+        if not self.entered:
+            return Evidence(landed=False)
+        found = await scoped.marks(connection, self.scope, self.entered)
+        name, mark = min(found, key=lambda each: each[1])
+        landed = False if mark < self.token else (True if mark == self.token else None)
+        return Evidence(landed=landed, resource=name, mark=mark)
+
+    # One row
+
+    async def patch(self, connection: Connection, key: Key, change: Change) -> Outcome:
+        """Change a row."""
+        return await self._existing(
+            connection,
+            key,
+            change,
+            lambda entered: scoped.write_row(connection, self.table, self.fence, self.scope, entered, key, change),
+        )
+
+    async def delete(self, connection: Connection, key: Key, target: str) -> Outcome:
+        """Delete a row."""
+        return await self._existing(
+            connection,
+            key,
+            Change((), "{}", target),
+            lambda entered: scoped.delete_row(connection, self.table, self.fence, self.scope, entered, key, target),
+        )
+
+    async def _existing(self, connection: Connection, key: Key, change: Change, write: Write) -> Outcome:
+        self.entered = []
+        with translated(writing=False):
+            name = await scoped.scope_of_row(connection, self.table, self.scope, key)
+        if name is None:
+            return await self._missing(connection, key, change)
+        if refused := await self.enter(connection, [name]):
+            return self.refused(refused[0])
+        with translated(writing=True):
+            row = await write(name)
+        if row is None:
+            if self.table.row_security:  # we may see the row, and a policy keeps us from writing it
+                return self._no_row(key)
+            with translated(writing=True):
+                raise asyncpg.SerializationError(f"{name}: a row left the scope while its mark was waited for")
+        return Done([row], self.token, scope=name)
+
+    async def _missing(self, connection: Connection, key: Key, change: Change) -> Problem:
+        """There is no row: 409 where its scope can be known, and refuses the token; else 404."""
+        if set(self.scope.columns) <= {*key_columns(self.table, key), *change.columns}:
+            name = await self._named(connection, key, change)
+            if name is not None and (refused := await self.enter(connection, [name])):
+                return self.refused(refused[0])
+        return self._no_row(key)
+
+    def _no_row(self, key: Key) -> Problem:
+        return Problem(ROW_NOT_FOUND, f"There is no row {self.table.name}/{','.join(key)}.")
+
+    async def _named(self, connection: Connection, key: Key, change: Change) -> str | None:
+        with translated(writing=False):
+            return await scoped.scope_named(connection, self.table, self.scope, key, change.columns, change.body)
+
+    async def put(self, connection: Connection, key: Key, change: Change) -> Outcome:
+        """Create or replace a row. Whoever creates a row of this scope has to enter it, so only a row of another scope
+        can come into the way.
+        """
+        self.entered = []
+        named = {*self.table.key, *change.columns}
+        if missing := [column for column in self.scope.columns if column not in named]:
+            raise QueryError(_lacking(self.table, self.scope, missing))
+        name = await self._named(connection, key, change)
+        if name is None:
+            raise QueryError(_lacking(self.table, self.scope, self.scope.columns))
+        if refused := await self.enter(connection, [name]):
+            return self.refused(refused[0])
+        with translated(writing=True):
+            row = await scoped.write_row(connection, self.table, self.fence, self.scope, name, key, change)
+        if row is not None:
+            return Done([row], self.token, scope=name)
+        with translated(writing=True):
+            other = await scoped.scope_of_row(connection, self.table, self.scope, key)
+            if other is not None and other != name:
+                raise QueryError(
+                    f"{self.table.name}/{','.join(key)} is in the scope {other}, and the request names {name}: a row's"
+                    " scope cannot change"
+                )
+            return await self._create(connection, key, change, name)
+
+    async def _create(self, connection: Connection, key: Key, change: Change, name: str) -> Outcome:
+        try:
+            with translated(writing=True):
+                async with undoing(connection):
+                    row = await scoped.insert_row(connection, self.table, self.fence, key, change)
+        except RefusedError as error:
+            if error.sqlstate != UNIQUE_VIOLATION or error.constraint != self.table.key_constraint:
+                raise
+            if self.table.row_security:
+                return self._no_row(key)
+            raise asyncpg.SerializationError(f"{name}: the key was taken in another scope meanwhile") from error
+        return Done([row], self.token, created=True, scope=name)
+
+    # Several rows
+
+    async def insert(
+        self, connection: Connection, columns: tuple[str, ...], body: str, target: str
+    ) -> ManyRefused | Done:
+        """Insert rows into one or several scopes, all or none."""
+        self.entered = []
+        if missing := [column for column in self.scope.columns if column not in columns]:
+            raise QueryError(_lacking(self.table, self.scope, missing))
+        with translated(writing=False):
+            names = await scoped.scopes_of_body(connection, self.table, self.scope, body)
+        known = [name for name in names if name is not None]
+        if len(known) < len(names):
+            raise QueryError(_lacking(self.table, self.scope, self.scope.columns))
+        if known and (refused := await self.enter(connection, known)):
+            return _all_refused(refused)
+        with translated(writing=True):
+            rows = await scoped.insert_rows(connection, self.table, self.fence, columns, body, target)
+        if len(rows) != 1:
+            return Done([row.json for row in rows], created=True)
+        return Done([rows[0].json], self.token, created=True, resource=rows[0].resource, scope=known[0])
+
+    async def write_many(
+        self, connection: Connection, filters: tuple[Filter, ...], change: Change | None, target: str, limit: int
+    ) -> ManyOutcome:
+        """Change (or delete) all rows that match, of however many scopes. Rows that come to match meanwhile are written
+        if their scope was entered, and left alone if not.
+        """
+        self.entered = []
+        with translated(writing=False):
+            names = await scoped.scopes_matching(connection, self.table, self.scope, filters, limit)
+        if isinstance(names, TooManyRows) or not names:
+            return names if isinstance(names, TooManyRows) else ManyWritten([])
+        if refused := await self.enter(connection, names):
+            return _all_refused(refused)
+        with translated(writing=True):
+            return await scoped.write_many(
+                connection, self.table, self.fence, self.scope, names, filters, change, target, limit
+            )
+
+
+def key_columns(table: Table, key: Key) -> tuple[str, ...]:
+    """Name the columns that a key gives."""
+    return table.key if key else ()
+
+
+def _all_refused(refused: Sequence[scoped.Entered]) -> ManyRefused:
+    return ManyRefused([RefusedRow(each.scope, each.refused_by or 0) for each in refused])
+
+
+def _lacking(table: Table, scope: Scope, columns: Sequence[str]) -> str:
+    return (
+        f"body: a row of {table.name} belongs to a scope, {scope.template}:"
+        f" every object gives {', '.join(columns)} a value"
+    )
+
+
+# Claims
+
+
+def scope_of_claim(scopes: Mapping[str, tuple[Table, ...]], resource: Resource) -> Table | Problem | None:
+    """Find the table by which a claimed scope is read; None: it is no scope's name."""
+    tables = scopes.get(resource.table)
+    if not tables:
+        return None
+    table = tables[0]
+    fence = table.fence
+    if fence is None or fence.scope is None:
+        return None
+    wanted = len(fence.scope.columns)
+    if len(resource.key) != wanted:
+        return bad_request(f"resource: the scope {fence.scope.template} has {wanted} value(s), not {len(resource.key)}")
+    return table
+
+
+def claim_the_scope(table: Table, key: Key, scope: Scope) -> Problem:
+    """Refuse the claim of a single row whose mark is its scope's."""
+    return bad_request(
+        f"resource: {table.name}/{','.join(key)} has no mark of its own: claim its scope, {scope.template}",
+        f"The fence of {table.name} covers all rows of a scope together.",
+    )
+
+
+async def claim(connection: Connection, write: ScopedWrite, values: Key) -> Outcome:
+    """Enter a scope without writing: nobody older can write to its rows from now on."""
+    with translated(writing=False):
+        names = await scoped.scopes_typed(connection, write.table, write.scope, [values])
+    if refused := await write.enter(connection, names):
+        return write.refused(refused[0])
+    return Done([], write.token, resource=names[0], scope=names[0])

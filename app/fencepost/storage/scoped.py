@@ -1,0 +1,315 @@
+"""The statements of scoped writes (R8). Each is one step of a transaction; gateway/scoped.py has their order.
+
+E   SELECT … FROM fencepost.enter(prefix, scopes, $t)    first, alone: raises the marks, and waits for their holders
+W   UPDATE | DELETE … WHERE key AND scope = ANY($scopes)   later, so that it sees what older holders committed
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fencepost.fencing.scope import Scope
+from fencepost.fencing.token import Token
+from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.fenced_many import ManyOutcome, ManyWritten, TooManyRows
+from fencepost.storage.query import Filter
+from fencepost.storage.query_sql import Parameters, render_filters
+from fencepost.storage.row_sql import (
+    ORDINAL,
+    body_columns,
+    json_row,
+    literal,
+    lock_clause,
+    resource_sql,
+    row_resource,
+    suppressed_if,
+)
+
+_WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_catalog.text"}
+"""The tables of a scope may have integers of different widths: a scope's name is read as the widest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What became of one scope's mark: accepted, or the mark that refused the token."""
+
+    scope: str
+    refused_by: int | None
+
+
+def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
+    """Render a row's scope."""
+    return resource_sql(
+        scope.prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in scope.columns]
+    )
+
+
+async def enter(
+    connection: Connection, table: Table, fence: Fence, scope: Scope, scopes: Sequence[str], token: Token
+) -> list[Entered]:
+    """Raise the scopes' marks, sorted. Nothing came back: the table's scope is another one now (FP000)."""
+    rows = await connection.fetch(
+        "SELECT e.scope, e.refused_by FROM (SELECT FROM fencepost.protected p"
+        " WHERE p.relation = to_regclass($4) AND p.scope = $5) AS p CROSS JOIN fencepost.enter($1, $2, $3) AS e",
+        scope.prefix,
+        list(scopes),
+        token,
+        table.sql_name,
+        scope.template,
+    )
+    if not rows:
+        await connection.execute("SELECT fencepost.outdated($1)", fence.name)
+    return [Entered(row["scope"], row["refused_by"]) for row in rows]
+
+
+async def marks(connection: Connection, scope: Scope, scopes: Sequence[str]) -> list[tuple[str, int]]:
+    """Look scopes' marks up: 0 where there is none."""
+    rows = await connection.fetch(
+        "SELECT u.scope, coalesce(fencepost.mark_without_row($1, u.scope), 0) AS mark"
+        " FROM unnest($2::text[]) AS u(scope)",
+        scope.prefix,
+        list(scopes),
+    )
+    return [(row["scope"], row["mark"]) for row in rows]
+
+
+def key_match(table: Table, key: Key, parameters: Parameters) -> str:
+    """Match the row with this key."""
+    return " AND ".join(
+        f"r.{quote(name)} = CAST({parameters.add(value)}::text AS {table.columns[name].base_type})"
+        for name, value in zip(table.key, key, strict=True)
+    )
+
+
+async def scope_of_row(connection: Connection, table: Table, scope: Scope, key: Key) -> str | None:
+    """Read a row's scope, without a lock: its columns never change. None: there is no row."""
+    parameters = Parameters()
+    condition = key_match(table, key, parameters)
+    found: str | None = await connection.fetchval(
+        f"SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {condition}", *parameters.values
+    )
+    return found
+
+
+async def scope_named(
+    connection: Connection, table: Table, scope: Scope, key: Key, columns: Sequence[str], body: str
+) -> str | None:
+    """Render the scope that key and body name together, from typed values; None: one of them is null."""
+    parameters = Parameters()
+    values = dict(zip(table.key, key, strict=True))
+    parts = []
+    from_body = tuple(name for name in scope.columns if name not in values and name in columns)
+    for name in scope.columns:
+        column = table.columns[name]
+        value = (
+            f"CAST({parameters.add(values[name])}::text AS {column.base_type})"
+            if name in values
+            else f"b.{quote(name)}"
+        )
+        parts.append((column.base_name, value))
+    source = (
+        f" FROM json_to_record({parameters.add(body)}::json) AS b({_full_columns(table, from_body)})"
+        if from_body
+        else ""
+    )
+    found: str | None = await connection.fetchval(
+        f"SELECT {resource_sql(scope.prefix, parts)}{source}", *parameters.values
+    )
+    return found
+
+
+def _full_columns(table: Table, columns: Sequence[str]) -> str:
+    """List columns with their full types: a scope is named after what will be stored, rounded and cut."""
+    return ", ".join(f"{quote(name)} {table.columns[name].type}" for name in columns)
+
+
+async def scopes_of_body(connection: Connection, table: Table, scope: Scope, body: str) -> list[str | None]:
+    """Render the scopes of all rows of a JSON array, each once; None among them: a row lacks a column."""
+    rows = await connection.fetch(
+        f"SELECT DISTINCT {row_scope(table, scope, 'b')} AS scope"
+        f" FROM json_to_recordset($1::json) AS b({_full_columns(table, scope.columns)})",
+        body,
+    )
+    return [row["scope"] for row in rows]
+
+
+async def scopes_matching(
+    connection: Connection, table: Table, scope: Scope, filters: tuple[Filter, ...], limit: int
+) -> list[str] | TooManyRows:
+    """Render the scopes of the rows that match, each once; no more than `limit` rows may match."""
+    parameters = Parameters()
+    condition = render_filters(table, filters, parameters)
+    rows = await connection.fetch(
+        f"SELECT m.scope, count(*) AS rows FROM (SELECT {row_scope(table, scope)} AS scope FROM {table.sql_name} AS r"
+        f" WHERE {condition} LIMIT {limit + 1}) AS m GROUP BY m.scope",
+        *parameters.values,
+    )
+    return TooManyRows(limit) if sum(row["rows"] for row in rows) > limit else [row["scope"] for row in rows]
+
+
+async def scopes_typed(
+    connection: Connection, table: Table, scope: Scope, values: Sequence[tuple[str, ...]]
+) -> list[str]:
+    """Render scopes from the texts of their columns' values, in the order given."""
+    names = [f"v{n}" for n in range(len(scope.columns))]
+    parts = []
+    for name, column in zip(names, (table.columns[c] for c in scope.columns), strict=True):
+        wanted = _WIDEST.get(column.base_name, column.base_type)
+        parts.append((column.base_name, f"CAST(x.{name} AS {wanted})"))
+    arrays = ", ".join(f"${n}::text[]" for n in range(1, len(names) + 1))
+    rows = await connection.fetch(
+        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM unnest({arrays}) WITH ORDINALITY AS"
+        f" x({', '.join(names)}, o) ORDER BY x.o",
+        *([value[n] for value in values] for n in range(len(names))),
+    )
+    return [row["scope"] for row in rows]
+
+
+def _write(table: Table, fence: Fence, write: str, hit: str, answer: str, limit: int | None) -> str:
+    """Write what `hit` has locked. A row that was locked and yet not written was kept from it by somebody's trigger."""
+    within = f" AND (SELECT count(*) FROM hit) <= {limit}" if limit is not None else ""
+    keys = ", ".join(f"w.k{n}" for n, _ in enumerate(table.key))
+    over = f" UNION ALL SELECT 'too many', NULL FROM hit HAVING count(*) > {limit}" if limit is not None else ""
+    missing = f"(SELECT count(*) FROM w) < (SELECT count(*) FROM hit){within}"
+    return (
+        f"WITH hit AS MATERIALIZED ({hit}), w AS ({write}{within}"
+        f" RETURNING {answer}::text AS json, {', '.join(f'r.{quote(c)} AS k{n}' for n, c in enumerate(table.key))})"
+        f" SELECT * FROM (SELECT 'row' AS what, w.json FROM w ORDER BY {keys}) AS a{over}"
+        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::text')}"
+    )
+
+
+def _sets(change: Change) -> str:
+    given = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
+    return ", ".join([*given, *(f"{quote(c)} = DEFAULT" for c in change.defaults)])
+
+
+async def _run(  # noqa: PLR0913, PLR0917 - one statement of two verbs
+    connection: Connection,
+    table: Table,
+    fence: Fence,
+    condition: str,
+    parameters: Parameters,
+    scopes: str,
+    change: Change | None,
+    target: str,
+    limit: int | None,
+) -> list[str] | None:
+    """Change (or delete, if change is None) the rows in these scopes that match; None: there are more than `limit`."""
+    keys = ", ".join(f"r.{quote(c)}" for c in table.key)
+    lock = (
+        lock_clause(table, "delete", ())
+        if change is None
+        else lock_clause(table, "update", (*change.columns, *change.defaults))
+    )
+    most = f" LIMIT {limit + 1}" if limit is not None else ""
+    hit = f"SELECT {keys} FROM {table.sql_name} AS r WHERE {condition} AND {scopes} ORDER BY {keys}{most} {lock}"
+    match = " AND ".join(f"r.{quote(c)} = hit.{quote(c)}" for c in table.key)
+    if change is not None and not (change.columns or change.defaults):  # nothing to set: the rows as they are
+        rows = await connection.fetch(
+            f"WITH hit AS MATERIALIZED ({hit}) SELECT {json_row(target)}::text AS json FROM {table.sql_name} AS r, hit"
+            f" WHERE {match} ORDER BY {keys}",
+            *parameters.values,
+        )
+        return None if limit is not None and len(rows) > limit else [row["json"] for row in rows]
+    if change is None:
+        write = f"DELETE FROM {table.sql_name} AS r USING hit WHERE {match}"
+    else:
+        source = (
+            f", json_to_record({parameters.add(change.body)}::json) AS b({body_columns(table, change.columns)})"
+            if change.columns
+            else ""
+        )
+        write = f"UPDATE {table.sql_name} AS r SET {_sets(change)} FROM hit{source} WHERE {match}"
+    sql = _write(table, fence, write, hit, json_row(target), limit)
+    rows = await connection.fetch(sql, *parameters.values)
+    return None if any(row["what"] == "too many" for row in rows) else [row["json"] for row in rows]
+
+
+async def write_row(
+    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key, change: Change
+) -> str | None:
+    """Change a row of the scope that was entered; None: it is not there (any more)."""
+    return await _one(connection, table, fence, scope, entered, key, change, change.target)
+
+
+async def delete_row(
+    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key, target: str
+) -> str | None:
+    """Delete a row of the scope that was entered; None: it is not there (any more)."""
+    return await _one(connection, table, fence, scope, entered, key, None, target)
+
+
+async def _one(
+    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key,
+    change: Change | None, target: str,
+) -> str | None:  # fmt: skip
+    parameters = Parameters()
+    condition = key_match(table, key, parameters)
+    within = f"{row_scope(table, scope)} = {parameters.add(entered)}::text"
+    rows = await _run(connection, table, fence, condition, parameters, within, change, target, None)
+    return rows[0] if rows else None
+
+
+async def write_many(  # noqa: PLR0913, PLR0917 - what the statement is made of
+    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: Sequence[str],
+    filters: tuple[Filter, ...], change: Change | None, target: str, limit: int,
+) -> ManyOutcome:  # fmt: skip
+    """Change (or delete) the rows of these scopes that match now."""
+    parameters = Parameters()
+    condition = render_filters(table, filters, parameters)
+    within = f"{row_scope(table, scope)} = ANY ({parameters.add(list(entered))}::text[])"
+    rows = await _run(connection, table, fence, condition, parameters, within, change, target, limit)
+    return TooManyRows(limit) if rows is None else ManyWritten(rows)
+
+
+async def insert_rows(
+    connection: Connection, table: Table, fence: Fence, columns: tuple[str, ...], body: str, target: str
+) -> list[FencedRow]:
+    """Insert the rows of a JSON array into scopes that were entered, by key; they come back in the body's order.
+
+    The marks of the answer are 0: it is the scopes that have marks.
+    """
+    names = ", ".join(quote(c) for c in columns)
+    source = (
+        f"ROWS FROM (json_to_recordset($1::json) AS ({body_columns(table, columns)})) WITH ORDINALITY"
+        f" AS x({names}, {ORDINAL})"
+    )
+    answer = f"{json_row(target)}::text AS json, {row_resource(table, fence.name)} AS resource"
+    keyed = set(table.key) <= set(columns)
+    order = ", ".join(f"b.{quote(c)}" for c in table.key) if keyed else f"b.{ORDINAL}"
+    returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+    match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
+    chosen = f"i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}" if keyed else "i"
+    missing = "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)"
+    rows = await connection.fetch(
+        f"WITH b AS MATERIALIZED (SELECT {names}, {ORDINAL} FROM {source}), i AS (INSERT INTO {table.sql_name} AS r"
+        f" ({names}) SELECT {names} FROM b ORDER BY {order} RETURNING {answer}, {returned})"
+        f" SELECT * FROM (SELECT i.json, i.resource FROM {chosen}) AS a"
+        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::text')}",
+        body,
+    )
+    return [FencedRow(row["json"], 0, row["resource"]) for row in rows]
+
+
+async def insert_row(connection: Connection, table: Table, fence: Fence, key: Key, change: Change) -> str:
+    """Create the row that a PUT names, in a scope that was entered."""
+    parameters = Parameters()
+    values = [
+        f"CAST({parameters.add(v)}::text AS {table.columns[n].base_type})" for n, v in zip(table.key, key, strict=True)
+    ]
+    values += [f"b.{quote(c)}" for c in change.columns]
+    names = ", ".join(quote(c) for c in (*table.key, *change.columns))
+    source = (
+        f" FROM json_to_record({parameters.add(change.body)}::json) AS b({body_columns(table, change.columns)})"
+        if change.columns
+        else ""
+    )
+    found: str = await connection.fetchval(
+        f"WITH i AS (INSERT INTO {table.sql_name} AS r ({names}) SELECT {', '.join(values)}{source}"
+        f" RETURNING {json_row(change.target)}::text AS json) SELECT i.json FROM i"
+        f" UNION ALL SELECT fencepost.suppressed({literal(fence.name)}) WHERE NOT EXISTS (SELECT FROM i)",
+        *parameters.values,
+    )
+    return found

@@ -1,0 +1,249 @@
+"""Idempotency-Key over real HTTP (R16): what landed is answered again; nothing happens twice."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import httpx
+import pytest
+from tests.asking import Api, code
+from tests.interleave import Connection, eventually
+from tests.shop import Shop, running_shop
+
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.protect import protect
+
+_tokens = itertools.count(100)
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template, lock_timeout=3) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+@asynccontextmanager
+async def holding(shop: Shop, statement: str, *arguments: object) -> AsyncIterator[Connection]:
+    """Run a statement in a transaction that stays open, and is rolled back at the end unless that was done before."""
+    connection = await asyncpg.connect(shop.dsn)
+    try:
+        await connection.execute("BEGIN")
+        await connection.execute(statement, *arguments)
+        yield connection
+    finally:
+        await connection.close()
+
+
+def under(key: str) -> dict[str, str]:
+    return {"Idempotency-Key": f'"{key}"'}
+
+
+def same_answer(first: httpx.Response, second: httpx.Response) -> None:
+    """Check that the second is the first again: status, body, headers."""
+    differ = {"date", "x-request-id", "idempotent-replayed"}
+    assert (first.status_code, first.content) == (second.status_code, second.content)
+    assert {k: v for k, v in first.headers.items() if k not in differ} == {
+        k: v for k, v in second.headers.items() if k not in differ
+    }
+    assert "idempotent-replayed" not in first.headers
+    assert second.headers["idempotent-replayed"] == "true"
+
+
+async def records(shop: Shop, key: str) -> int:
+    found: int = (await shop.sql("SELECT count(*) FROM fencepost.idempotency WHERE key = $1", key))[0][0]
+    return found
+
+
+WRITES = {
+    "patch": ("PATCH", "data/orders/{key}", {"status": "paid", "amount": 1.10}, None),
+    "patch minimal": ("PATCH", "data/orders/{key}", {"status": "paid"}, "return=minimal"),
+    "put new": ("PUT", "data/orders/{key}-new", {"status": "put"}, None),
+    "put": ("PUT", "data/orders/{key}", {"status": "put"}, None),
+    "delete": ("DELETE", "data/orders/{key}", None, None),
+    "delete with row": ("DELETE", "data/orders/{key}", None, "return=representation"),
+    "post": ("POST", "data/orders", {"order_id": "{key}-posted"}, None),
+    "post many": ("POST", "data/orders", [{"order_id": "{key}-a"}, {"order_id": "{key}-b"}], None),
+    "post of made keys": ("POST", "data/made", {"label": "{key}"}, None),
+    "patch by filter": ("PATCH", "data/orders?order_id=eq.{key}", {"status": "paid"}, "return=representation"),
+    "delete by filter": ("DELETE", "data/orders?order_id=eq.{key}", None, None),
+    "claim": ("POST", "claims", {"resource": "orders/{key}"}, None),
+    "claim without a row": ("POST", "claims", {"resource": "orders/{key}-nobody"}, None),
+}
+
+
+def filled(value: object, key: str) -> object:
+    if isinstance(value, str):
+        return value.replace("{key}", key)
+    if isinstance(value, list):
+        return [filled(each, key) for each in value]
+    return {k: filled(v, key) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_every_write_replays_its_answer_whoever_holds_the_lock_now(api: Api, shop: Shop, write: str) -> None:
+    method, path, body, prefer = WRITES[write]
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    path, body = path.replace("{key}", row), filled(body, row)
+    first = await api.ask(method, path, body, token=20, prefer=prefer, headers=under(key))
+    assert first.is_success, first.text
+    before = await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1")
+    made = await shop.sql("SELECT count(*) FROM public.made")
+    for token in (20, 15, next(_tokens)):  # the same again; somebody stale; the lock's next holder
+        again = await api.ask(method, path, body, token=token, prefer=prefer, headers=under(key))
+        same_answer(first, again)
+    assert await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1") == before
+    assert await shop.sql("SELECT count(*) FROM public.made") == made
+    assert await records(shop, key) == 1
+
+
+async def test_a_replay_after_a_hand_over_is_not_stale(api: Api, shop: Shop) -> None:
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))
+    assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "shipped"}, token=30)).is_success
+    same_answer(first, await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key)))
+    assert code(await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20)) == (409, "FP001")
+    assert (await shop.sql("SELECT status FROM public.orders WHERE order_id = $1", row))[0][0] == "shipped"
+
+
+async def test_a_refusal_is_not_stored(api: Api, shop: Shop) -> None:
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    for token, body, expected in (
+        (10, {"status": "paid"}, (409, "FP002")),
+        (9, {"status": "paid"}, (409, "FP001")),
+        (20, {"quantity": "many"}, (400, "22P02")),
+        (20, {"status": "bad"}, (400, "23514")),
+    ):
+        assert code(await api.ask("PATCH", f"data/orders/{row}", body, token=token, headers=under(key))) == expected
+    assert await records(shop, key) == 0
+    assert await shop.mark(row) == 10, "a refused write leaves no mark, although it ran in a transaction"
+    assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))).is_success
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "data/orders/{key}", {"status": "other"}),
+        ("PATCH", "data/orders/{key}?select=order_id", {"status": "paid"}),
+        ("PUT", "data/orders/{key}", {"status": "paid"}),
+        ("PATCH", "data/orders/other", {"status": "paid"}),
+        ("PATCH", "data/leased/{key}", {"n": 1}),
+        ("POST", "claims", {"resource": "orders/{key}"}),
+    ],
+)
+async def test_a_key_of_another_request_is_422(api: Api, shop: Shop, method: str, path: str, body: object) -> None:
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))).is_success
+    path, body = path.replace("{key}", row), filled(body, row)
+    assert code(await api.ask(method, path, body, token=21, headers=under(key))) == (422, "FP014")
+    assert await shop.mark(row) == 20
+
+
+async def test_a_key_in_flight_is_409_at_once_and_answered_afterwards(api: Api, shop: Shop) -> None:
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    body, headers = {"status": "paid"}, under(key)
+    async with holding(shop, "SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE", row) as holder:
+        first = asyncio.create_task(api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers))
+
+        async def waits() -> bool:
+            return bool(await shop.sql("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted"))
+
+        await eventually(waits, what="the first request having its key")
+        second = await api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers)
+        assert code(second) == (409, "FP013")
+        assert not first.done()
+        await holder.execute("ROLLBACK")
+    answer = await first
+    assert answer.is_success
+    same_answer(answer, await api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers))
+
+
+async def test_thirty_at_once_with_one_key_write_once(api: Api, shop: Shop) -> None:
+    key = uuid.uuid4().hex
+
+    async def post() -> httpx.Response:
+        while True:
+            answer = await api.ask("POST", "data/made", {"label": key}, token=next(_tokens), headers=under(key))
+            if answer.status_code != 409:
+                return answer
+
+    answers = await asyncio.gather(*(post() for _ in range(30)))
+    assert {answer.content for answer in answers} == {answers[0].content}
+    assert sum("idempotent-replayed" not in answer.headers for answer in answers) == 1
+    assert (await shop.sql("SELECT count(*) FROM public.made WHERE label = $1", key))[0][0] == 1
+
+
+@pytest.mark.parametrize("sent", ["", '""', "a b", "ä", "x" * 256, '"a', 'a"', '"a\\x"', '"' + "x" * 256 + '"'])
+async def test_a_key_that_is_none_is_400(api: Api, shop: Shop, sent: str) -> None:
+    row = await shop.order(mark=10)
+    headers = [(b"Idempotency-Key", sent.encode("latin-1")), (b"X-Fence-Token", b"20")]
+    answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
+    assert code(answer) == (400, "FP016")
+    assert await shop.mark(row) == 10
+
+
+async def test_two_keys_are_400(api: Api, shop: Shop) -> None:
+    row = await shop.order(mark=10)
+    headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "a"), ("X-Fence-Token", "20")]
+    answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
+    assert code(answer) == (400, "FP016")
+
+
+async def test_quoted_and_bare_are_one_key(api: Api, shop: Shop) -> None:
+    row, key = await shop.order(mark=10), uuid.uuid4().hex
+    bare = {"Idempotency-Key": key}
+    first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=bare)
+    same_answer(first, await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key)))
+
+
+async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
+    connection = await asyncpg.connect(shop.dsn)
+    try:
+        await protect(connection, "numbered", requires_key=True)
+        await eventually(lambda: _is_refused(api), what="the gateway having heard of it")
+        for method, path, body in (
+            ("PATCH", "data/numbered/1", {"label": "x"}),
+            ("PUT", "data/numbered/1", {"label": "x"}),
+            ("DELETE", "data/numbered/1", None),
+            ("POST", "data/numbered", {"id": 1}),
+            ("PATCH", "data/numbered?id=eq.1", {"label": "x"}),
+            ("DELETE", "data/numbered?id=eq.1", None),
+            ("POST", "claims", {"resource": "numbered/1"}),
+        ):
+            answer = await api.ask(method, path, body, token=20)
+            assert code(answer) == (400, "FP016"), (method, path)
+            assert "Idempotency-Key" in answer.json()["detail"]
+        keyed = await api.ask("PUT", "data/numbered/1", {"label": "x"}, token=20, headers=under(uuid.uuid4().hex))
+        assert keyed.status_code == 201
+        await protect(connection, "numbered")
+        required = await connection.fetchval("SELECT requires_key FROM fencepost.protected WHERE name = 'numbered'")
+        assert required, "protecting again keeps what is not named"
+    finally:
+        await protect(connection, "numbered", requires_key=False)
+        await connection.close()
+
+
+async def _is_refused(api: Api) -> bool:
+    return (await api.ask("DELETE", "data/numbered/9999", token=20)).status_code == 400
+
+
+async def test_old_records_are_forgotten_and_their_keys_free(api: Api, shop: Shop) -> None:
+    row, old, young = await shop.order(mark=10), uuid.uuid4().hex, uuid.uuid4().hex
+    path = f"data/orders/{row}"
+    assert (await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))).is_success
+    assert (await api.ask("PATCH", path, {"status": "sent"}, token=21, headers=under(young))).is_success
+    aged = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days' WHERE key = $1"
+    await shop.sql(aged, old)
+    replay = await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))
+    assert replay.headers["idempotent-replayed"] == "true", "as long as it is there it counts"
+    assert (await shop.sql("SELECT fencepost.prune_idempotency(86400, 1)"))[0][0] == 1
+    assert [await records(shop, old), await records(shop, young)] == [0, 1]
+    assert code(await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))) == (409, "FP001")

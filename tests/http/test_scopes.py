@@ -1,0 +1,145 @@
+"""Scopes over HTTP (R8): one mark for all rows of an account, in two tables."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.asking import Api, code
+from tests.http.conftest import StartGateway
+from tests.interleave import Connect, Connection
+
+from fencepost.storage.protect import protect
+
+DDL = """
+SET search_path = public;
+CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0);
+CREATE TABLE notes (account_id bigint NOT NULL, no int, note text DEFAULT '', PRIMARY KEY (account_id, no));
+INSERT INTO items VALUES (1, 42), (2, 42), (3, 7);
+INSERT INTO notes VALUES (42, 1, 'a');
+"""
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> Connection:
+    connection = await connect()
+    await connection.execute(DDL)
+    for table in ("items", "notes"):
+        await protect(connection, table, scope="account/{account_id}")
+    return connection
+
+
+@pytest.fixture
+async def api(
+    owner: Connection,  # noqa: ARG001 - it makes the tables
+    database: str,
+    start_gateway: StartGateway,
+) -> AsyncIterator[Api]:
+    async with Api.open(await start_gateway(database)) as api:
+        yield api
+
+
+async def test_a_write_to_one_row_of_a_scope_makes_older_tokens_stale_for_all_others(api: Api) -> None:
+    answer = await api.ask("PATCH", "data/items/1", {"n": 5}, token=36)
+    assert (answer.status_code, answer.json()["n"]) == (200, 5)
+    assert (answer.headers["x-fence-mark"], answer.headers["x-fence-scope"]) == ("36", "account/42")
+    for method, path, body in (
+        ("PATCH", "data/items/2", {"n": 6}),
+        ("DELETE", "data/notes/42,1", None),
+        ("PUT", "data/notes/42,1", {"note": "b"}),
+        ("POST", "data/items", {"id": 9, "account_id": 42}),
+        ("PATCH", "data/items?id=eq.2", {"n": 6}),
+        ("DELETE", "data/items?id=eq.2", None),
+        ("PATCH", "data/notes/42,99", {"note": "no such row, and yet it is known whose it would be"}),
+    ):
+        stale = await api.ask(method, path, body, token=35)
+        assert code(stale) == (409, "FP001"), (method, path)
+        assert (stale.json()["resource"], stale.json()["current_token"]) == ("account/42", "36")
+        assert code(await api.ask(method, path, body, token=36)) == (409, "FP002"), (method, path)
+    assert code(await api.ask("PATCH", "data/items/99", {"n": 6}, token=35)) == (404, "FP006")
+    assert (await api.ask("PATCH", "data/items/3", {"n": 6}, token=35)).status_code == 200
+
+
+async def test_every_verb_writes_and_leaves_its_mark(api: Api, owner: Connection) -> None:
+    token = 10
+    for method, path, body, status in (
+        ("PATCH", "data/items/1", {"n": 1, "account_id": 42}, 200),
+        ("PATCH", "data/items/1", {}, 200),
+        ("PUT", "data/items/1", {"account_id": 42}, 200),
+        ("PUT", "data/items/8", {"account_id": 42}, 201),
+        ("PUT", "data/notes/42,7", {}, 201),
+        ("POST", "data/items", {"id": 9, "account_id": 42}, 201),
+        ("PATCH", "data/items?account_id=eq.42", {"n": 3}, 204),
+        ("DELETE", "data/items/9", None, 204),
+        ("DELETE", "data/items?account_id=eq.42&id=eq.8", None, 204),
+    ):
+        token += 1
+        answer = await api.ask(method, path, body, token=token)
+        assert answer.status_code == status, (method, path, answer.text)
+        mark = await owner.fetchval("SELECT last_fence_token FROM fencepost.marks WHERE resource = 'account/42'")
+        assert mark == token, (method, path)
+    shown = await api.ask("GET", "data/items/1")
+    assert (shown.json(), shown.headers["x-fence-mark"]) == ({"id": 1, "account_id": 42, "n": 3}, str(token))
+
+
+async def test_a_write_over_several_scopes_is_refused_by_any_of_them(api: Api, owner: Connection) -> None:
+    await api.ask("PATCH", "data/items/3", {"n": 1}, token=50)
+    refused = await api.ask("PATCH", "data/items?id=gt.0", {"n": 9}, token=40)
+    assert code(refused) == (409, "FP001")
+    assert refused.json()["rows"] == [{"resource": "account/7", "current_token": "50"}]
+    assert await owner.fetchval("SELECT max(n) FROM items") == 1
+    assert (await api.ask("PATCH", "data/items?id=gt.0", {"n": 9}, token=51)).status_code == 204
+    both = [{"id": 20, "account_id": 7}, {"id": 21, "account_id": 42}]
+    assert code(await api.ask("POST", "data/items", both, token=51)) == (409, "FP002")
+    assert (await api.ask("POST", "data/items", both, token=52)).status_code == 201
+
+
+async def test_a_row_cannot_leave_its_scope_nor_be_without_one(api: Api) -> None:
+    for method, path, body in (
+        ("PATCH", "data/items/1", {"account_id": 7}),
+        ("PATCH", "data/items/1", {"account_id": None}),
+        ("PATCH", "data/items?id=eq.1", {"account_id": 7}),
+        ("PUT", "data/items/1", {"account_id": 7}),
+        ("PUT", "data/items/1", {"n": 1}),
+        ("PUT", "data/items/77", {"n": 1}),
+        ("POST", "data/items", {"id": 9}),
+        ("POST", "data/items", [{"id": 9, "account_id": 42}, {"id": 10, "account_id": None}]),
+    ):
+        answer = await api.ask(method, path, body, token=90)
+        assert code(answer) == (400, "FP016"), (method, path, answer.text)
+    assert (await api.ask("PATCH", "data/items/1", {"n": 1}, token=90)).status_code == 200
+
+
+async def test_no_token_is_428(api: Api) -> None:
+    for method, path, body in (("PATCH", "data/items/1", {}), ("POST", "data/items", {"id": 1, "account_id": 1})):
+        assert code(await api.ask(method, path, body)) == (428, "FP003")
+
+
+async def test_a_scope_is_claimed_by_its_name_and_a_row_of_it_is_not(api: Api) -> None:
+    answer = await api.ask("POST", "claims", {"resource": "account/042"}, token=60)
+    assert answer.json() == {"resource": "account/42", "mark": "60", "row": None}
+    assert code(await api.ask("PATCH", "data/items/1", {}, token=59)) == (409, "FP001")
+    assert code(await api.ask("POST", "claims", {"resource": "account/42"}, token=59)) == (409, "FP001")
+    row = await api.ask("POST", "claims", {"resource": "items/1"}, token=61)
+    assert code(row) == (400, "FP016")
+    assert "account/{account_id}" in row.json()["detail"]
+    assert code(await api.ask("POST", "claims", {"resource": "account/1,2"}, token=61)) == (400, "FP016")
+    assert (await api.ask("POST", "claims", {"resource": "account/x"}, token=61)).status_code == 400
+
+
+async def test_a_lease_claims_its_scope_with_the_grant(api: Api, owner: Connection) -> None:
+    await owner.execute("SELECT setval('fencepost.tokens', 100)")
+    answer = await api.ask(
+        "POST", "leases", {"lock": "account/42", "owner": "a", "ttl_ms": 10000, "claim": ["account/42"]}
+    )
+    assert answer.status_code == 201, answer.text
+    mark = await owner.fetchval("SELECT last_fence_token FROM fencepost.marks WHERE resource = 'account/42'")
+    assert mark == int(answer.json()["token"]) - 1
+    assert code(await api.ask("PATCH", "data/items/1", {}, token=mark)) == (409, "FP002")
+    assert (await api.ask("PATCH", "data/items/1", {}, token=answer.json()["token"])).status_code == 200
+
+
+async def test_a_fence_is_explained_by_the_scope_or_by_a_row_of_it(api: Api) -> None:
+    await api.ask("PATCH", "data/items/1", {"n": 1}, token=36)
+    for name in ("account/42", "items/1"):
+        told = (await api.ask("GET", f"fences?resource={name}")).json()
+        assert (told["resource"], told["mark"], told["tables"]) == ("account/42", "36", ["items", "notes"])
+    assert code(await api.ask("GET", "fences?resource=items/99")) == (400, "FP016")

@@ -1,0 +1,264 @@
+"""Generations (R19): the scenarios, mutants, the command, doctor, and a gateway that meets another origin."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests import generation_scenarios as scenarios
+from tests.in_process import in_process
+from tests.integration.test_mutants import SqlMutant, mutate
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario, assert_seen
+from tests.racing import open_race, owner
+
+from fencepost.cli.main import main
+from fencepost.fencing.token import Rule
+from fencepost.storage import generations
+from fencepost.storage.engine import Database, Limits
+from fencepost.storage.errors import QuarantinedError
+from fencepost.storage.protect import protect
+from fencepost.wiring import StartupError
+
+RAISE = "fencepost.raise_generation(text)"
+
+
+async def run(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments])
+
+
+@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
+    await scenario(await open_race(connect, database, rule, source="builtin"))
+
+
+MUTANTS = [
+    SqlMutant(
+        "the plain case takes tokens of any generation",
+        "{stem}_upd",
+        "AND NEW.last_fence_token OPERATOR(pg_catalog.>=) fencepost.oldest()",
+        "",
+        scenarios.update_under_an_old_token_is_refused,
+    ),
+    SqlMutant(
+        "a token of a setting may be of any generation",
+        "{stem}_upd",
+        "IF NEW.last_fence_token OPERATOR(pg_catalog.<) fencepost.oldest()",
+        "IF false",
+        scenarios.update_under_an_old_token_is_refused,
+    ),
+    SqlMutant(
+        "INSERT takes tokens of any generation",
+        "{stem}_insmark",
+        "OPERATOR(pg_catalog.<) fencepost.oldest()",
+        "OPERATOR(pg_catalog.<) 0",
+        scenarios.insert_under_an_old_token_is_refused,
+    ),
+    SqlMutant(
+        "DELETE takes tokens of any generation",
+        "{stem}_del",
+        "OPERATOR(pg_catalog.<) fencepost.oldest()",
+        "OPERATOR(pg_catalog.<) 0",
+        scenarios.delete_under_an_old_token_is_refused,
+    ),
+    SqlMutant(
+        "claims take tokens of any generation",
+        "fencepost.require_issued(text, bigint)",
+        "IF p_token < oldest AND",
+        "IF false AND",
+        scenarios.a_claim_under_an_old_token_is_refused_without_the_floor,
+    ),
+    SqlMutant(
+        "floors stay",
+        RAISE,
+        "SET floor = greatest(f.floor, first - 1)",
+        "SET floor = f.floor",
+        scenarios.keys_without_a_row_are_refused,
+    ),
+    SqlMutant(
+        "floors fall",
+        RAISE,
+        "SET floor = greatest(f.floor, first - 1)",
+        "SET floor = first - 1",
+        scenarios.pruned_and_raised,
+    ),
+    SqlMutant(
+        "every table's floor rises",
+        RAISE,
+        "p.source = 'builtin'",
+        "true",
+        scenarios.an_external_table_takes_its_tokens_as_before,
+    ),
+    SqlMutant(
+        "leases go on",
+        RAISE,
+        "WHERE x.ended_at IS NULL;",
+        "WHERE false;",
+        scenarios.a_grant_under_way_is_over_once_the_generation_is_raised,
+    ),
+    SqlMutant(
+        "grants are met in the other order",
+        RAISE,
+        "LOCK TABLE fencepost.locks, fencepost.leases IN EXCLUSIVE MODE;",
+        "",
+        scenarios.a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock,
+    ),
+    SqlMutant(
+        "tokens that were moved far are not looked at",
+        RAISE,
+        "(fencepost.issued() >> 48) + 1",
+        "1",
+        scenarios.a_generation_goes_beyond_tokens_that_were_moved_far,
+    ),
+    SqlMutant(
+        "the sequence goes on from where it was",
+        RAISE,
+        "EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);",
+        "PERFORM setval('fencepost.tokens', first);",
+        scenarios.update_under_an_old_token_is_refused,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+async def test_a_mutant_of_generations_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, mutant.rule, source="builtin")
+    await mutate(race, mutant.function, mutant.old, mutant.new)
+    await assert_seen(mutant.scenario, race)
+
+
+async def test_the_refusal_says_that_the_token_is_of_an_earlier_generation(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    await race.insert(race.a, "k", 30)
+    await scenarios.raised(race)
+    with pytest.raises(
+        asyncpg.PostgresError, match="stale token 40 for orders/k: a token of an earlier generation"
+    ) as e:
+        await race.update(race.a, "k", 40)
+    assert e.value.hint is not None
+    assert "failed over or restored" in e.value.hint
+    assert f'"mark" : "{(1 << 48) - 1}"' in (e.value.detail or "")
+
+
+async def test_the_command_shows_history_and_state_and_raises(connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    found = await run("generation", "--database-url", database)
+    assert found.exit_code == 0
+    assert "generation 0: system" in found.output
+    assert "accepted" in found.output
+    done = await run("generation", "--database-url", database, "raise", "--reason", "a drill")
+    assert done.exit_code == 0, done.output
+    assert f"Tokens begin at {1 << 48}" in done.output
+    found = await run("generation", "--database-url", database)
+    assert ": a drill" in found.output
+    await connection.execute("UPDATE fencepost.generations SET timeline = 99")
+    found = await run("generation", "--database-url", database)
+    assert (found.exit_code, "REFUSED: This PostgreSQL is system" in found.output) == (1, True)
+    for reason in ("", "  "):
+        refused = await run("generation", "--database-url", database, "raise", "--reason", reason)
+        assert (refused.exit_code, "a reason is needed" in refused.output) == (2, True), refused.output
+    with pytest.raises(asyncpg.PostgresError, match="is raised for a reason"):
+        await connection.execute("SELECT fencepost.raise_generation(' ')")
+
+
+async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    login = database.replace(database.partition("://")[2].partition("@")[0], "gen_gate:secret")
+    await connection.execute("CREATE ROLE gen_gate LOGIN PASSWORD 'secret'")
+    try:
+        made = await run("migrate", "--gateway-role", "gen_gate", "--database-url", database)
+        assert made.exit_code == 0, made.output
+        assert (await run("generation", "--database-url", login)).exit_code == 0
+        refused = await run("generation", "--database-url", login, "raise", "--reason", "mine")
+        assert (refused.exit_code, "permission denied" in refused.output) == (1, True), refused.output
+        await connection.execute("REVOKE EXECUTE ON FUNCTION fencepost.origin() FROM gen_gate")
+        with pytest.raises(StartupError, match="fencepost migrate --gateway-role"):
+            async with in_process(login):
+                pass
+        await connection.execute("GRANT EXECUTE ON FUNCTION fencepost.origin() TO gen_gate")
+        async with in_process(login) as http:
+            assert (await http.get("/readyz")).status_code == 200
+            metrics = (await http.get("/metrics")).text
+            assert "fencepost_origin_accepted 1.0" in metrics
+            assert 'fencepost_records_bytes{what="marks"}' in metrics
+    finally:
+        await connection.execute("DROP OWNED BY gen_gate; DROP ROLE gen_gate")
+
+
+async def test_another_origin_is_refused_at_the_next_connection_and_told_once(connect: Connect, database: str) -> None:
+    """A restored dump, say: what is stored names another system."""
+    connection = await owner(connect)
+    told: list[Any] = []
+    await connection.execute("UPDATE fencepost.generations SET system_identifier = 1")
+    db = await Database.open(database, Limits(pool_size=2), told.append)
+    try:
+        for _ in range(3):
+            with pytest.raises(QuarantinedError, match="another cluster, with a copy of the data") as refusal:
+                async with db.connection(writing=True):
+                    pass
+            assert refusal.value.members["known"] == {"generation": "0", "system_identifier": "1", "timeline": 1}
+        async with db.connection() as reading:
+            assert await reading.fetchval("SELECT 1") == 1
+        await generations.raise_generation(connection, "restored on purpose")
+        for _ in range(3):
+            async with db.connection(writing=True) as writing:
+                assert await writing.fetchval("SELECT 1") == 1
+    finally:
+        await db.close()
+    assert [(standing.accepted, standing.generation) for standing in told] == [(False, 0), (True, 1)]
+
+
+async def test_no_generation_at_all_is_refused(connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    await connection.execute("DELETE FROM fencepost.generations")
+    async with in_process(database) as http:
+        assert "fencepost.generations is empty" in (await http.get("/readyz")).json()["origin"]
+
+
+AMISS = [
+    ("UPDATE fencepost.generations SET timeline = 99", "this timeline is older"),
+    ("UPDATE fencepost.generations SET system_identifier = 1", "this is another cluster"),
+    ("ALTER SEQUENCE fencepost.tokens MINVALUE 7 START 7 RESTART 7", "tokens up to 6 are refused"),
+]
+
+
+@pytest.mark.parametrize(("harm", "said"), AMISS, ids=[each[0] for each in AMISS])
+async def test_doctor_finds_another_origin_and_raising_mends_it(
+    connect: Connect, database: str, harm: str, said: str
+) -> None:
+    connection = await owner(connect)
+    healthy = await run("doctor", "--database-url", database)
+    assert healthy.exit_code == 0, healthy.output
+    assert "origin: generation 0: system" in healthy.output
+    assert "no synchronous standby; without one a promoted standby forgets" in healthy.output
+    await connection.execute(harm)
+    found = await run("doctor", "--database-url", database)
+    assert (found.exit_code, said in found.output) == (1, True), found.output
+    assert "fencepost generation raise --reason" in found.output
+    raised = await run("generation", "--database-url", database, "raise", "--reason", "doctor says so")
+    assert raised.exit_code == 0, raised.output
+    healed = await run("doctor", "--database-url", database)
+    assert healed.exit_code == 0, healed.output
+
+
+async def test_doctor_warns_of_commits_that_are_not_waited_for(connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    found = await run("doctor", "--database-url", database)
+    assert "WARNING  replication: database" in found.output
+    assert "sets synchronous_commit=off" in found.output
+
+
+async def test_tables_that_were_protected_by_an_older_version_are_named(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    await mutate(race, "{stem}_upd", "fencepost.oldest()", "0")
+    assert await generations.lagging_tables(race.observer) == ["orders"]
+    done = await run("generation", "--database-url", database, "raise", "--reason", "a drill")
+    assert "WARNING: orders: protected by an older version" in done.output
+    doctor = await run("doctor", "--database-url", database)
+    assert "fencepost protect orders" in doctor.output
+    await protect(race.observer, "orders")
+    assert await generations.lagging_tables(race.observer) == []

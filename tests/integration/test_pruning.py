@@ -1,0 +1,216 @@
+"""Pruning of marks (R6): the scenarios, a mutant of each safety line, and the pass that a gateway makes."""
+
+import asyncio
+
+import pytest
+from click.testing import CliRunner
+from tests import prune_scenarios as scenarios
+from tests.integration.test_mutants import SqlMutant, mutate
+from tests.interleave import Connect
+from tests.race_scenarios import Scenario, assert_seen
+from tests.racing import Race, open_gateway, open_race, owner
+
+from fencepost.cli.main import main
+from fencepost.fencing.token import Rule
+from fencepost.storage import pruning
+from fencepost.storage.protect import protect
+from fencepost.storage.pruning import Pruner
+
+PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
+HORIZON = "fencepost.prune_horizon()"
+
+
+@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
+    await scenario(await open_race(connect, database, rule, source="builtin"))
+
+
+MUTANTS = [
+    SqlMutant(
+        "the floor stays",
+        PRUNE,
+        "SET floor = greatest(f.floor, raised_to)",
+        "SET floor = f.floor",
+        scenarios.stale_insert_waits_for_the_mark_that_goes,
+    ),
+    SqlMutant(
+        "the floor stays one short",
+        PRUNE,
+        "SET floor = greatest(f.floor, raised_to)",
+        "SET floor = greatest(f.floor, raised_to - 1)",
+        scenarios.stale_writes_after_pruning_are_refused,
+    ),
+    SqlMutant(
+        "the floor falls",
+        PRUNE,
+        "SET floor = greatest(f.floor, raised_to)",
+        "SET floor = raised_to",
+        scenarios.pruning_waits_for_a_generation_that_is_being_raised,
+    ),
+    SqlMutant(
+        "pruning waits for marks",
+        PRUNE,
+        "FOR UPDATE SKIP LOCKED",
+        "FOR UPDATE",
+        scenarios.an_insert_before_the_mark_goes_keeps_it,
+    ),
+    SqlMutant(
+        "live leases are not looked at",
+        PRUNE,
+        "cap := least(p_issued, (SELECT min(x.lease_id) FROM fencepost.leases x WHERE x.ended_at IS NULL) - 1);",
+        "cap := p_issued;",
+        scenarios.a_live_lease_stays_above_the_floor,
+    ),
+    SqlMutant(
+        "the oldest token of a live lease may be on the floor",
+        PRUNE,
+        "x.ended_at IS NULL) - 1)",
+        "x.ended_at IS NULL) + 1)",
+        scenarios.a_live_lease_stays_above_the_floor,
+    ),
+    SqlMutant(
+        "an expired lease is over",
+        PRUNE,
+        "WHERE x.ended_at IS NULL)",
+        "WHERE x.ended_at IS NULL AND x.expires_at > clock_timestamp())",
+        scenarios.an_expired_lease_that_nobody_has_superseded_stays_above_the_floor,
+    ),
+    SqlMutant(
+        "grants under way are not waited for",
+        PRUNE,
+        "coalesce(pg_snapshot_xmin(pg_current_snapshot()) < p_before, true)",
+        "false",
+        scenarios.a_grant_under_way_stays_above_the_floor,
+    ),
+    SqlMutant(
+        "the horizon is the snapshot's",
+        HORIZON,
+        "before := pg_current_xact_id();",
+        "before := pg_snapshot_xmax(pg_current_snapshot());",
+        scenarios.a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor,
+    ),
+    SqlMutant(
+        "tokens of after the horizon go too",
+        PRUNE,
+        "AND k.last_fence_token <= cap",
+        "",
+        scenarios.tokens_from_after_the_horizon_are_left_alone,
+    ),
+    SqlMutant(
+        "young marks go too",
+        PRUNE,
+        "AND k.changed_at <= cutoff",
+        "",
+        scenarios.only_old_marks_of_keys_without_a_row_go,
+    ),
+    SqlMutant(
+        "marks of live rows go too",
+        PRUNE,
+        "k.row_absent AND ",
+        "",
+        scenarios.only_old_marks_of_keys_without_a_row_go,
+    ),
+    SqlMutant(
+        "a source is asked for once",
+        PRUNE,
+        "IF EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
+        "IF false AND EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
+        scenarios.a_table_that_changes_its_source_meanwhile_is_not_pruned,
+    ),
+    SqlMutant(
+        "two prune at once",
+        PRUNE,
+        "NOT pg_try_advisory_xact_lock(hashtextextended('fencepost.prune', 0))",
+        "false",
+        scenarios.two_pruners_do_not_wait_for_each_other,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+async def test_a_mutant_of_pruning_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, mutant.rule, source="builtin")
+    await mutate(race, mutant.function, mutant.old, mutant.new)
+    await assert_seen(mutant.scenario, race)
+
+
+async def test_a_mutant_that_prunes_every_source_is_seen(connect: Connect, database: str) -> None:
+    """The source is asked for twice, and each line covers for the other."""
+    race = await open_race(connect, database, source="builtin")
+    await mutate(race, PRUNE, "p.source = 'builtin'", "true")
+    await mutate(race, PRUNE, "p.source <> 'builtin'", "false")
+    await assert_seen(scenarios.a_table_of_another_source_is_not_pruned, race)
+
+
+async def test_a_horizon_taken_early_would_be_wrong(connect: Connect, database: str) -> None:
+    """The mutant of the other line of prune_horizon: a number from before a draw below the horizon."""
+    race = await open_race(connect, database, source="builtin")
+    await mutate(race, HORIZON, "IF pg_current_xact_id_if_assigned() IS NOT NULL THEN RETURN; END IF;", "")
+    with pytest.raises(pytest.fail.Exception):
+        await scenarios.a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race)
+
+
+async def test_batches_walk_over_all_marks_of_all_tables(connect: Connect) -> None:
+    connection = await owner(connect)
+    for name in ("a", "a/b", "b", "c"):
+        await connection.execute(f'CREATE TABLE "{name}" (id int PRIMARY KEY)')
+        await protect(connection, name, source="external" if name == "b" else "builtin")
+    await connection.execute("SELECT setval('fencepost.tokens', 1000)")
+    await connection.execute(
+        "SELECT fencepost.raise_mark(fencepost.enc(t) || '/' || n, 100 + n, 'strict', true)"
+        " FROM unnest(ARRAY['a', 'a/b', 'b', 'c']) t, generate_series(1, 7) n"
+    )
+    until = await pruning.horizon(connection)
+    position: str | None = ""
+    pruned = []
+    while position is not None:
+        batch = await pruning.prune_batch(connection, until, 0, position, 3)
+        pruned.append(batch.pruned)
+        position = batch.reached
+    assert (sum(pruned), max(pruned)) == (21, 3)
+    left = await connection.fetch("SELECT DISTINCT split_part(resource, '/', 1) FROM fencepost.marks")
+    assert [row[0] for row in left] == ["b"]
+    floors = await connection.fetch("SELECT name, floor FROM fencepost.floors ORDER BY name")
+    assert [tuple(row) for row in floors] == [("a", 107), ("a/b", 107), ("b", 0), ("c", 107)]
+
+
+async def test_a_gateway_prunes_on_its_second_pass_and_goes_on(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    async with open_gateway(database) as gateway:
+        pruner = Pruner(gateway.database)
+        await scenarios.absent(race, "k", 50)
+        assert await pruner.run(0) == 0, "the first pass only asks for the horizon"
+        assert await pruner.run(0) == 1
+        assert await pruner.run(0) == 0
+        await scenarios.absent(race, "k", 60)
+        assert await pruner.run(3600) == 0
+        assert await pruner.run(0) == 1
+
+
+async def test_a_transaction_that_writes_for_long_holds_pruning_up(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    async with open_gateway(database) as gateway:
+        pruner = Pruner(gateway.database)
+        await scenarios.absent(race, "k", 50)
+        long = await race.begin(race.b)
+        await race.b.execute("SELECT pg_current_xact_id()")
+        assert [await pruner.run(0) for _ in range(3)] == [0, 0, 0]
+        await long.rollback()
+        assert await pruner.run(0) == 1
+
+
+async def test_status_tells_how_much_there_is_to_remember(connect: Connect, database: str) -> None:
+    race: Race = await open_race(connect, database, source="builtin")
+    await scenarios.absent(race, "k", 50)
+    await scenarios.absent(race, "other", 60)
+    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", database])
+    assert "\nmarks: 2, " in status.output
+    assert " kB on disk\n" in status.output
+    assert "idempotency records: 0, " in status.output
+    assert "floors" not in status.output
+    until = await pruning.horizon(race.a)
+    await scenarios.prune(race.a, until)
+    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", database])
+    assert "\nmarks: 0, " in status.output
+    assert "floors, up to which marks were pruned: orders 60" in status.output

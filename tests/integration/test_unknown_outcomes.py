@@ -1,0 +1,360 @@
+"""R15: the connection breaks before the answer. What landed is told as landed, what did not is done, and what cannot be
+known is said to be unknown, with what is known.
+
+Each test cuts the gateway's connection half-open: the backend hears nothing of it, and goes on.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.interleave import Connect, eventually
+from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway import operation
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.core import Done, Gateway
+from fencepost.gateway.once import Once, Replayed
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
+from fencepost.storage import backends
+from fencepost.storage.idempotency import Recorded
+
+AUDIT = """
+CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);
+CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO public.applied (verb, order_id) VALUES (TG_OP, coalesce(NEW.order_id, OLD.order_id));
+  RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.audit();
+"""
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    race = await open_race(connect, database, request.param)
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute(AUDIT)
+    return race
+
+
+@asynccontextmanager
+async def cut_off(race: Race) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
+    """Give a gateway behind a proxy."""
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+        yield gateway, proxy
+
+
+async def applied(race: Race) -> int:
+    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
+    return count
+
+
+def once(name: str = "k1") -> Once:
+    return Once(name, b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
+
+
+KEYED = [True, False]
+
+
+@pytest.mark.parametrize("with_key", KEYED)
+async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
+    async with cut_off(race) as (gateway, proxy):
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        request = replace(keyed("k", 31, n=1), once=once() if with_key else None)
+        write = await race.waits_at(pid, patch(gateway, request))
+        proxy.cut_all()
+
+        async def another_waits() -> bool:
+            return bool(
+                await race.observer.fetchval(
+                    "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
+                    pid,
+                )
+            )
+
+        await eventually(another_waits, what="the old backend gone, a new one waiting")
+        assert not write.done()
+        await holder.commit()
+        assert told(await write) == "ok"
+    assert await applied(race) == 1
+    assert await race.live_mark("k") == 31
+
+
+async def landed_without_answer(race: Race, proxy: CuttingProxy, after: bytes) -> None:
+    """Wait until the write is committed, and its answer swallowed; then cut."""
+    await asyncio.wait_for(proxy.muted.wait(), 10)
+
+    async def landed() -> bool:
+        return await applied(race) > 0
+
+    await eventually(landed, what=f"a commit after {after!r}")
+    proxy.mute_after = None
+    proxy.cut_all()
+
+
+@pytest.mark.parametrize("verb", ["patch", "put", "put new", "delete", "post", "post many", "patch many", "claim"])
+async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
+    async with cut_off(race) as (gateway, proxy):
+        await gateway_pid(gateway)
+        proxy.mute_after = b"COMMIT;"
+        key = once()
+        write = asyncio.create_task(
+            {
+                "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), once=key)),
+                "put": lambda: put(gateway, replace(keyed("k", 31, n=1), once=key)),
+                "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), once=key)),
+                "delete": lambda: delete(gateway, replace(keyed("k", 31), once=key)),
+                "post": lambda: insert(gateway, replace(posted(31, {"order_id": "z"}), once=key)),
+                "post many": lambda: insert(
+                    gateway, replace(posted(31, {"order_id": "y"}, {"order_id": "z"}), once=key)
+                ),
+                "patch many": lambda: patch_many(
+                    gateway, FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body, once=key)
+                ),
+                "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
+            }[verb]()
+        )
+        await landed_without_answer(race, proxy, b"COMMIT;")
+        answer = await write
+    assert isinstance(answer, Replayed), answer
+    assert answer.answer is not None
+    assert (b'"order_id"' in answer.answer.body) or verb == "delete"
+    assert await applied(race) == (2 if verb == "post many" else 1)
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
+
+
+@pytest.mark.parametrize("verb", ["patch", "delete", "post", "claim"])
+async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race: Race, verb: str) -> None:
+    async with cut_off(race) as (gateway, proxy):
+        await gateway_pid(gateway)
+        proxy.mute_after = b"\x00\x00\x00\x1f"  # the token 31, in binary
+        write = asyncio.create_task(
+            {
+                "patch": lambda: patch(gateway, keyed("k", 31, n=1)),
+                "delete": lambda: delete(gateway, keyed("k", 31)),
+                "post": lambda: insert(gateway, posted(31, {"order_id": "z"})),
+                "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31))),
+            }[verb]()
+        )
+        await landed_without_answer(race, proxy, b"31")
+        answer = await write
+    resource = "orders/z" if verb == "post" else "orders/k"
+    assert isinstance(answer, Problem), answer
+    assert (answer.name, answer.http_status, answer.retry_after) == ("FP009", 503, 1)
+    known = answer.body()["known"]
+    assert isinstance(known, dict)
+    assert (known["resource"], known["mark"]) == (resource, "31")
+    assert "with this token was accepted" in known["meaning"]
+    assert await applied(race) == 1
+
+
+async def test_when_somebody_newer_came_meanwhile_it_is_unknown_and_not_stale(race: Race) -> None:
+    async with cut_off(race) as (gateway, proxy):
+        await gateway_pid(gateway)
+        proxy.mute_after = b"\x00\x00\x00\x1f"
+        write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
+        await asyncio.wait_for(proxy.muted.wait(), 10)
+
+        async def landed() -> bool:
+            return await race.live_mark("k") == 31
+
+        await eventually(landed)
+        assert await race.update(race.b, "k", 40, n=2) is not None
+        proxy.mute_after = None
+        proxy.cut_all()
+        answer = await write
+    assert isinstance(answer, Problem)
+    assert answer.name == "FP009", "stale would say that it had no effect"
+    known = answer.body()["known"]
+    assert isinstance(known, dict)
+    assert "newer token" in known["meaning"]
+
+
+async def test_many_rows_without_key_are_unknown(race: Race) -> None:
+    async with cut_off(race) as (gateway, proxy):
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        request = FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body)
+        write = await race.waits_at(pid, patch_many(gateway, request))
+        proxy.cut_all()
+        answer = await write
+        await holder.rollback()
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.body()["known"]) == ("FP009", None)
+    assert await applied(race) == 0, "its backend is gone: it will not land later either"
+
+
+async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
+    async with cut_off(race) as (gateway, proxy):
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, keyed("k", 31, n=1)))
+        proxy.refusing = True
+        proxy.cut_all()
+        answer = await write
+        assert isinstance(answer, Problem)
+        assert (answer.name, answer.body()["known"]) == ("FP009", None)
+        assert await applied(race) == 0
+        await holder.commit()
+
+        async def landed() -> bool:
+            return await applied(race) == 1
+
+        await eventually(landed, what="the old backend's write: unknown was the truth")
+
+
+async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
+    async with cut_off(race) as (gateway, proxy):
+        await gateway_pid(gateway)
+        proxy.mute_after = b"COMMIT;"
+        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await asyncio.wait_for(proxy.muted.wait(), 10)
+        proxy.mute_after = None
+        proxy.refusing = True
+        proxy.cut_all()
+        answer = await write
+        assert isinstance(answer, Problem)
+        assert (answer.name, answer.body()["known"]) == ("FP009", None)
+        assert "same Idempotency-Key" in (answer.hint or "")
+        proxy.refusing = False
+        again = await patch(gateway, replace(keyed("k", 31, n=1), once=once()))
+    assert isinstance(again, Replayed)
+    assert await applied(race) == 1
+
+
+async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
+    monkeypatch.setattr(backends, "END_WITHIN_MS", 200)
+    async with cut_off(race) as (gateway, proxy):
+        pid = await gateway_pid(gateway)
+        assert told(await patch(gateway, keyed("k", 29, n=1))) == "FP001", "the statement is prepared now"
+        os.kill(pid, signal.SIGSTOP)  # its statement stays unread in its socket
+        try:
+            proxy.mute_after = b"\x00\x00\x00\x1f"
+            write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
+            await asyncio.wait_for(proxy.muted.wait(), 10)
+            proxy.cut_all()
+            answer = await write
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert isinstance(answer, Problem)
+    assert answer.name == "FP009"
+
+    async def gone() -> bool:
+        return not await race.observer.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid)
+
+    await eventually(gone, what="the backend, awake again, ending")
+    assert await applied(race) == 0
+
+
+async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refused(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave_it(*_: object) -> None:
+        """Do not end it."""
+
+    monkeypatch.setattr(backends, "end", leave_it)
+    async with cut_off(race) as (gateway, proxy):
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, keyed("k", 31, n=1)))
+        proxy.cut_all()
+
+        async def two_wait() -> bool:
+            return bool(
+                await race.observer.fetchval(
+                    "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND wait_event_type = 'Lock' AND state = 'active'"
+                )
+            )
+
+        await eventually(two_wait)
+        await holder.commit()
+        answer = await write
+    if race.strict:
+        assert told(answer) == "FP002", "the echo of its own write"
+        assert await applied(race) == 1
+    else:
+        assert await applied(race) == 2, "written twice"
+
+
+async def test_two_racers_with_one_key_land_once(race: Race) -> None:
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
+        second = await patch(two, replace(keyed("k", 32, n=1), once=once()))
+        assert told(second) == "FP013"
+        await holder.commit()
+        assert isinstance(await first, Done)
+        assert isinstance(await patch(two, replace(keyed("k", 32, n=1), once=once())), Replayed)
+    assert await applied(race) == 1
+
+
+async def test_a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> None:
+    """The second look-up is a statement of its own. The step between is made long by the lock's own function."""
+    await race.observer.execute(
+        "INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)"
+        " VALUES ('', 'other', 'payload', 200, '{}', 'x')"
+    )
+    # A first look-up that waits: the table is locked, as no product statement does, until the record is there.
+    lock = await race.begin(race.b)
+    await race.b.execute("LOCK TABLE fencepost.idempotency IN ACCESS EXCLUSIVE MODE")
+    async with open_gateway(race.dsn) as gateway:
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await race.b.execute(
+            "INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)"
+            " VALUES ('', 'k1', 'payload', 200, '{}', 'x')"
+        )
+        await lock.commit()
+        assert isinstance(await write, Replayed)
+    assert await applied(race) == 0
+
+
+async def test_a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
+    """Somebody's record is there at the end although nobody had the key's lock: the primary key is the last line."""
+    async with open_gateway(race.dsn) as gateway:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await race.observer.execute("SELECT fencepost.idem_record('', 'k1', 'payload', 200, '{}', 'theirs')")
+        await holder.commit()
+        answer = await write
+    assert isinstance(answer, Replayed)
+    assert answer.answer is not None
+    assert answer.answer.body == b"theirs"
+    assert await applied(race) == 0
+
+
+async def test_a_refusal_gives_its_key_back(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        refused = await patch(gateway, replace(keyed("k", 29, n=1), once=once()))
+        assert told(refused) == "FP001"
+        assert await race.observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
