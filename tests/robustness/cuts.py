@@ -1,0 +1,139 @@
+"""Writers whose connections are cut at random, and an audit inside the database of what they really did.
+
+Every logical write has a tag of its own, so the audit knows how often it was done: it is judged against what its
+writer was told. The audit shares no code with the product and knows nothing of it.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx
+from tests.cutting_proxy import CuttingProxy
+from tests.interleave import Connection
+
+from fencepost import ApiError, Client, OutcomeUnknown, Retry, Unavailable
+
+TABLES = {"strictly": "strict", "leased": "lease"}
+KEYS = ("k0", "k1", "k2", "k3")
+
+SCHEMA = """
+CREATE SCHEMA oracle;
+CREATE TABLE oracle.done (n bigserial PRIMARY KEY, tab text NOT NULL, key text NOT NULL, op text NOT NULL, tag text);
+CREATE FUNCTION oracle.see() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO oracle.done (tab, key, op, tag) VALUES (TG_TABLE_NAME, NEW.id, TG_OP, NEW.tag);
+  RETURN NULL;
+END $$;
+"""
+TABLE = """
+CREATE TABLE public.{0} (id text PRIMARY KEY, tag text);
+INSERT INTO public.{0} SELECT 'k' || i FROM generate_series(0, 3) i;
+"""
+AUDIT = "CREATE TRIGGER oracle AFTER INSERT OR UPDATE ON public.{0} FOR EACH ROW EXECUTE FUNCTION oracle.see()"
+
+Told = Literal["done", "refused", "unknown"]
+
+
+@dataclass
+class Writers:
+    """Write until the proxies have cut often enough. `told` has every logical write's tag."""
+
+    url: str
+    proxies: list[CuttingProxy]
+    seed: int
+    cuts: int
+    told: dict[str, Told] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)
+    tokens: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    async def write(self, *, with_sdk: int, by_hand: int) -> None:
+        """Run so many writers of each kind side by side."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(with_sdk):
+                group.create_task(self._with_sdk(f"s{number}"))
+            for number in range(by_hand):
+                group.create_task(self._by_hand(f"h{number}"))
+
+    @property
+    def enough(self) -> bool:
+        return sum(proxy.cuts for proxy in self.proxies) >= self.cuts
+
+    async def _with_sdk(self, name: str) -> None:
+        """The SDK repeats what it does not know, by itself."""
+        chance = random.Random(f"{self.seed} {name}")
+        async with Client(self.url, owner=name, retry=Retry(attempts=60, first=0.01, longest=0.2)) as client:
+            for number in itertools.count():
+                if self.enough:
+                    return
+                tag, table, key = f"{name}.{number}", chance.choice(list(TABLES)), chance.choice(KEYS)
+                token = next(self.tokens)
+                try:
+                    match chance.randrange(4):
+                        case 0:
+                            await client.post(table, {"id": tag, "tag": tag}, token=token)
+                        case 1:
+                            await client.put(table, key, {"tag": tag}, token=token)
+                        case _:
+                            await client.patch(table, key, {"tag": tag}, token=token)
+                except (OutcomeUnknown, Unavailable) as error:
+                    self._note(tag, "unknown", type(error).__name__)
+                except ApiError as refused:
+                    self._note(tag, "refused", str(refused.code))
+                else:
+                    self._note(tag, "done", "sdk")
+
+    async def _by_hand(self, name: str) -> None:
+        """A client without keys: it must be told the truth, and does not repeat."""
+        chance = random.Random(f"{self.seed} {name}")
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60) as http:
+            for number in itertools.count():
+                if self.enough:
+                    return
+                tag, table, key = f"{name}.{number}", chance.choice(list(TABLES)), chance.choice(KEYS)
+                headers = {"X-Fence-Token": str(next(self.tokens))}
+                body = {"id": tag, "tag": tag}
+                try:
+                    if chance.randrange(3) == 0:
+                        answer = await http.post(f"/v1/data/{table}", json=body, headers=headers)
+                    else:
+                        answer = await http.patch(f"/v1/data/{table}/{key}", json={"tag": tag}, headers=headers)
+                except httpx.TransportError:
+                    self._note(tag, "unknown", "cut")
+                    continue
+                if answer.is_success:
+                    self._note(tag, "done", "by hand")
+                else:
+                    code = json.loads(answer.content)["code"]
+                    self._note(tag, "unknown" if code == "FP009" else "refused", code)
+
+    def _note(self, tag: str, told: Told, answer: str) -> None:
+        self.told[tag] = told
+        self.answers[f"{told}: {answer}"] += 1
+
+
+async def judge(connection: Connection, writers: Writers) -> list[str]:
+    """Compare what the writers were told with what was done; gives every lie."""
+    rows = await connection.fetch("SELECT tag, count(*) AS times FROM oracle.done WHERE tag IS NOT NULL GROUP BY tag")
+    done = {row["tag"]: row["times"] for row in rows}
+    may_be = {"done": {1}, "refused": {0}, "unknown": {0, 1}}
+    wrong = [
+        f"{tag} was told {told}, and was done {done.get(tag, 0)} times"
+        for tag, told in writers.told.items()
+        if done.get(tag, 0) not in may_be[told]
+    ]
+    wrong += [f"{tag} was done, and nobody was told anything" for tag in done.keys() - writers.told.keys()]
+    for table in TABLES:
+        lost = await connection.fetch(
+            "SELECT t.id, t.tag, last.tag AS audited FROM oracle.done AS last"
+            f" LEFT JOIN public.{table} AS t ON t.id = last.key"
+            " WHERE last.n = (SELECT max(n) FROM oracle.done d WHERE d.tab = $1 AND d.key = last.key)"
+            " AND last.tab = $1 AND t.tag IS DISTINCT FROM last.tag",
+            table,
+        )
+        wrong += [f"{table}: {row['audited']} was the last write, and {row['tag']} is there" for row in lost]
+    return wrong

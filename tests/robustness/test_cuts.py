@@ -1,0 +1,98 @@
+"""Connections cut at random, on both sides of the gateway, while many write (R15, R16).
+
+Each logical write is done exactly once when its writer is told so, not at all when it is refused, and at most once when
+its outcome is said to be unknown.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from pydantic import SecretStr
+from tests.cutting_proxy import cutting_proxy
+from tests.http.conftest import serving
+from tests.interleave import Connect, Connection
+from tests.racing import owner
+from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
+
+from fencepost.settings import Settings
+from fencepost.storage.protect import protect
+
+CUTS = 500
+WITHIN = 120.0  # seconds, of which it takes about twenty
+
+Begin = Callable[[int], Awaitable[Writers]]
+
+
+@pytest.fixture
+def seed() -> int:
+    """Give the seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
+    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
+
+
+@pytest.fixture
+async def watched(connect: Connect) -> Connection:
+    """Make the tables, protected and audited; give a connection to look at them."""
+    connection = await owner(connect)
+    await connection.execute(SCHEMA)
+    for table, rule in TABLES.items():
+        await connection.execute(TABLE.format(table))
+        await protect(connection, table, rule="lease" if rule == "lease" else "strict")
+        await connection.execute(AUDIT.format(table))
+    return connection
+
+
+@pytest.fixture
+async def begin(watched: Connection, database: str, seed: int) -> AsyncIterator[Begin]:
+    """A gateway between two proxies, and writers that know its address."""
+    assert not watched.is_closed()  # the tables come first
+    chance = random.Random(seed)
+    async with AsyncExitStack() as stack:
+
+        async def start(cuts: int) -> Writers:
+            # Its pool's first connection is made before anything is cut.
+            inner, dsn = await stack.enter_async_context(
+                cutting_proxy(database, lambda: chance.randrange(1_000, 16_000), seed)
+            )
+            inner.cutting = False
+            running = serving(Settings(database_url=SecretStr(dsn), port=0, log_level="error"))
+            url = await asyncio.to_thread(running.__enter__)
+            stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
+            outer, url = await stack.enter_async_context(
+                cutting_proxy(url, lambda: chance.randrange(200, 8_000), seed + 1)
+            )
+            inner.cutting = True
+            return Writers(url, [inner, outer], seed, cuts)
+
+        yield start
+
+
+async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as_was_told(
+    begin: Begin, watched: Connection, seed: int
+) -> None:
+    async with asyncio.timeout(WITHIN):
+        writers = await begin(CUTS)
+        await writers.write(with_sdk=8, by_hand=8)
+    told = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)} {[proxy.cuts for proxy in writers.proxies]}"
+    wrong = await judge(watched, writers)
+    assert not wrong, "\n".join([told, *wrong[:20]])
+    assert min(proxy.cuts for proxy in writers.proxies) > CUTS // 10, told
+    assert writers.answers["done: sdk"] > 100, told
+    assert writers.answers["done: by hand"] > 50, told
+
+
+async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched: Connection, seed: int) -> None:
+    """The control: with keys that are forgotten at once, the same cuts must come out wrong."""
+    await watched.execute(
+        "CREATE OR REPLACE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer,"
+        " p_headers text[], p_answer bytea) RETURNS void LANGUAGE sql AS ''"
+    )
+    async with asyncio.timeout(WITHIN):
+        writers = await begin(CUTS // 2)
+        await writers.write(with_sdk=8, by_hand=2)
+    wrong = await judge(watched, writers)
+    assert any("done 2 times" in each for each in wrong), f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}"
+    assert any("told refused, and was done 1" in each for each in wrong), "the echo of a write of its own"

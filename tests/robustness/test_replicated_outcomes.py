@@ -1,0 +1,125 @@
+"""Unknown outcomes where there is a standby (R15, R19): commits that were not waited for, a promotion in between."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+from tests.conftest import in_database
+from tests.in_process import in_process
+from tests.interleave import Connection, eventually
+from tests.robustness.test_failover import (
+    acquire,
+    bin_dir,
+    by_road,
+    code,
+    holder,
+    of_standby,
+    patch,
+    put,
+    raised,
+    read,
+    shop,
+    sql,
+)
+from tests.standby import Pair
+
+__all__ = ["bin_dir"]  # a fixture
+
+KEY = {"Idempotency-Key": "k1"}
+
+
+async def waiting_for_the_standby(db: Connection) -> int:
+    """The pid of the gateway's backend that waits for the standby."""
+
+    async def waits() -> int | None:
+        pid: int | None = await db.fetchval(
+            "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+        )
+        return pid
+
+    return await eventually(waits, what="a commit that waits for the standby")
+
+
+async def cancel(db: Connection) -> None:
+    assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db))
+
+
+async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        await pair.caught_up()
+        await pair.synchronous()
+        await pair.cut()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            await db.execute("SET synchronous_commit = local")
+            write = asyncio.create_task(patch(http, "k", first.tokens[1], "second"))
+            await cancel(db)
+            answer = await write
+            assert code(answer) == (503, "FP009")
+            assert answer.json()["known"]["mark"] == str(first.tokens[1])
+            assert "standby" in answer.json()["detail"]
+
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[2], "third"))
+            await cancel(db)
+            pid = await waiting_for_the_standby(db)  # its record is there: the answer waits, as the write did
+            assert not keyed.done()
+            granted = asyncio.create_task(acquire(http, "other", lock="y"))
+            await eventually(lambda: two_wait(db), what="a grant that waits too")
+            other = await db.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> $1", pid
+            )
+            await db.execute("SELECT pg_cancel_backend($1)", other)
+            await eventually(lambda: two_wait(db), what="the grant, found again and waiting")
+            await pair.mend()
+            answer = await keyed
+            assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (200, "true")
+            assert (await granted).status_code in (200, 201)
+        await loses_nothing_that_was_acknowledged(pair, http)
+
+
+async def two_wait(db: Connection) -> bool:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+    return bool(await db.fetchval(waiting) == 2)
+
+
+async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx.Response:
+    headers = {"X-Fence-Token": str(token), **KEY}
+    return await http.patch("/v1/data/orders/k", json={"status": status}, headers=headers)
+
+
+async def loses_nothing_that_was_acknowledged(pair: Pair, http: httpx.AsyncClient) -> None:
+    pair.kill_primary()
+    await pair.promote()
+    pair.road.lead_to(pair.standby.url)
+    assert await read(http, "k") == "third"
+
+
+async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        assert (await put(http, "j", 1, "first", "jobs")).status_code == 201
+        await pair.caught_up()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            blocked = db.transaction()
+            await blocked.start()
+            await db.execute("LOCK TABLE public.orders, public.jobs IN ACCESS EXCLUSIVE MODE")
+            by_hand = asyncio.create_task(patch(http, "j", 2, "second", "jobs"))
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[1], "second"))
+            await eventually(lambda: both_wait(db), what="two writes that wait")
+            await pair.promote()  # and the old primary lives on
+            assert (await raised(of_standby(pair))).exit_code == 0
+            pair.road.lead_to(pair.standby.url)
+            for write in (by_hand, keyed):
+                answer = await write
+                assert (code(answer), answer.json()["known"]) == ((503, "FP009"), None)
+            await blocked.rollback()
+        assert await read(http, "k") == "first"
+        assert code(await keyed_patch(http, first.tokens[1], "second")) == (409, "FP001"), "asked again, it is judged"
+        assert (await patch(http, "j", 2, "second", "jobs")).status_code == 200
+
+
+async def both_wait(db: Connection) -> bool:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'fencepost'"
+    return bool(await db.fetchval(waiting) == 2)
