@@ -197,7 +197,7 @@ class Pair:
 @asynccontextmanager
 async def replicated(bin_dir: Path) -> AsyncIterator[Pair]:
     """Run a primary and a standby until the block ends."""
-    directory = _new_directory()
+    directory = new_directory()
     road = Road()
     standby: Standby | None = None
     # Nothing here outlives the test, so nothing is waited for but commits.
@@ -209,7 +209,7 @@ async def replicated(bin_dir: Path) -> AsyncIterator[Pair]:
         home.mkdir(mode=0o700)
         if account.drop:
             os.chown(home, account.uid, account.gid)
-        standby = Standby(reachable_binaries(bin_dir, account), account, home / "pgdata", _free_port())
+        standby = Standby(reachable_binaries(bin_dir, account), account, home / "pgdata", free_port())
         standby.make(primary.url)
         await eventually(lambda: _answers(standby.url), within=30, what="the standby's first answer")
         await road.build()
@@ -232,7 +232,7 @@ async def _connected(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def _new_directory() -> Path:
+def new_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
     directory.chmod(0o755)  # PostgreSQL runs as another user
     return directory
@@ -246,7 +246,7 @@ async def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
