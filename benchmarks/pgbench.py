@@ -20,7 +20,7 @@ _UPDATE: Final = """UPDATE {table} SET status = 'paid', last_fence_token = :toke
  WHERE order_id = 'order-' || :key AND last_fence_token < :token;
 """
 # What the gateway sends for a scoped table: the scope is raised by a statement of its own.
-_ENTER: Final = "SELECT * FROM fencepost.enter('by_order', ARRAY['by_order/order-' || :key], :token, 'strict');\n"
+_ENTER: Final = "SELECT * FROM fencepost.enter('by_order', ARRAY['by_order/order-' || :key], :token);\n"
 _SCOPED: Final = "UPDATE {table} SET status = 'paid' WHERE order_id = 'order-' || :key;\n"
 # What the gateway sends around a write with an Idempotency-Key.
 _BEGIN: Final = "SELECT * FROM fencepost.idem_begin('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea);\n"
