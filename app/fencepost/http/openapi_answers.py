@@ -9,11 +9,14 @@ from fencepost.fencing.problem_types import (
     DATABASE_BUSY,
     DATABASE_UNAVAILABLE,
     INVALID_VALUE,
+    KEY_IN_FLIGHT,
+    KEY_REUSED,
     MALFORMED_TOKEN,
     NOT_ACCEPTABLE,
     OUTCOME_UNKNOWN,
     PERMISSION_DENIED,
     ROW_NOT_FOUND,
+    SOURCE_QUARANTINED,
     TOKEN_REQUIRED,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
@@ -123,22 +126,31 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
         409,
         _problem_answer(
             "**The fence refused**: the token is stale (somebody newer has written) or spent (it has written "
-            "this row before); do not retry it. Or a constraint refused the data. Nothing was changed.",
-            _examples(STALE, SPENT, CONSTRAINT),
+            "this row before); do not retry it. Or a constraint refused the data. Nothing was changed. Or a request "
+            "with the same Idempotency-Key is being worked on: that one may be repeated.",
+            _examples(STALE, SPENT, CONSTRAINT, example_problem(KEY_IN_FLIGHT)),
         ),
     ),
     "RefusedRows": (
         409,
         _problem_answer(
             "**The fence refused**: one stale row refuses the whole request, and `rows` lists them. Or a "
-            "constraint refused the data. Nothing was changed.",
-            _examples(_MANY_STALE, CONSTRAINT),
+            "constraint refused the data. Nothing was changed. Or a request with the same Idempotency-Key is being "
+            "worked on: that one may be repeated.",
+            _examples(_MANY_STALE, CONSTRAINT, example_problem(KEY_IN_FLIGHT)),
         ),
     ),
     "TooLarge": (413, _problem_answer("Too many bytes or rows.", _examples(example_problem(BODY_TOO_LARGE)))),
     "NotJson": (
         415,
         _problem_answer("The body is not JSON.", _examples(example_problem(UNSUPPORTED_MEDIA_TYPE))),
+    ),
+    "KeyReused": (
+        422,
+        _problem_answer(
+            "The Idempotency-Key was used for another request. Nothing was changed.",
+            _examples(example_problem(KEY_REUSED)),
+        ),
     ),
     "TokenRequired": (
         428,
@@ -147,14 +159,22 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
     "Unavailable": (
         503,
         _problem_answer(
-            "PostgreSQL cannot be reached, is overloaded, or its answer was lost.",
-            _examples(*map(example_problem, (DATABASE_UNAVAILABLE, DATABASE_BUSY, OUTCOME_UNKNOWN))),
+            "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
+            "outcome is unknown. Or nothing may be written to it, because it was promoted and nobody has vouched for "
+            "it.",
+            _examples(
+                *map(example_problem, (DATABASE_UNAVAILABLE, DATABASE_BUSY, OUTCOME_UNKNOWN, SOURCE_QUARANTINED))
+            ),
             _RETRY_AFTER,
         ),
     ),
 }
 
 HEADERS: Final[dict[str, Part]] = {
+    "Idempotent-Replayed": {
+        "description": "The request had been done before, under this Idempotency-Key; this is what was answered then.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
     "Content-Range": {
         "description": "Which rows these are, as PostgREST says it: `first-last/total`; the total is `*` unless it "
         "was asked for.",
@@ -176,6 +196,12 @@ HEADERS: Final[dict[str, Part]] = {
     },
 }
 
+IDEMPOTENCY_KEY: Final = (
+    "A name of your own for this write, new for each: a UUID, say, quoted or bare. Repeat the request with it when its "
+    "answer was lost: it is done once, and answered as it was then."
+)
+IDEMPOTENCY_KEY_PATTERN: Final = r'^([!#-~]{1,255}|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
+
 PARAMETERS: Final[dict[str, Part]] = {
     "FenceToken": {
         "name": "X-Fence-Token",
@@ -185,6 +211,13 @@ PARAMETERS: Final[dict[str, Part]] = {
         "of at most 9223372036854775807. Newer grants have larger ones.",
         "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,18}$"},
         "example": "34",
+    },
+    "IdempotencyKey": {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": IDEMPOTENCY_KEY,
+        # No example: "Try it out" would send it with every write, and be answered from the first.
+        "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
     },
     "Prefer": {
         "name": "Prefer",

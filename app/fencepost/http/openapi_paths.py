@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from fencepost.http.openapi_answers import errors, headers, parameter
+from fencepost.http.openapi_answers import PARAMETERS, errors, headers, parameter
 from fencepost.http.openapi_examples import example_changes, example_insert, example_row
 from fencepost.http.openapi_parameters import columns, filters, key_parameters, paging, select
 from fencepost.storage.catalog import Table
@@ -13,8 +13,8 @@ from fencepost.storage.catalog import Table
 Part = dict[str, Any]
 
 _READ: Final = ("BadRequest", "Denied", "NotAcceptable", "Unavailable")
-_WRITE: Final = ("BadRequest", "Forbidden", "TooLarge", "NotJson", "TokenRequired", "Unavailable")
-_DELETE: Final = ("BadRequest", "Forbidden", "TooLarge", "TokenRequired", "Unavailable")
+_DELETE: Final = ("BadRequest", "Forbidden", "TooLarge", "KeyReused", "TokenRequired", "Unavailable")
+_WRITE: Final = (*_DELETE, "NotJson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,21 @@ class _Routes:
         self.names = names
         self.fence = table.fence
         single = ("X-Fence-Mark", "X-Request-Id") if self.fence else ("X-Request-Id",)
-        self.single = headers(*single)
-        self.many = headers("Content-Range", "X-Request-Id")
-        self.created = headers("Location", "X-Request-Id")
+        written = ("Idempotent-Replayed", "X-Request-Id")
+        self.read = headers(*single)
+        self.listed = headers("Content-Range", "X-Request-Id")
+        self.single = headers("X-Fence-Mark", *written)
+        self.many = headers("Content-Range", *written)
+        self.created = headers("Location", *written)
         self.keys = key_parameters(table)
+        keyed = parameter("IdempotencyKey")
+        if self.fence and self.fence.requires_key:
+            keyed = {**PARAMETERS["IdempotencyKey"], "required": True}
         # Parameters stand with each operation: at the path, Swagger UI does not follow references.
-        self.write = [parameter("FenceToken"), select(table, writing=True), parameter("Prefer"), parameter("RequestId")]
+        self.write = [
+            *(parameter("FenceToken"), keyed, select(table, writing=True)),
+            *(parameter("Prefer"), parameter("RequestId")),
+        ]
 
     def collection(self) -> Part:
         """Describe /v1/data/{table}."""
@@ -79,8 +88,8 @@ class _Routes:
                 parameter("RequestId"),
             ],
             {
-                "200": self._rows("The rows.", self.many),
-                "206": self._rows("Some of the rows, with `Prefer: count=exact` and more that match.", self.many),
+                "200": self._rows("The rows.", self.listed),
+                "206": self._rows("Some of the rows, with `Prefer: count=exact` and more that match.", self.listed),
                 **errors([*_READ, "NoTable"]),
             },
         )
@@ -91,7 +100,7 @@ class _Routes:
             f"One row of {self.table.name}",
             "One row by its primary key. Carries no token." + self._how_to_write(),
             [*self.keys, select(self.table), parameter("RequestId")],
-            {"200": self._row("The row.", self.single), **errors([*_READ, "NoRow"])},
+            {"200": self._row("The row.", self.read), **errors([*_READ, "NoRow"])},
         )
 
     def _insert(self) -> Part:

@@ -19,6 +19,7 @@ from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.explain import Explained, explain
 from fencepost.gateway.once import Once, Replayed
 from fencepost.http.answers import recorded, replayed
+from fencepost.http.openapi_answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_requests import payload_hash, read_idempotency_key, read_json, read_token, refuse_token
@@ -33,6 +34,14 @@ TokenHeader = Annotated[
         examples=["34"],
         # Documented, and not checked here: `read_token` does, and says FP004.
         json_schema_extra={"pattern": "^[1-9][0-9]{0,18}$"},
+    ),
+]
+KeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description=IDEMPOTENCY_KEY,
+        json_schema_extra={"pattern": IDEMPOTENCY_KEY_PATTERN},  # as above: `read_idempotency_key` checks
     ),
 ]
 ResourceQuery = Annotated[str | None, Query(description="The resource: table/key.", examples=["orders/order-123"])]
@@ -73,14 +82,15 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
             (400, "The body, the key or the token cannot be read."),
             (403, "The table is not protected."),
             (404, "There is no such table."),
-            (409, "The token is stale or spent, or was never issued."),
+            (409, "The token is stale or spent, or was never issued; or the Idempotency-Key is being worked on."),
             (413, "The body is too large."),
             (415, "The body is not JSON."),
+            (422, "The Idempotency-Key was used for another request."),
             (428, "The claim carries no token."),
-            (503, "The database cannot be asked."),
+            (503, "The database cannot be asked, or its answer was lost."),
         ),
     )
-    async def post_claim(request: Request, _token: TokenHeader = None) -> Response:
+    async def post_claim(request: Request, _token: TokenHeader = None, _key: KeyHeader = None) -> Response:
         """Raise the resource's mark to your token without writing data, and read the row from the same statement.
 
         Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
