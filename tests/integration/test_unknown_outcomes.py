@@ -13,38 +13,25 @@ from dataclasses import replace
 
 import pytest
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.idempotency_scenarios import applied, audited_race, once
 from tests.interleave import Connect, eventually
-from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
+from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway import operation
 from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.core import Done, Gateway
-from fencepost.gateway.once import Once, Replayed
+from fencepost.gateway.core import Gateway
+from fencepost.gateway.once import Replayed
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
 from fencepost.storage import backends
-from fencepost.storage.idempotency import Recorded
-
-AUDIT = """
-CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);
-CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO public.applied (verb, order_id) VALUES (TG_OP, coalesce(NEW.order_id, OLD.order_id));
-  RETURN NULL;
-END $$;
-CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.audit();
-"""
 
 
 @pytest.fixture(params=["strict", "lease"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, request.param)
-    await race.insert(race.a, "k", 30)
-    await race.observer.execute(AUDIT)
-    return race
+    return await audited_race(connect, database, request.param)
 
 
 @asynccontextmanager
@@ -52,15 +39,6 @@ async def cut_off(race: Race) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
     """Give a gateway behind a proxy."""
     async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
         yield gateway, proxy
-
-
-async def applied(race: Race) -> int:
-    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
-    return count
-
-
-def once(name: str = "k1") -> Once:
-    return Once(name, b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
 
 
 KEYED = [True, False]
@@ -300,61 +278,3 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
         assert await applied(race) == 1
     else:
         assert await applied(race) == 2, "written twice"
-
-
-async def test_two_racers_with_one_key_land_once(race: Race) -> None:
-    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
-        first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
-        second = await patch(two, replace(keyed("k", 32, n=1), once=once()))
-        assert told(second) == "FP013"
-        await holder.commit()
-        assert isinstance(await first, Done)
-        assert isinstance(await patch(two, replace(keyed("k", 32, n=1), once=once())), Replayed)
-    assert await applied(race) == 1
-
-
-async def test_a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> None:
-    """The second look-up is a statement of its own. The step between is made long by the lock's own function."""
-    await race.observer.execute(
-        "INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)"
-        " VALUES ('', 'other', 'payload', 200, '{}', 'x')"
-    )
-    # A first look-up that waits: the table is locked, as no product statement does, until the record is there.
-    lock = await race.begin(race.b)
-    await race.b.execute("LOCK TABLE fencepost.idempotency IN ACCESS EXCLUSIVE MODE")
-    async with open_gateway(race.dsn) as gateway:
-        pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
-        await race.b.execute(
-            "INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)"
-            " VALUES ('', 'k1', 'payload', 200, '{}', 'x')"
-        )
-        await lock.commit()
-        assert isinstance(await write, Replayed)
-    assert await applied(race) == 0
-
-
-async def test_a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
-    """Somebody's record is there at the end although nobody had the key's lock: the primary key is the last line."""
-    async with open_gateway(race.dsn) as gateway:
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
-        pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
-        await race.observer.execute("SELECT fencepost.idem_record('', 'k1', 'payload', 200, '{}', 'theirs')")
-        await holder.commit()
-        answer = await write
-    assert isinstance(answer, Replayed)
-    assert answer.answer is not None
-    assert answer.answer.body == b"theirs"
-    assert await applied(race) == 0
-
-
-async def test_a_refusal_gives_its_key_back(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        refused = await patch(gateway, replace(keyed("k", 29, n=1), once=once()))
-        assert told(refused) == "FP001"
-        assert await race.observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
-        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"

@@ -78,6 +78,30 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
         await loses_nothing_that_was_acknowledged(pair, http)
 
 
+async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_standby(bin_dir: Path) -> None:
+    """What the message in the log is for: without it, a repeat would acknowledge what a promotion may forget."""
+    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        await pair.caught_up()
+        await pair.synchronous()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            await db.execute("SET synchronous_commit = local")
+            definition = await db.fetchval(
+                "SELECT pg_get_functiondef('fencepost.idem_begin(text, text, bytea)'::regprocedure)"
+            )
+            assert (message := "PERFORM pg_logical_emit_message(true, 'fencepost', '');") in definition
+            await db.execute(definition.replace(message, ""))
+            await pair.cut()
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[1], "second"))
+            await cancel(db)
+            assert (await keyed).status_code == 200
+        pair.kill_primary()
+        await pair.promote()
+        pair.road.lead_to(pair.standby.url)
+        assert await read(http, "k") == "first", "it was acknowledged, and is lost"
+
+
 async def two_wait(db: Connection) -> bool:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
     return bool(await db.fetchval(waiting) == 2)
