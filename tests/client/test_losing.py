@@ -161,7 +161,13 @@ async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_a
             await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
         assert counting.count("PATCH") == 1
         assert unknown.value.resource == ORDER
-        assert (await c.fence(ORDER)).mark == unknown.value.presented_token, "it landed"
+        mark = (await c.fence(ORDER)).mark
+        assert mark == unknown.value.presented_token, "it landed"
+        key = unknown.value.idempotency_key
+        assert key
+        again = await c.patch("orders", "order-123", {"status": "paid"}, lease=lease, idempotency_key=key)
+        assert again["status"] == "paid"
+        assert (await c.fence(ORDER)).mark == mark, "it was not done again"
         await c.patch("orders", "order-123", {"status": "shipped"}, lease=lease)
 
 

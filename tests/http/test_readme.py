@@ -1,4 +1,4 @@
-"""The README's story is run as it stands: each `$ command` against a fresh demo, its answer compared to the letter."""
+"""Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared."""
 
 import asyncio
 import os
@@ -6,17 +6,18 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.serving import serving
 
 from fencepost.storage.embedded import embedded_bin_dir
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def story() -> list[tuple[str, str]]:
-    """Read (command, expected output) from the README's console blocks."""
+def story(page: str) -> list[tuple[str, str]]:
+    """Read (command, expected output) from the page's console blocks."""
     steps = []
-    for block in re.findall(r"```console\n(.*?)```", README.read_text("utf-8"), re.DOTALL):
+    for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL):
         for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, expected = step.partition("\n")
             steps.append((command, expected))
@@ -30,9 +31,10 @@ def run(command: str, path: str) -> str:
     return done.stdout
 
 
-async def test_the_story_in_the_readme_is_true(short_dir: Path) -> None:
-    steps = story()
-    assert len(steps) >= 6
+@pytest.mark.parametrize(("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4)])
+async def test_the_story_in_a_page_is_true(short_dir: Path, page: str, at_least: int) -> None:
+    steps = story(page)
+    assert len(steps) >= at_least
     path = f"{embedded_bin_dir()}:{os.environ['PATH']}"
     async with serving(short_dir) as gateway:
         for command, expected in steps:

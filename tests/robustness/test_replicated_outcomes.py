@@ -90,7 +90,8 @@ async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_st
             definition = await db.fetchval(
                 "SELECT pg_get_functiondef('fencepost.idem_begin(text, text, bytea)'::regprocedure)"
             )
-            assert (message := "PERFORM pg_logical_emit_message(true, 'fencepost', '');") in definition
+            message = "PERFORM pg_logical_emit_message(true, 'fencepost', '');"
+            assert message in definition
             await db.execute(definition.replace(message, ""))
             await pair.cut()
             keyed = asyncio.create_task(keyed_patch(http, first.tokens[1], "second"))

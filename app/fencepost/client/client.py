@@ -12,6 +12,7 @@ from fencepost.client import calls
 from fencepost.client.answers import Claimed, Fence, LockState, Row
 from fencepost.client.calls import Filters, Query
 from fencepost.client.clock import Clock, SystemClock
+from fencepost.client.errors import OutcomeUnknown
 from fencepost.client.exchange import Answer, Exchange
 from fencepost.client.idempotency import new_key
 from fencepost.client.keys import Key, resource_of
@@ -279,6 +280,15 @@ class Client:
         token and key when it is sent again.
         """
         key = new_key() if key is None else key
+        try:
+            return await self._write_under(key, resource, lease, token, call)
+        except OutcomeUnknown as error:
+            error.idempotency_key = key
+            raise
+
+    async def _write_under(
+        self, key: str, resource: str | None, lease: Lease | None, token: int | None, call: calls.WithToken
+    ) -> Answer:
         if lease is not None and token is None:
             # Rows of one scope have one mark: two writes at once would make each other stale (R8).
             table = (resource or "").partition("/")[0]

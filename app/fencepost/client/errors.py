@@ -222,6 +222,9 @@ class OutcomeUnknown(ApiError):
     resource under the same lease carries a higher token, so this one cannot land after that.
     """
 
+    idempotency_key: str | None = None
+    """The key that it was sent with. None for a lease's own claims."""
+
 
 _BY_CODE: Final[dict[str, type[ApiError]]] = {
     "FP001": StaleToken,
