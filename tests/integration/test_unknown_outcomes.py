@@ -221,6 +221,47 @@ async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
     assert await applied(race) == 1
 
 
+async def test_a_transaction_that_broke_before_its_commit_was_not_written(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
+    async with cut_off(race) as (gateway, proxy):
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        proxy.refusing = True
+        proxy.cut_all()
+        assert told(await write) == "FP010", "nothing was done, and nothing will be"
+        await holder.commit()
+
+        async def idle() -> bool:
+            state = await race.observer.fetchval("SELECT state FROM pg_stat_activity WHERE pid = $1", pid)
+            return state in (None, "idle in transaction")
+
+        await eventually(idle, what="the old backend, through with its statement")
+        assert await applied(race) == 0
+
+
+async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 2)
+    async with cut_off(race) as (gateway, proxy):
+        await gateway_pid(gateway)
+        proxy.mute_after = b"COMMIT;"
+        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await asyncio.wait_for(proxy.muted.wait(), 10)
+        proxy.muted.clear()
+        proxy.mute_after = b"fencepost.idem_begin"
+        proxy.cut_all()
+        await asyncio.wait_for(proxy.muted.wait(), 10)  # ended the first backend, and asks for the record
+        proxy.refusing = True
+        proxy.cut_all()
+        assert told(await write) == "FP009"
+    assert await applied(race) == 1
+
+
 async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
 - inside a transaction when it needs several statements, or has an Idempotency-Key (once.py). A refusal rolls that back:
-  an answer that is no success has no effect;
+  an answer that is no success has no effect. A connection that breaks before COMMIT was sent has none either;
 - when the connection broke before the answer, and so the outcome is unknown (R15). Then, on another connection to the
   same system and timeline (another one may lack what was committed here),
   1. the old backend is ended, and it is made sure that it is gone: until then it may still commit;
@@ -76,6 +76,10 @@ class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transa
         self.problem = problem
 
 
+class _UncommittedError(OutcomeUnknownError):
+    """The connection broke before COMMIT was sent: the transaction is over, or will be when its backend is ended."""
+
+
 async def perform(gateway: Gateway, operation: Operation) -> Outcome:
     """Run an operation until it is decided, or it is certain that it cannot be known how it ended."""
     loop = asyncio.get_running_loop()
@@ -85,14 +89,11 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
     while True:
         try:
             async with gateway.database.connection(writing=True) as connection:
-                mine = gateway_connection(connection)
                 if unknown is not None and broken is not None:
-                    if not mine.origin.same_history(broken.origin):
-                        return _unknown(unknown, Evidence(None), operation)
-                    await backends.end(connection, broken.backend)
-                    if operation.once is None and (told := await _doubt(connection, operation, unknown)) is not None:
+                    if (told := await _settle(connection, operation, unknown, broken)) is not None:
                         return told
                     broken = None  # only now: whatever breaks before is asked again
+                mine = gateway_connection(connection)
                 try:
                     return await _decide(connection, operation)
                 except OutcomeUnknownError:
@@ -100,13 +101,36 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
                     raise
         except OutcomeUnknownError as error:
             deadline = deadline or loop.time() + RESOLVED_WITHIN
-            unknown = error
+            # With a key, what came before is settled only by a look-up that was answered.
+            if unknown is None or operation.once is None or not isinstance(error, _UncommittedError):
+                unknown = error
         except UnavailableError:
             if unknown is None:
                 raise
             await asyncio.sleep(PAUSE)
         if loop.time() > deadline:
-            return _unknown(unknown, Evidence(None), operation)
+            return _given_up(unknown, operation)
+
+
+async def _settle(
+    connection: Connection, operation: Operation, unknown: OutcomeUnknownError, broken: GatewayConnection
+) -> Problem | None:
+    """End the backend of the broken connection, and find out what it did. None: it can be tried again."""
+    uncommitted = isinstance(unknown, _UncommittedError)
+    if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
+        return _unknown(unknown, Evidence(None), operation)
+    await backends.end(connection, broken.backend)
+    if uncommitted or operation.once is not None:
+        return None
+    with translated(writing=False):
+        evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
+    return None if evidence.landed is False else _unknown(unknown, evidence, operation)
+
+
+def _given_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
+    if isinstance(unknown, _UncommittedError):
+        raise UnavailableError(f"nothing was written: {unknown}") from unknown
+    return _unknown(unknown, Evidence(None), operation)
 
 
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
@@ -127,6 +151,7 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
         gateway_connection(connection).require_replicated()
         return outcome
     while True:
+        committing = False
         try:
             with translated(writing=True):
                 async with connection.transaction():
@@ -135,23 +160,21 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
                     )
                     if isinstance(outcome, Problem):
                         raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
+                    committing = True
                 gateway_connection(connection).require_replicated()
                 return outcome
         except _Refused as refused:
             return refused.problem
+        except OutcomeUnknownError as error:
+            if committing:
+                raise
+            raise _UncommittedError(str(error)) from error
         except RefusedError as error:
             if not landed_meanwhile(error):
                 raise
 
 
-async def _doubt(connection: Connection, operation: Operation, unknown: OutcomeUnknownError) -> Problem | None:
-    """Ask the marks; None: it has certainly not landed, and can be tried again."""
-    with translated(writing=False):
-        evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
-    return None if evidence.landed is False else _unknown(unknown, evidence, operation)
-
-
-def _unknown(error: OutcomeUnknownError | None, evidence: Evidence, operation: Operation) -> Problem:
+def _unknown(error: OutcomeUnknownError, evidence: Evidence, operation: Operation) -> Problem:
     known = None
     if evidence.resource is not None and evidence.mark is not None:
         meaning = (
