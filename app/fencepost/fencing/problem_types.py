@@ -101,8 +101,8 @@ OUTCOME_UNKNOWN: Final = ProblemType(
     "The connection to PostgreSQL broke after the write was sent and before its answer came. It may have been "
     "committed, or may still be.",
     "Repeat the same request with the same Idempotency-Key, if it had one: it is answered, or done, once. Without: ask "
-    "GET /v1/fences?resource=… . A mark below your token says that it has not landed so far. Under the rule strict a mark "
-    "equal to it says that a write with this token has. The member known says what the gateway could find out.",
+    "GET /v1/fences?resource=… . A mark below your token says that it has not landed so far. Under the rule strict a "
+    "mark equal to it says that a write with this token has. The member known says what the gateway could find out.",
     retryable=True,
 )
 DATABASE_UNAVAILABLE: Final = ProblemType(
