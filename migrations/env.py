@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from fencepost.storage.models import SCHEMA, metadata
+from fencepost.storage.owner import act_sql, settle_sql
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365
@@ -18,7 +19,6 @@ MIGRATION_LOCK = 0x66656E6365
 
 def run(connection: Connection) -> None:
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
-    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.commit()
     context.configure(
         connection=connection,
@@ -28,7 +28,15 @@ def run(connection: Connection) -> None:
         include_name=lambda name, kind, _parents: name == SCHEMA if kind == "schema" else True,
     )
     with context.begin_transaction():
+        as_owner()
         context.run_migrations()
+
+
+def as_owner() -> None:
+    """Make the schema, give it to the role that is asked for, and go on as its owner."""
+    for statement in (settle_sql(context.config.attributes.get("owner")), act_sql()):
+        # text() would take `:name` for a parameter.
+        context.execute(text(statement.replace(":", "\\:")))
 
 
 async def connect_and_run(url: str) -> None:
@@ -48,7 +56,7 @@ def main() -> None:
             literal_binds=True,
         )
         with context.begin_transaction():
-            context.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            as_owner()
             context.run_migrations()
     elif (connection := context.config.attributes.get("connection")) is not None:
         run(connection)

@@ -33,6 +33,8 @@ class CuttingProxy:
         self.refusing = False
         self.mute_after: bytes | None = None
         """Once a client has sent this, it hears nothing any more on that connection."""
+        self.mute_skips = 0
+        """How often it may be sent before that."""
         self.muted = asyncio.Event()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +87,8 @@ class CuttingProxy:
                     if link.cut or (link.muted and not to_server):
                         continue  # swallowed
                     if to_server and self.mute_after is not None and self.mute_after in data:
-                        link.muted = True
+                        link.muted = self.mute_skips == 0
+                        self.mute_skips = max(self.mute_skips - 1, 0)
                     if self.cutting and link.left is not None:
                         data, whole = data[: link.left], len(data)
                         link.left -= whole

@@ -256,9 +256,11 @@ async def open_race(
 
 
 @asynccontextmanager
-async def open_gateway(dsn: str, *, pool_size: int = 1, max_rows: int = 100) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    dsn: str, *, pool_size: int = 1, max_rows: int = 100, lock_timeout: float = 10.0
+) -> AsyncIterator[Gateway]:
     """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
-    database = await Database.open(dsn, Limits(pool_size=pool_size))
+    database = await Database.open(dsn, Limits(pool_size=pool_size, lock_timeout=lock_timeout))
     try:
         catalog = CatalogCache(database, [], lambda _: None)
         await catalog.reload()

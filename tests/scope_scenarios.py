@@ -1,10 +1,13 @@
 """Interleavings of scoped writes that the product must survive; AssertionError when a rule is broken.
 
-They run against the product and against mutants of migrations/sql/0004_scopes.sql (test_scope_races, _mutants).
+They run against the product (tests/integration/test_scope_races) and against mutants of its safety lines
+(test_scope_mutants).
 """
 
-from tests.racing import Race, outcome
+from tests.interleave import Connect
+from tests.racing import Race, open_race, outcome
 
+from fencepost.fencing.token import Rule
 from fencepost.storage.protect import protect, unprotect
 
 DDL = """
@@ -12,6 +15,12 @@ CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NO
 MORE = """
 CREATE TABLE public.notes (account_id bigint, no int, PRIMARY KEY (account_id, no));
 INSERT INTO public.items VALUES (1, 42), (2, 42), (3, 7)"""
+
+
+async def scoped_race(connect: Connect, database: str, rule: Rule, source: str = "external") -> Race:
+    race = await open_race(connect, database, rule, ddl=DDL, name="items", source=source)
+    await prepare(race)
+    return race
 
 
 async def prepare(race: Race) -> None:
@@ -118,6 +127,19 @@ async def old_snapshot_fails(race: Race) -> None:
         await snapshot.rollback()
 
 
+async def an_old_snapshot_reads_no_old_rule(race: Race) -> None:
+    snapshot = race.a.transaction(isolation="repeatable_read")
+    await snapshot.start()
+    await race.a.execute("SELECT FROM items")
+    await race.b.execute("UPDATE fencepost.protected SET requires_key = true WHERE scope IS NOT NULL")
+    assert await entered(race, race.a, 70, "account/42") == "40001"
+    await snapshot.rollback()
+
+
+async def a_scope_of_no_table_is_not_entered(race: Race) -> None:
+    assert await outcome(race.a.fetch("SELECT fencepost.enter('accounts', '{accounts/1}', 50)")) == "FP000"
+
+
 async def a_savepoint_that_is_undone_has_not_entered(race: Race) -> None:
     transaction = await race.begin(race.a)
     await race.a.execute("SAVEPOINT s")
@@ -142,6 +164,8 @@ ALL = (
     direct_sql_is_judged,
     pruned_scope_leaves_a_floor,
     old_snapshot_fails,
+    an_old_snapshot_reads_no_old_rule,
+    a_scope_of_no_table_is_not_entered,
     a_savepoint_that_is_undone_has_not_entered,
     tokens_that_were_never_issued_are_refused,
 )

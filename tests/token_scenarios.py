@@ -10,6 +10,7 @@ import asyncpg
 from tests.interleave import Connect, Connection, start
 from tests.racing import outcome, owner
 
+from fencepost.storage.owner import settle_sql
 from fencepost.storage.protect import protect, unprotect
 
 HIGH = 5000
@@ -146,16 +147,14 @@ async def mark_that_a_policy_hides(connect: Connect) -> None:
     try:
         await db.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY; ALTER TABLE t FORCE ROW LEVEL SECURITY")
         await db.execute("CREATE POLICY low ON t USING (id < 2)")
-        await db.execute("GRANT ALL ON SCHEMA fencepost, public TO keeper")
-        await db.execute("GRANT ALL ON ALL TABLES IN SCHEMA fencepost TO keeper")
-        for each in await db.fetch("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^t_[0-9a-f]{10}_'"):
-            await db.execute(f"ALTER FUNCTION {each[0]} OWNER TO keeper")
-        await db.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO keeper")
+        await db.execute("GRANT ALL ON SCHEMA public TO keeper")
+        await db.execute(settle_sql("keeper"))
         await db.execute("SET ROLE keeper")
         said = await refusal_of(protect(db, "t", source="builtin"))
         assert "row-level security" in said, said
     finally:
         await db.execute("RESET ROLE")
+        await db.execute(settle_sql(await db.fetchval("SELECT current_user::text")))
         await db.execute("DROP OWNED BY keeper CASCADE; DROP ROLE keeper")
 
 

@@ -1,6 +1,6 @@
 """The JSON of the system routes, as types: for OpenAPI on one side and for clients on the other."""
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 # Pydantic reads these, and wants typing_extensions' TypedDict before Python 3.12.
 from typing_extensions import TypedDict
@@ -45,7 +45,10 @@ class StoryEvent(TypedDict):
 
 
 class FenceAnswer(TypedDict):
-    """What is known of a resource. The mark of one that was never written is "0"."""
+    """What is known of a resource. The mark of one that was never written is "0".
+
+    `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is told.
+    """
 
     resource: str
     mark: str
@@ -53,6 +56,7 @@ class FenceAnswer(TypedDict):
     source: str
     row_exists: bool
     story: list[StoryEvent]
+    tables: NotRequired[list[str]]
 
 
 class LeaseRequest(TypedDict, total=False):

@@ -8,16 +8,16 @@ CREATE TABLE fencepost.break_glass_log (
   verb        text NOT NULL,
   resource    text COLLATE "C" NOT NULL,
   reason      text NOT NULL,
-  at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  at          timestamptz NOT NULL DEFAULT now(),
   login       text NOT NULL DEFAULT session_user,
-  role        text NOT NULL DEFAULT current_setting('role'),
+  role        text NOT NULL DEFAULT coalesce(nullif(current_setting('role'), 'none'), session_user),
   application text NOT NULL DEFAULT current_setting('application_name'),
   client      inet DEFAULT inet_client_addr(),
   query       text,
-  CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, name, verb)
+  CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, at, name, verb)
 );
 -- next
-COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table and verb; resource is the first that was written. In the transaction of the write: a write that is undone leaves none.';
+COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table and verb; resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none.';
 -- next
 -- Is the protection broken in this session? By SET LOCAL fencepost.break_glass = 'why', for members of one role:
 -- fencepost_breakglass where it exists, else the role that owns this schema.
@@ -36,7 +36,7 @@ BEGIN
       DETAIL = format('That is for members of the role %s.', keeper),
       HINT = format('GRANT %I TO %I, or write with a token: SET LOCAL fencepost.token = ''36''', keeper, session_user);
   END IF;
-  IF length(btrim(reason)) < 3 THEN
+  IF length(regexp_replace(reason, '[[:space:]]', '', 'g')) < 3 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('%L is no reason to break the glass', reason),
       HINT = 'It is recorded for those who come after you: SET LOCAL fencepost.break_glass = ''INC-123: what happened''';
   END IF;
@@ -50,17 +50,54 @@ BEGIN
   IF NOT fencepost.break_glass() THEN RETURN; END IF;
   INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query)
   VALUES (tab, p_verb, p_resource, current_setting('fencepost.break_glass'), current_query())
-  ON CONFLICT (xid, name, verb) DO NOTHING;
+  ON CONFLICT (xid, at, name, verb) DO NOTHING;
 END $$;
 -- next
--- The mark of a row that is inserted without a token: that of its key, which does not fall; NULL when the glass is
--- whole. At least 1, so that a claim of the same key meets a mark, and then sees the row.
-CREATE FUNCTION fencepost.mark_behind_glass(tab text, p_resource text) RETURNS bigint LANGUAGE plpgsql
+-- The mark of a row that is inserted behind broken glass: that of its key, which does not fall, or the token that was
+-- said, if that is higher; 0 for a key that nobody wrote through a fence. NULL when the glass is whole.
+CREATE FUNCTION fencepost.mark_behind_glass(tab text, p_resource text, said bigint) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF NOT fencepost.break_glass() THEN RETURN NULL; END IF;
-  PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
-  RETURN greatest(fencepost.mark_without_row(tab, p_resource), 1);
+  RETURN greatest(said, fencepost.mark_without_row(tab, p_resource), 0);
+END $$;
+-- next
+-- raise_mark for a row without a mark. A mark is made and taken back: whoever claims the key meanwhile waits for us,
+-- and then sees the row. Had we waited for him, or for a DELETE, his mark refuses us.
+CREATE FUNCTION fencepost.meet_mark(p_resource text) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint;
+BEGIN
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, 1, pg_current_xact_id(), false)
+  ON CONFLICT (resource) DO UPDATE SET row_absent = k.row_absent WHERE false;
+  IF FOUND THEN
+    DELETE FROM fencepost.marks k WHERE k.resource = p_resource;
+    RETURN NULL;
+  END IF;
+  SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
+  RETURN refused_by;
+END $$;
+-- next
+-- As in 0001. xid may have come from another database (logical replication, a restored dump), where the number was
+-- somebody else's: what this transaction wrote has an xmin of its own, too.
+CREATE OR REPLACE FUNCTION fencepost.raise_mark(p_resource text, p_token bigint, p_rule text, p_row_absent boolean)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint;
+BEGIN
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, p_token, pg_current_xact_id(), p_row_absent)
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
+         row_absent = excluded.row_absent, changed_at = clock_timestamp()
+   WHERE k.last_fence_token < excluded.last_fence_token
+      OR k.last_fence_token = excluded.last_fence_token
+         AND (p_rule = 'lease' OR k.xid = excluded.xid AND fencepost.ours(k.xmin));
+  IF FOUND THEN RETURN NULL; END IF;
+  SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
+  RETURN refused_by;
 END $$;
 -- next
 CREATE FUNCTION fencepost.append_only() RETURNS trigger LANGUAGE plpgsql
@@ -72,7 +109,29 @@ END $$;
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.break_glass_log
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.append_only();
 -- next
--- As in 0001, and behind broken glass the highest of what is there and what was said.
+-- As in 0001, but whom the broken glass lets through is told what helps.
+CREATE OR REPLACE FUNCTION fencepost.refuse(resource text, token bigint, mark bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF token IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format('%s is protected: a write needs a fence token', resource),
+      DETAIL = json_build_object('resource', resource)::text,
+      HINT = 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.';
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'FP409',
+    MESSAGE = format('%s token %s for %s: its mark is %s',
+                     CASE WHEN token = mark THEN 'spent' ELSE 'stale' END, token, resource, mark),
+    DETAIL = json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text)::text,
+    HINT = CASE WHEN current_setting('fencepost.break_glass', true) <> ''
+      THEN 'Behind broken glass no mark falls: leave last_fence_token out, and the row takes the mark of its key.'
+      WHEN token = mark
+      THEN 'Under the rule strict each token writes a resource once: mint another one.'
+      ELSE 'Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again.' END;
+END $$;
+-- next
+-- As in 0001, but 0 in the column is no token (an ORM that writes defaults). What would be refused for its token passes
+-- behind broken glass, and leaves the higher one as the mark.
 CREATE OR REPLACE FUNCTION fencepost.judge_update(tab text, resource text, rule text, old_mark bigint, new_mark bigint,
                                                   key_changed boolean, writer xid) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -84,26 +143,31 @@ BEGIN
       MESSAGE = format('%s: the primary key of a protected row cannot change', resource),
       HINT = 'Delete the row and insert it under its new key, each with a token.';
   END IF;
-  IF fencepost.break_glass() THEN
-    PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
-    RETURN greatest(old_mark, abs(new_mark), fencepost.given(tab));
-  END IF;
   token := CASE WHEN new_mark < 0 THEN - new_mark
-                ELSE coalesce(fencepost.given(tab), nullif(new_mark, old_mark)) END;
+                ELSE coalesce(fencepost.given(tab), nullif(nullif(new_mark, old_mark), 0)) END;
   IF token IS NULL
      OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
-    PERFORM fencepost.refuse(resource, token, old_mark);
+    IF NOT fencepost.break_glass() THEN PERFORM fencepost.refuse(resource, token, old_mark); END IF;
+    PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
+    RETURN greatest(old_mark, token);
   END IF;
   RETURN token;
 END $$;
 -- next
--- As in 0001. Behind broken glass the token may be the mark itself, but not below it.
+-- As in 0001. Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it.
+-- Recorded even where the token would have done: it cannot be told from one that the glass gave.
 CREATE OR REPLACE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  rule text := CASE WHEN fencepost.break_glass() THEN 'lease' ELSE p_rule END;
-  refused_by bigint := fencepost.raise_mark(p_resource, p_token, rule, false);
+  rule text := p_rule;
+  refused_by bigint;
 BEGIN
+  IF current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
+    PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
+    rule := 'lease';
+  END IF;
+  refused_by := CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)
+                     ELSE fencepost.raise_mark(p_resource, p_token, rule, false) END;
   IF refused_by IS NOT NULL THEN PERFORM fencepost.refuse(p_resource, p_token, refused_by); END IF;
   IF current_setting('transaction_isolation') = 'read committed' THEN
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab;
@@ -121,16 +185,15 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_
 DECLARE
   token bigint := fencepost.given(tab);
 BEGIN
-  IF fencepost.break_glass() THEN
+  IF token IS NULL
+     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
+    IF NOT fencepost.break_glass() THEN PERFORM fencepost.refuse(p_resource, token, old_mark); END IF;
     PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
     token := greatest(old_mark, token);
     IF token = 0 THEN
       UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
       RETURN;
     END IF;
-  ELSIF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
-    PERFORM fencepost.refuse(p_resource, token, old_mark);
   END IF;
   INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
   VALUES (p_resource, token, pg_current_xact_id(), true)
@@ -138,3 +201,5 @@ BEGIN
      SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
          row_absent = true, changed_at = clock_timestamp();
 END $$;
+-- next
+REVOKE EXECUTE ON FUNCTION fencepost.meet_mark(text) FROM PUBLIC;

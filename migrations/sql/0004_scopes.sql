@@ -10,8 +10,9 @@ COMMENT ON COLUMN fencepost.floors.covers_rows IS 'Whether the floor holds for r
 -- next
 -- Raise the marks of scopes, in a statement of its own: whatever follows sees what older holders have committed.
 -- refused_by is null where the token was accepted, else the mark or floor that refused it. If one refuses, the caller
--- rolls all of it back.
-CREATE FUNCTION fencepost.enter(p_prefix text, p_scopes text[], p_token bigint)
+-- rolls all of it back. p_table and p_template are what the gateway believes of a table: raises FP000 if it is not so.
+CREATE FUNCTION fencepost.enter(p_prefix text, p_scopes text[], p_token bigint, p_table oid DEFAULT NULL,
+                                p_template text DEFAULT NULL)
 RETURNS TABLE (scope text, refused_by bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -31,6 +32,11 @@ BEGIN
      WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1 FOR SHARE;
   END IF;
   IF NOT FOUND THEN PERFORM fencepost.outdated(p_prefix); END IF;
+  -- After the lock: until this transaction ends the table cannot leave the scope any more.
+  IF p_table IS NOT NULL AND NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.relation = p_table AND p.scope = p_template)
+  THEN
+    PERFORM fencepost.outdated(p_table::regclass::text);
+  END IF;
   FOR scope IN SELECT DISTINCT u.name COLLATE "C" FROM unnest(p_scopes) AS u(name) ORDER BY 1 LOOP
     refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
     IF refused_by IS NULL THEN
@@ -48,18 +54,22 @@ BEGIN
   IF passed AND found_source = 'builtin' THEN PERFORM fencepost.require_issued(p_scopes[1], p_token); END IF;
 END $$;
 -- next
--- What the trigger of a scoped table asks for each row. The gateway has entered the scope before, and so has whoever
--- wrote another row of it in this transaction: one transaction is one operation (R1).
+-- What the triggers of a scoped table ask for each row: before it is written, and once more after an INSERT, for
+-- somebody's trigger may have moved the row to another scope in between. The gateway has entered the scope before, and so
+-- has whoever wrote another row of it in this transaction: one transaction is one operation (R1).
 CREATE FUNCTION fencepost.judge_scope(tab text, p_prefix text, p_scope text, p_verb text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   token bigint;
   refused bigint;
 BEGIN
-  PERFORM FROM fencepost.marks k WHERE k.resource = p_scope AND k.xid = pg_current_xact_id();
+  PERFORM FROM fencepost.marks k  -- ours: xid may have come from another database, see raise_mark
+    WHERE k.resource = p_scope AND k.xid = pg_current_xact_id() AND fencepost.ours(k.xmin);
   IF FOUND THEN RETURN; END IF;
   IF fencepost.break_glass() THEN
     PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);
+    -- The mark stays what it is, or none, and is locked: whoever claims the scope waits, and then sees this write.
+    PERFORM fencepost.meet_mark(p_scope);
     RETURN;
   END IF;
   token := fencepost.given(tab);
@@ -79,5 +89,5 @@ BEGIN
            ELSE 'Every row has a scope: give each of its columns a value.' END;
 END $$;
 -- next
-REVOKE EXECUTE ON FUNCTION fencepost.enter(text, text[], bigint), fencepost.judge_scope(text, text, text, text)
+REVOKE EXECUTE ON FUNCTION fencepost.enter(text, text[], bigint, oid, text), fencepost.judge_scope(text, text, text, text)
   FROM PUBLIC;

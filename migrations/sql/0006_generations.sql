@@ -13,7 +13,7 @@ CREATE TABLE fencepost.generations (
   timeline          integer NOT NULL,
   raised_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
   raised_by         text NOT NULL DEFAULT session_user,
-  reason            text NOT NULL CONSTRAINT generations_reason_check CHECK (reason ~ '\S')
+  reason            text NOT NULL CONSTRAINT generations_reason_check CHECK (reason ~ '[^[:space:]]')
 );
 -- next
 COMMENT ON TABLE fencepost.generations IS 'On which system and timeline fenced writes were allowed, and since when (R19). The newest counts: gateways refuse to write anywhere else until an operator raises the generation.';
@@ -85,7 +85,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'this server is a standby: its generation cannot be raised',
       HINT = 'Promote it first, or connect to the primary.';
   END IF;
-  IF p_reason IS NULL OR p_reason !~ '\S' THEN
+  IF p_reason IS NULL OR p_reason !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = 'a generation is raised for a reason, and none was given';
   END IF;
   PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.generations', 0));

@@ -12,6 +12,26 @@ depends_on = None
 
 SQL = Path(__file__).parents[1] / "sql"
 
+# The one function of a protected table that calls what goes here, as `protect` wrote it before.
+_INSERT_WITHOUT_GLASS = """
+DO $$
+DECLARE
+  t record;
+BEGIN
+  FOR t IN SELECT p.name, p.functions FROM fencepost.protected p
+            WHERE to_regprocedure(format('fencepost.%I()', p.functions || '_ins')) IS NOT NULL LOOP
+    EXECUTE format('CREATE OR REPLACE FUNCTION fencepost.%I() RETURNS trigger LANGUAGE plpgsql'
+                   ' SET search_path = pg_catalog, pg_temp AS %L', t.functions || '_ins', format($body$
+BEGIN
+  NEW.last_fence_token := CASE WHEN NEW.last_fence_token <> 0 THEN abs(NEW.last_fence_token)
+                            ELSE fencepost.given(%1$L) END;
+  IF NEW.last_fence_token IS NULL THEN PERFORM fencepost.refuse(fencepost.%2$I(NEW), NULL, NULL); END IF;
+  RETURN NEW;
+END $body$, t.name, t.functions || '_name'));
+  END LOOP;
+END $$
+"""
+
 
 def upgrade() -> None:
     for statement in (SQL / "0003_direct_sql.sql").read_text("utf-8").split("\n-- next\n"):
@@ -20,17 +40,17 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # The triggers' functions stay as they are: what they call and goes here is asked when an INSERT has no token,
-    # which then fails for another reason, until `fencepost protect` of the older version makes them anew.
     before = (SQL / "0001_fences.sql").read_text("utf-8")
-    for function in ("judge_update", "judge_insert", "judge_delete"):
+    for function in ("refuse", "raise_mark", "judge_update", "judge_insert", "judge_delete"):
         begin = before.index(f"CREATE FUNCTION fencepost.{function}(")
         body = before[begin : before.index("\n-- next\n", begin)].removesuffix(";")
         op.execute(text(body.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1).replace(":", "\\:")))
+    op.execute(text(_INSERT_WITHOUT_GLASS.replace(":", "\\:")))
     op.execute("DROP TABLE fencepost.break_glass_log")
     for function in (
         "append_only()",
-        "mark_behind_glass(text, text)",
+        "meet_mark(text)",
+        "mark_behind_glass(text, text, bigint)",
         "record_break_glass(text, text, text)",
         "break_glass()",
     ):

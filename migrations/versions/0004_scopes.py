@@ -30,7 +30,7 @@ def downgrade() -> None:
     )
     for function in (
         "judge_scope(text, text, text, text)",
-        "enter(text, text[], bigint)",
+        "enter(text, text[], bigint, oid, text)",
         "no_scope(text, text, boolean)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")

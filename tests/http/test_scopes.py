@@ -143,3 +143,12 @@ async def test_a_fence_is_explained_by_the_scope_or_by_a_row_of_it(api: Api) -> 
         told = (await api.ask("GET", f"fences?resource={name}")).json()
         assert (told["resource"], told["mark"], told["tables"]) == ("account/42", "36", ["items", "notes"])
     assert code(await api.ask("GET", "fences?resource=items/99")) == (400, "FP016")
+
+
+async def test_the_description_says_what_a_scope_asks_for(api: Api) -> None:
+    described = (await api.http.get("/openapi.json")).json()
+    insert = described["paths"]["/v1/data/items"]["post"]
+    assert "Every object gives account_id a value" in insert["description"]
+    assert {"X-Fence-Mark", "X-Fence-Scope"} <= insert["responses"]["201"]["headers"].keys()
+    changed = described["paths"]["/v1/data/items/{id}"]["patch"]["responses"]["200"]
+    assert "X-Fence-Scope" in changed["headers"]

@@ -124,7 +124,7 @@ async def test_only_the_owner_may(owner: Connection) -> None:
             await protect(owner, "t")
         said = " ".join(caught.value.reasons)
         assert "it belongs to postgres; somebody is not a member of that role" in said
-        assert "run this as the role that ran migrate" in said
+        assert "somebody may not act as that role: run this as a member of it" in said
     finally:
         await owner.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
 

@@ -190,6 +190,8 @@ async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
         answer = await write
         assert isinstance(answer, Problem)
         assert (answer.name, answer.body()["known"]) == ("FP009", None)
+        assert "or will" in answer.detail
+        assert "claim the resource with a newer token" in (answer.hint or "")
         assert await applied(race) == 0
         await holder.commit()
 

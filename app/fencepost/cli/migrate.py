@@ -6,6 +6,7 @@ import click
 from fencepost.settings import Settings
 from fencepost.storage import migrate as migration
 from fencepost.storage.catalog import quote
+from fencepost.storage.owner import act_sql
 
 from .database import database_url, on_database, reporting
 from .options import settings_options
@@ -14,7 +15,7 @@ _GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
     " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
-    " fencepost.enter(text, text[], bigint) TO {role}",
+    " fencepost.enter(text, text[], bigint, oid, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
     " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",
@@ -34,19 +35,33 @@ _GRANTS = (
 @click.command()
 @settings_options("database_url", "data_dir")
 @click.option("--sql", is_flag=True, help="Print the SQL instead and touch nothing.")
+@click.option(
+    "--owner",
+    metavar="ROLE",
+    help="Give the schema and all in it to this role, made (NOLOGIN) if absent, so that no table's owner can touch"
+    " marks. Later runs keep it.",
+)
 @click.option("--gateway-role", help="Grant a role of its own, under which the gateway will run, what it needs.")
-def migrate(settings: Settings, sql: bool, gateway_role: str | None) -> None:
-    """Create or update the schema fencepost. Nothing outside of it is touched; it can be repeated."""
-    grants = [grant.format(role=quote(gateway_role)) for grant in _GRANTS] if gateway_role else []
+def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str | None) -> None:
+    """Create or update the schema fencepost. Nothing outside of it is touched; it can be repeated.
+
+    Everything in it belongs to its owner: the role of --owner, else the role that ran this first.
+    """
+    for option, role in (("--owner", owner), ("--gateway-role", gateway_role)):
+        if role is not None and not role.strip():
+            raise click.BadParameter("a role's name is needed", param_hint=option)
+    grants = [act_sql(), *(grant.format(role=quote(gateway_role)) for grant in _GRANTS)] if gateway_role else []
     if sql:
-        click.echo(migration.upgrade_sql() + "".join(f"{grant};\n" for grant in grants))
+        script = "".join(f"{each};\n" for each in ("BEGIN", *grants, "COMMIT")) if grants else ""
+        click.echo(migration.upgrade_sql(owner) + script)
         return
     url = database_url(settings)
-    reporting(lambda: migration.upgrade(url))
+    reporting(lambda: migration.upgrade(url, owner=owner))
 
     async def grant_all(connection: asyncpg.Connection) -> None:
-        for grant in grants:
-            await connection.execute(grant)
+        async with connection.transaction():
+            for grant in grants:
+                await connection.execute(grant)
 
     on_database(settings, grant_all)
     click.echo(f"the schema fencepost is at revision {migration.newest()}")

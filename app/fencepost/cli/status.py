@@ -1,13 +1,24 @@
 """`fencepost status` and `fencepost doctor`."""
 
 import json
+from dataclasses import asdict, dataclass
 
 import asyncpg
 import click
 
 from fencepost.settings import Settings
-from fencepost.storage import inspect, inspect_origin, inspect_tokens, leases, pruning
+from fencepost.storage import (
+    inspect,
+    inspect_functions,
+    inspect_glass,
+    inspect_origin,
+    inspect_tokens,
+    inspect_triggers,
+    leases,
+    pruning,
+)
 from fencepost.storage.inspect import Finding, Protected
+from fencepost.storage.inspect_glass import GlassUse
 from fencepost.storage.leases import LockState
 from fencepost.storage.pruning import Size
 
@@ -16,52 +27,103 @@ from .options import settings_options
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
+_USES = ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON")
 _MOST_LOCKS = 1000
+_MOST_USES = 5
 _KILO = 1024
 _KEPT = {"marks": "marks", "idempotency": "idempotency records"}
 _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    protected: list[Protected]
+    unprotected: list[str]
+    locks: list[LockState]
+    sizes: list[Size]
+    floors: list[tuple[str, int]]
+    broken_glass: list[GlassUse]
+
+
+async def _look(connection: asyncpg.Connection) -> _Seen:
+    return _Seen(
+        await inspect.protected_tables(connection),
+        await inspect.unprotected_tables(connection),
+        await leases.lock_states(connection, None, None, _MOST_LOCKS),
+        await pruning.counted(connection),
+        await pruning.raised_floors(connection),
+        await inspect_glass.newest_uses(connection, _MOST_USES),
+    )
+
+
 @click.command()
 @settings_options("database_url", "data_dir")
-def status(settings: Settings) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
+def status(settings: Settings, as_json: bool) -> None:
     """Say what is protected, and how; who holds locks, for how long still, and who waits.
 
     ROWS is the planner's estimate; MARKS counts keys that have a mark and no row (deleted, or claimed before they
-    existed). The marks below the table are all that are kept, of live rows too. TOKEN is the newest of the lease;
-    WAITING names who waits, first come first.
+    existed), or the marks of its scopes. The marks below the table are all that are kept, of live rows too. TOKEN is
+    the newest of the lease; WAITING names who waits, first come first. The last uses of break-glass are shown if there
+    were any.
     """
+    seen = on_database(settings, _look)
+    if as_json:
+        click.echo(json.dumps(_as_json(seen), indent=2, ensure_ascii=False))
+        return
+    _print_tables(seen)
+    if seen.locks:
+        click.echo()
+        _print_table(_LOCKS, [_lock(state) for state in seen.locks])
+        if len(seen.locks) == _MOST_LOCKS:
+            click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
+    if seen.broken_glass:
+        click.echo("\nwritten without a token, behind broken glass (fencepost.break_glass_log has all):")
+        _print_table(_USES, [_use(each) for each in seen.broken_glass])
 
-    async def look(
-        connection: asyncpg.Connection,
-    ) -> tuple[list[Protected], list[str], list[LockState], list[Size], list[tuple[str, int]]]:
-        return (
-            await inspect.protected_tables(connection),
-            await inspect.unprotected_tables(connection),
-            await leases.lock_states(connection, None, None, _MOST_LOCKS),
-            await pruning.counted(connection),
-            await pruning.raised_floors(connection),
-        )
 
-    protected, unprotected, locks, sizes, floors = on_database(settings, look)
-    if protected:
+def _print_tables(seen: _Seen) -> None:
+    if seen.protected:
         _print_table(
             _TABLES,
-            [(p.name, p.rule, p.source, ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in protected],
+            [(p.name, p.rule, p.source, ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in seen.protected],
         )
     else:
         click.echo("no table is protected: fencepost protect TABLE")
-    if unprotected:
-        click.echo(f"not protected: {', '.join(unprotected)}")
-    for size in sizes:
+    if seen.unprotected:
+        click.echo(f"not protected: {', '.join(seen.unprotected)}")
+    for size in seen.sizes:
         click.echo(f"{_KEPT.get(size.what, size.what)}: {size.records}, {_human(size.bytes)} on disk")
-    if floors:
-        click.echo("floors, up to which marks were pruned: " + ", ".join(f"{name} {floor}" for name, floor in floors))
-    if locks:
-        click.echo()
-        _print_table(_LOCKS, [_lock(state) for state in locks])
-        if len(locks) == _MOST_LOCKS:
-            click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
+    if seen.floors:
+        floors = ", ".join(f"{name} {floor}" for name, floor in seen.floors)
+        click.echo(f"floors, up to which marks were pruned: {floors}")
+
+
+def _as_json(seen: _Seen) -> dict[str, object]:
+    return {
+        "protected": [asdict(each) for each in seen.protected],
+        "unprotected": seen.unprotected,
+        "kept": [asdict(each) for each in seen.sizes],
+        "floors": {name: str(floor) for name, floor in seen.floors},
+        "locks": [
+            {
+                "lock": state.name,
+                "holder": state.owner,
+                "lease_id": None if state.lease_id is None else str(state.lease_id),
+                "token": None if state.last_token is None else str(state.last_token),
+                "remaining_ms": state.remaining_ms,
+                "waiting": [waiter["owner"] for waiter in json.loads(state.waiters)],
+            }
+            for state in seen.locks
+        ],
+        "broken_glass": [asdict(each) for each in seen.broken_glass],
+    }
+
+
+def _use(use: GlassUse) -> tuple[str, ...]:
+    # What people wrote is one line here, whatever they wrote.
+    who = use.login if use.role == use.login else f"{use.login} as {use.role}"
+    return tuple(" ".join(each.split()) for each in (use.at, who, use.verb, use.resource, use.reason))
 
 
 def _human(size: int) -> str:
@@ -96,6 +158,8 @@ def doctor(settings: Settings) -> None:
         findings = await inspect.examine_server(connection)
         if all(finding.subject != "schema" or finding.level == "ok" for finding in findings):
             findings += await inspect.examine_tables(connection)
+            findings += await inspect_triggers.examine_triggers(connection)
+            findings += await inspect_functions.examine_functions(connection)
             findings += await inspect_tokens.examine_tokens(connection)
             findings += await inspect_origin.examine_origin(connection)
             findings += await inspect.examine_privileges(connection)

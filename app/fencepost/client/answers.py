@@ -36,7 +36,7 @@ class StoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What is known of a resource. The mark of one that was never written is 0."""
+    """What is known of a resource. The mark of one that was never written is 0. `tables`: those of a scope."""
 
     resource: str
     mark: int
@@ -44,12 +44,14 @@ class Fence:
     source: str
     row_exists: bool
     story: tuple[StoryEvent, ...]
+    tables: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "Fence":
         """Read GET /v1/fences."""
         story = tuple(StoryEvent(told["event"], int(told["token"]), as_time(told.get("at"))) for told in body["story"])
-        return cls(body["resource"], int(body["mark"]), body["rule"], body["source"], body["row_exists"], story)
+        tables = tuple(body.get("tables", ()))
+        return cls(body["resource"], int(body["mark"]), body["rule"], body["source"], body["row_exists"], story, tables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fencepost.client.clock import Clock
-from fencepost.client.errors import OutcomeUnknown, Unavailable
+from fencepost.client.errors import ApiError, LockHeld, OutcomeUnknown, SpentToken, StaleToken, Unavailable
 
 T = TypeVar("T")
 
+DEFINITE: Final = (StaleToken, SpentToken, LockHeld)
+"""Refusals that hold for an earlier attempt too, wherever it is: marks never fall; a grant is found by its secret."""
+IN_FLIGHT: Final = "FP013"
+"""Somebody else works on the same key, and this attempt did nothing."""
 MOST_RETRY_AFTER: Final = 30.0  # seconds: what an answer may ask us to wait
 
 
@@ -49,20 +53,25 @@ async def retrying(policy: Retry, clock: Clock, attempt: Callable[[], Awaitable[
     """Run `attempt` until it succeeds, cannot be repeated, or has been run often enough; then its error is raised.
 
     `once`: doing it twice is not doing it once, so an unknown outcome ends it. When one attempt's outcome is unknown
-    and the last could not be sent, it is unknown all the same.
+    and the last could not be sent, it is unknown all the same; and so it is when the last was refused, for the first
+    may still be on its way, and land when the reason is gone. Only a stale token stays stale.
     """
     unknown: OutcomeUnknown | None = None
     for failures in itertools.count(1):
         try:
             return await attempt()
         except (Unavailable, OutcomeUnknown) as error:
-            if isinstance(error, OutcomeUnknown):
+            if isinstance(error, OutcomeUnknown) and error.code != IN_FLIGHT:
                 unknown = error
             if failures >= policy.attempts or not _may_repeat(error, once=once):
                 if unknown is not None and error is not unknown:
                     raise unknown from error
                 raise
             await clock.sleep(policy.delay(failures, error.retry_after))
+        except ApiError as refusal:
+            if unknown is None or isinstance(refusal, DEFINITE):
+                raise
+            raise unknown from refusal
     raise AssertionError
 
 

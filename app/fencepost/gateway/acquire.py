@@ -22,7 +22,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claim import claim_on
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, require_fence, require_key, unavailable
 from fencepost.gateway.refusals import problem_of_refused
-from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_of_claim
+from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
 from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.observe.events import LeaseAsked
 from fencepost.storage import reading
@@ -32,7 +32,7 @@ from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageE
 from fencepost.storage.leases import Acquired, Wanted
 from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
-from fencepost.storage.scoped import marks as scope_marks
+from fencepost.storage.scope_marks import marks as scope_marks
 from fencepost.storage.scoped import scopes_typed
 
 
@@ -201,21 +201,21 @@ def _resolve(gateway: Gateway, request: Acquire) -> list[Claimed] | Problem:
     """Find the tables of all claims."""
     claimed = []
     for text, resource in request.claims:
-        of_scope = scope_of_claim(gateway.catalog.current.scopes, resource)
-        if isinstance(of_scope, Problem):
-            return of_scope
-        table = of_scope if of_scope is not None else gateway.catalog.current.find(resource.table)
+        table = table_or_scope(gateway.catalog.current, resource.table)
         if table is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
+        scope = scope_named(fence, resource)
+        if isinstance(scope, Problem):
+            return scope
         try:
-            if of_scope is None:
+            if scope is None:
                 require_key(table, resource.key)
         except QueryError as error:
             return bad_request(f"claim: {text}: {error}")
-        if of_scope is None and fence.scope is not None:
+        if scope is None and fence.scope is not None:
             return claim_the_scope(table, resource.key, fence.scope)
         claimed.append((table, fence, resource.key))
     return claimed
@@ -261,7 +261,7 @@ async def _claim_scopes(
         if repeated:
             with translated(writing=False):
                 found = await scope_marks(connection, scoped.scope, [name])
-            done[number] = Done([], max(found[0][1], token), resource=name, scope=name)
+            done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
         elif refused := await scoped.enter(connection, [name]):
             await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.fence.name, token)
         else:

@@ -19,7 +19,7 @@ from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fen
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Operation, perform
-from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_of_claim
+from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
 from fencepost.gateway.scoped import claim as claim_scope
 from fencepost.gateway.write import mark_says, needs_fitting, target_of
 from fencepost.storage import fenced
@@ -43,16 +43,15 @@ class Claim:
 async def claim(gateway: Gateway, request: Claim) -> Outcome:
     """Raise the mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
     key = request.resource.key
-    of_scope = scope_of_claim(gateway.catalog.current.scopes, request.resource)
-    if isinstance(of_scope, Problem):
-        return of_scope
-    name = request.resource.table if of_scope is None else of_scope.name
 
     async def use(table: Table) -> Outcome:
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
-        if of_scope is None:
+        scope = scope_named(fence, request.resource)
+        if isinstance(scope, Problem):
+            return scope
+        if scope is None:
             require_key(table, key)
             if fence.scope is not None:
                 return claim_the_scope(table, key, fence.scope)
@@ -81,7 +80,7 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
         )
         return await perform(gateway, operation)
 
-    return await on_table(gateway, name, "claim", use)
+    return await on_table(gateway, request.resource.table, "claim", use, table_or_scope)
 
 
 async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:

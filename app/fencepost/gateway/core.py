@@ -19,7 +19,7 @@ from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
-from fencepost.storage.catalog import MARK_COLUMN, Fence, Table
+from fencepost.storage.catalog import MARK_COLUMN, Catalog, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
@@ -60,18 +60,30 @@ class Gateway:
     locks: PostgresLocks
 
 
-async def on_table(gateway: Gateway, name: str, verb: Verb, use: Callable[[Table], Awaitable[Outcome]]) -> Outcome:
+def table_named(catalog: Catalog, name: str) -> Table | None:
+    """Find the table of this name."""
+    return catalog.find(name)
+
+
+async def on_table(
+    gateway: Gateway,
+    name: str,
+    verb: Verb,
+    use: Callable[[Table], Awaitable[Outcome]],
+    find: Callable[[Catalog, str], Table | None] = table_named,
+) -> Outcome:
     """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated.
+    `find` says which table is meant.
 
     Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
     arrived = asyncio.get_running_loop().time()
-    table = gateway.catalog.current.find(name)
+    table = find(gateway.catalog.current, name)
     outcome, doubtful = await _attempt(table, name, use)
     if doubtful:
         try:
             if await gateway.catalog.has_changed(name, table):
-                table = (await gateway.catalog.begun_after(arrived)).find(name)
+                table = find(await gateway.catalog.begun_after(arrived), name)
                 outcome, _ = await _attempt(table, name, use)
         except UnavailableError as error:
             outcome = unavailable(error)

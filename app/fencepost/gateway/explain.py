@@ -9,14 +9,15 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import NO_MARK
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key
 from fencepost.gateway.culprit import naming_the_column
-from fencepost.gateway.scoped import scope_of_claim
+from fencepost.gateway.scoped import scope_named, table_or_scope
 from fencepost.gateway.superseded import holder_of
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Key
 from fencepost.storage.issued import Issued
 from fencepost.storage.marks import Known, known
-from fencepost.storage.scoped import marks, scope_of_row, scopes_typed
+from fencepost.storage.scope_marks import marks, tables_of
+from fencepost.storage.scoped import scope_of_row, scopes_typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,16 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
     """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
     has no mark of its own: its scope is told.
     """
-    of_scope = scope_of_claim(gateway.catalog.current.scopes, resource)
-    if isinstance(of_scope, Problem):
-        return of_scope
 
     async def use(table: Table) -> Outcome:
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
+        named = scope_named(fence, resource)
+        if isinstance(named, Problem):
+            return named
         if fence.scope is not None:
-            return await _of_scope(gateway, table, fence, fence.scope, resource.key, named=of_scope is not None)
+            return await _of_scope(gateway, table, fence, fence.scope, resource.key, named=named is not None)
         require_key(table, resource.key)
         async with (
             gateway.database.connection() as connection,
@@ -51,7 +52,7 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
             holders = {token: await holder_of(connection, token) for token in tokens if token}
         return Explained([], body=_body(found, fence, holders))
 
-    return await on_table(gateway, resource.table if of_scope is None else of_scope.name, "read", use)
+    return await on_table(gateway, resource.table, "read", use, table_or_scope)
 
 
 async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, key: Key, *, named: bool) -> Outcome:
@@ -61,34 +62,31 @@ async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, 
         with translated(writing=False):
             if named:
                 name = (await scopes_typed(connection, table, scope, [key]))[0]
-            elif (found := await scope_of_row(connection, table, scope, key)) is not None:
-                name = found
+            elif (of_row := await scope_of_row(connection, table, scope, key)) is not None:
+                name = of_row
             else:
                 return bad_request(
                     f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
                     f"Ask for the scope: {scope.template}.",
                 )
-            record = await connection.fetchrow(
-                "SELECT last_fence_token, to_json(changed_at) #>> '{}' AS at FROM fencepost.mark_record($1)", name
-            )
-            mark = (await marks(connection, scope, [name]))[0][1]
-        by = await holder_of(connection, record["last_fence_token"]) if record and fence.builtin else None
+            tables = await tables_of(connection, fence, scope)
+            (found,) = await marks(connection, scope, [name])
+        by = await holder_of(connection, found.recorded) if found.recorded is not None and fence.builtin else None
     story = (
         [
             {
                 "event": "last written or claimed",
-                "token": str(record["last_fence_token"]),
-                "at": record["at"],
+                "token": str(found.recorded),
+                "at": found.changed_at,
                 "by": by.body() if by else None,
             }
         ]
-        if record
+        if found.recorded is not None
         else []
     )
-    tables = sorted(each.name for each in gateway.catalog.current.scopes.get(scope.prefix, (table,)))
     body: dict[str, object] = {
         "resource": name,
-        "mark": str(mark),
+        "mark": str(found.mark),
         "rule": fence.rule,
         "source": fence.source,
         "row_exists": False,

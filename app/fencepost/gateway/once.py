@@ -16,11 +16,11 @@ from fencepost.gateway.core import RETRY_AFTER, Done, Outcome
 from fencepost.storage import idempotency
 from fencepost.storage.catalog import Fence
 from fencepost.storage.engine import Connection
-from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.errors import RefusedError, UnavailableError, translated
 from fencepost.storage.idempotency import Recorded
 
-RECORD: Final = "idempotency_pkey"
-"""The constraint that a second record of a key meets."""
+RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
+"""What a second record of a key meets: schema, constraint, SQLSTATE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,11 @@ async def attempt_once(
     connection: Connection, once: Once, attempt: Callable[[Connection], Awaitable[Outcome]]
 ) -> Outcome:
     """Attempt a keyed write in the transaction that is open; leaving it by a Problem must roll it back."""
-    with translated(writing=True):
-        found = await idempotency.begin(connection, once.key, once.payload_hash)
+    try:
+        with translated(writing=True):
+            found = await idempotency.begin(connection, once.key, once.payload_hash)
+    except RefusedError as error:  # a time limit, say: no refusal of the write, which may have landed before
+        raise UnavailableError(f"the Idempotency-Key could not be looked up: {error}") from error
     if isinstance(found, Recorded):
         return Replayed([], answer=found)
     if found == "in flight":
@@ -79,4 +82,4 @@ async def attempt_once(
 
 def landed_meanwhile(error: RefusedError) -> bool:
     """Whether another request with the same key has landed in spite of the lock: then its answer is ours."""
-    return error.constraint == RECORD
+    return (error.schema, error.constraint, error.sqlstate) == RECORD

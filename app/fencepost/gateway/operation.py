@@ -37,7 +37,7 @@ Explain = Callable[[Connection, RefusedError], Awaitable[Problem | None]]
 RESOLVED_WITHIN: Final = 10.0
 """Seconds that an unknown outcome is looked into before the caller is told that it is unknown."""
 PAUSE: Final = 0.1
-"""Seconds before the database is asked again when it could not be reached."""
+"""Seconds before the database is asked again when it could not be reached, or ended the connection again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
                     broken = mine
                     raise
         except OutcomeUnknownError as error:
+            pause = 0.0 if unknown is None else PAUSE
             deadline = deadline or loop.time() + RESOLVED_WITHIN
             # With a key, what came before is settled only by a look-up that was answered.
             if unknown is None or operation.once is None or not isinstance(error, _UncommittedError):
@@ -107,9 +108,10 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
         except UnavailableError:
             if unknown is None:
                 raise
-            await asyncio.sleep(PAUSE)
+            pause = PAUSE
         if loop.time() > deadline:
             return _given_up(unknown, operation)
+        await asyncio.sleep(pause)
 
 
 async def _settle(
@@ -119,18 +121,21 @@ async def _settle(
     uncommitted = isinstance(unknown, _UncommittedError)
     if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
         return _unknown(unknown, Evidence(None), operation)
-    await backends.end(connection, broken.backend)
-    if uncommitted or operation.once is not None:
-        return None
-    with translated(writing=False):
-        evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
+    try:
+        await backends.end(connection, broken.backend)
+        if uncommitted or operation.once is not None:
+            return None
+        with translated(writing=False):
+            evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
+    except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
+        raise UnavailableError(f"the outcome could not be asked for: {error}") from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
 
 
 def _given_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
     if isinstance(unknown, _UncommittedError):
         raise UnavailableError(f"nothing was written: {unknown}") from unknown
-    return _unknown(unknown, Evidence(None), operation)
+    return _unknown(unknown, Evidence(None), operation, may_still_land=True)
 
 
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
@@ -170,11 +175,13 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
                 raise
             raise _UncommittedError(str(error)) from error
         except RefusedError as error:
-            if not landed_meanwhile(error):
+            if once is None or not landed_meanwhile(error):
                 raise
 
 
-def _unknown(error: OutcomeUnknownError, evidence: Evidence, operation: Operation) -> Problem:
+def _unknown(
+    error: OutcomeUnknownError, evidence: Evidence, operation: Operation, *, may_still_land: bool = False
+) -> Problem:
     known = None
     if evidence.resource is not None and evidence.mark is not None:
         meaning = (
@@ -183,12 +190,16 @@ def _unknown(error: OutcomeUnknownError, evidence: Evidence, operation: Operatio
             else "Somebody has written with a newer token since; whether this request landed before that is not known."
         )
         known = {"resource": evidence.resource, "mark": str(evidence.mark), "meaning": meaning}
+    if operation.once is not None:
+        hint = "Repeat the request with the same Idempotency-Key: it is done once."
+    elif may_still_land:
+        hint = "It may land yet: claim the resource with a newer token, and read what the claim returns."
+    else:
+        hint = "Ask GET /v1/fences?resource=…, or read the row. With an Idempotency-Key such a request can be repeated."
     return Problem(
         OUTCOME_UNKNOWN,
-        f"It is not known whether the write landed: {error}",
-        hint="Repeat the request with the same Idempotency-Key: it is done once."
-        if operation.once is not None
-        else "Ask GET /v1/fences?resource=…, or read the row. With an Idempotency-Key such a request can be repeated.",
+        f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",
+        hint=hint,
         resource=evidence.resource,
         current_token=evidence.mark,
         retry_after=RETRY_AFTER,

@@ -8,6 +8,7 @@ from fencepost.fencing.problem_types import (
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
     DATABASE_REFUSED,
+    DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
     INVALID_VALUE,
     PERMISSION_DENIED,
@@ -33,6 +34,7 @@ _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "40P01": (DATABASE_BUSY, 503),
 }
 _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
+    "08": (DATABASE_UNAVAILABLE, 503),  # of a statement: a foreign server that a trigger writes to
     "22": (INVALID_VALUE, 400),
     "23": (CONSTRAINT_VIOLATION, 400),
     "XX": (INTERNAL_ERROR, 500),

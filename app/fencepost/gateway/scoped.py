@@ -10,7 +10,7 @@ No row at 3 that was there at 1: it was deleted, or made anew in another scope. 
 too, and starts over as after a serialization failure. A refusal rolls back as well (operation.py).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -23,8 +23,8 @@ from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import refusal
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.operation import Evidence
-from fencepost.storage import scoped
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage import scope_marks, scoped
+from fencepost.storage.catalog import Catalog, Fence, Table
 from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, Key
@@ -52,14 +52,14 @@ class ScopedWrite:
         """Begin a write; None: the table has no scope."""
         return None if fence.scope is None else cls(table, fence, fence.scope, token)
 
-    async def enter(self, connection: Connection, scopes: Sequence[str]) -> list[scoped.Entered]:
+    async def enter(self, connection: Connection, scopes: Sequence[str]) -> list[scope_marks.Entered]:
         """Enter scopes; those that refused, or nothing."""
         self.entered = sorted(scopes)
         with translated(writing=True):
-            outcome = await scoped.enter(connection, self.table, self.fence, self.scope, scopes, self.token)
+            outcome = await scope_marks.enter(connection, self.table, self.scope, scopes, self.token)
         return [each for each in outcome if each.refused_by is not None]
 
-    def refused(self, by: scoped.Entered) -> Problem:
+    def refused(self, by: scope_marks.Entered) -> Problem:
         """Tell why a scope was not entered."""
         verdict = refusal(self.fence.rule, by.scope, by.refused_by or 0, self.token)
         if verdict is None:  # the rule has changed since the catalog was read
@@ -69,13 +69,19 @@ class ScopedWrite:
         return problem_of(verdict, self.fence.rule)
 
     async def evidence(self, connection: Connection) -> Evidence:
-        """Say by the scopes' marks whether the write can have landed: it would have raised all of them (R15)."""
-        if not self.entered:
+        """Say by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
+
+        A floor that equals the token is nobody's mark: it may have been pruned, or was another scope's.
+        """
+        if not self.entered:  # it broke before the marks were asked for: nothing was written yet
             return Evidence(landed=False)
-        found = await scoped.marks(connection, self.scope, self.entered)
-        name, mark = min(found, key=lambda each: each[1])
-        landed = False if mark < self.token else (True if mark == self.token else None)
-        return Evidence(landed=landed, resource=name, mark=mark)
+        found = await scope_marks.marks(connection, self.scope, self.entered)
+        lowest = min(found, key=lambda each: each.mark)
+        if lowest.mark < self.token:
+            return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)
+        own = next((each for each in found if each.mark == each.recorded == self.token), None)
+        told = own or lowest
+        return Evidence(landed=True if own else None, resource=told.scope, mark=told.mark)
 
     # One row
 
@@ -161,11 +167,16 @@ class ScopedWrite:
                 async with undoing(connection):
                     row = await scoped.insert_row(connection, self.table, self.fence, key, change)
         except RefusedError as error:
-            if error.sqlstate != UNIQUE_VIOLATION or error.constraint != self.table.key_constraint:
+            if error.sqlstate != UNIQUE_VIOLATION:
                 raise
-            if self.table.row_security:
-                return self._no_row(key)
-            raise asyncpg.SerializationError(f"{name}: the key was taken in another scope meanwhile") from error
+            with translated(writing=True):
+                taken = await scoped.scope_of_row(connection, self.table, self.scope, key) is not None
+                # A partition's key has a name that the catalog does not know.
+                if not taken and error.constraint != self.table.key_constraint:
+                    raise
+                if not taken and self.table.row_security:
+                    return self._no_row(key)
+                raise asyncpg.SerializationError(f"{name}: the key was taken in another scope meanwhile") from error
         return Done([row], self.token, created=True, scope=name)
 
     # Several rows
@@ -214,7 +225,7 @@ def key_columns(table: Table, key: Key) -> tuple[str, ...]:
     return table.key if key else ()
 
 
-def _all_refused(refused: Sequence[scoped.Entered]) -> ManyRefused:
+def _all_refused(refused: Sequence[scope_marks.Entered]) -> ManyRefused:
     return ManyRefused([RefusedRow(each.scope, each.refused_by or 0) for each in refused])
 
 
@@ -228,19 +239,20 @@ def _lacking(table: Table, scope: Scope, columns: Sequence[str]) -> str:
 # Claims
 
 
-def scope_of_claim(scopes: Mapping[str, tuple[Table, ...]], resource: Resource) -> Table | Problem | None:
-    """Find the table by which a claimed scope is read; None: it is no scope's name."""
-    tables = scopes.get(resource.table)
-    if not tables:
-        return None
-    table = tables[0]
-    fence = table.fence
-    if fence is None or fence.scope is None:
+def table_or_scope(catalog: Catalog, name: str) -> Table | None:
+    """Find the table of this name, or one by which the scope of this name is read: no name means both."""
+    tables = catalog.scopes.get(name)
+    return tables[0] if tables else catalog.find(name)
+
+
+def scope_named(fence: Fence, resource: Resource) -> Scope | Problem | None:
+    """Give the scope that a resource names; None: it names a row. A Problem when it has another number of values."""
+    if fence.scope is None or fence.scope.prefix != resource.table:
         return None
     wanted = len(fence.scope.columns)
     if len(resource.key) != wanted:
         return bad_request(f"resource: the scope {fence.scope.template} has {wanted} value(s), not {len(resource.key)}")
-    return table
+    return fence.scope
 
 
 def claim_the_scope(table: Table, key: Key, scope: Scope) -> Problem:

@@ -25,7 +25,7 @@ from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, FencedRow, Key, Standing
-from fencepost.storage.fenced_insert import insert_row
+from fencepost.storage.fenced_insert import insert_row, keys_may_change
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
 
@@ -129,7 +129,8 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
                 return await scoped.put(connection, request.key, change)
             return await _replace_or_create(connection, table, fence, request.key, token, change)
 
-        return await perform(gateway, _operation(table, fence, token, request, attempt, body, scoped=scoped))
+        operation = _operation(table, fence, token, request, attempt, body, scoped=scoped, creates=True)
+        return await perform(gateway, operation)
 
     return await on_table(gateway, request.table, "put", use)
 
@@ -143,6 +144,7 @@ def _operation(
     body: Body | None = None,
     *,
     scoped: ScopedWrite | None,
+    creates: bool = False,
 ) -> Operation:
     return Operation(
         table,
@@ -153,14 +155,19 @@ def _operation(
         once=request.once,
         evidence=scoped.evidence
         if scoped is not None
-        else lambda connection: mark_says(connection, table, fence, request.key, token),
+        else lambda connection: mark_says(connection, table, fence, request.key, token, creates=creates),
     )
 
 
-async def mark_says(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Evidence:
-    """Say by a key's mark whether a write with this token can have landed: it would have raised the mark (R15)."""
-    if table.row_security:  # it may hide the row, and the row's mark with it
-        return Evidence(None)
+async def mark_says(
+    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, *, creates: bool = False
+) -> Evidence:
+    """Say by a key's mark whether a write with this token can have landed: it would have raised the mark (R15).
+
+    `creates`: the write may have made a row, and then a trigger may have given it another key.
+    """
+    if table.row_security or (creates and await keys_may_change(connection, table)):
+        return Evidence(None)  # a policy may hide the row, and the row's mark with it
     standing = await fenced.ask(connection, table, fence, key)
     return mark_evidence([standing], token)
 
@@ -207,6 +214,11 @@ def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:
     A partition's key has a name that the catalog does not know: that is believed twice.
     """
     return error.constraint == table.key_constraint or (table.kind == "partitioned table" and number < 2)  # noqa: PLR2004
+
+
+def may_need_fitting(table: Table) -> bool:
+    """Whether storing could change some key's values."""
+    return table.lossy_key or any(table.columns[name].max_length is not None for name in table.key)
 
 
 def needs_fitting(table: Table, key: Key) -> bool:

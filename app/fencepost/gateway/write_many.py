@@ -18,13 +18,13 @@ from fencepost.gateway.fence import judge, refused
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
 from fencepost.gateway.scoped import ScopedWrite
-from fencepost.gateway.write import UNIQUE_VIOLATION, Body, mark_evidence, target_of
+from fencepost.gateway.write import UNIQUE_VIOLATION, Body, mark_evidence, may_need_fitting, target_of
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
-from fencepost.storage.fenced_insert import insert_rows
+from fencepost.storage.fenced_insert import insert_rows, keys_may_change
 from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter, QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_filters
@@ -92,10 +92,10 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:  # noqa: C901 - 
         async def evidence(connection: Connection) -> Evidence:
             if scoped is not None:
                 return await scoped.evidence(connection)
-            if table.row_security or not table.key or not set(table.key) <= set(request.body.columns):
-                return Evidence(
-                    None
-                )  # a policy may hide the rows; or the database made the keys, and nobody knows them
+            # The database made the keys, or changes them; or a policy hides the rows.
+            known = table.key and set(table.key) <= set(request.body.columns) and not may_need_fitting(table)
+            if not known or table.row_security or await keys_may_change(connection, table):
+                return Evidence(None)
             return mark_evidence(await fenced.ask_many(connection, table, fence, request.body.text), token)
 
         operation = Operation(

@@ -190,6 +190,11 @@ HEADERS: Final[dict[str, Part]] = {
         "schema": {"type": "string", "pattern": "^(0|[1-9][0-9]{0,18})$"},
         "example": "34",
     },
+    "X-Fence-Scope": {
+        "description": "The scope that the row belongs to, and whose mark `X-Fence-Mark` is: one for many rows.",
+        "schema": _TEXT,
+        "example": "account/42",
+    },
     "X-Request-Id": {
         "description": "The request's name in the gateway's log: yours, or one that it made.",
         "schema": _TEXT,

@@ -44,13 +44,15 @@ class _Routes:
         self.table = table
         self.names = names
         self.fence = table.fence
+        self.scope = table.fence.scope if table.fence else None
         single = ("X-Fence-Mark", "X-Request-Id") if self.fence else ("X-Request-Id",)
         written = ("Idempotent-Replayed", "X-Request-Id")
         self.read = headers(*single)
         self.listed = headers("Content-Range", "X-Request-Id")
-        self.single = headers("X-Fence-Mark", *written)
+        marked = ("X-Fence-Mark", "X-Fence-Scope") if self.scope else ("X-Fence-Mark",)
+        self.single = headers(*marked, *written)
         self.many = headers("Content-Range", *written)
-        self.created = headers("Location", *written)
+        self.created = headers("Location", *(marked if self.scope else ()), *written)
         self.keys = key_parameters(table)
         keyed = parameter("IdempotencyKey")
         if self.fence and self.fence.requires_key:
@@ -115,13 +117,21 @@ class _Routes:
             f"insert_{self.names.operation}",
             f"Insert into {self.table.name}",
             "One object, or an array of them, all or nothing. A key that a newer token has written, claimed "
-            "or deleted is refused like any stale write.",
+            "or deleted is refused like any stale write." + self._scopes(),
             [*self.write, columns()],
             {
                 "201": self._rows("The rows as they were written; empty with `Prefer: return=minimal`.", self.created),
                 **errors([*_WRITE, "NoTable", "Refused"]),
             },
             body={"schema": body, "examples": examples},
+        )
+
+    def _scopes(self) -> str:
+        if self.scope is None:
+            return ""
+        return (
+            f" The rows share marks: {self.scope.template} is what the token must be newer for. Every object gives"
+            f" {', '.join(self.scope.columns)} a value; `X-Fence-Scope` names the scope of a single row."
         )
 
     def _update_where(self) -> Part:

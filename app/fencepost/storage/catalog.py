@@ -43,6 +43,8 @@ class Column:
     comment: str | None
     enum_labels: tuple[str, ...] = ()
     max_length: int | None = None
+    collation: str | None = None
+    """As SQL writes it, qualified and quoted; None: the database's own, or none at all."""
 
     @property
     def is_array(self) -> bool:

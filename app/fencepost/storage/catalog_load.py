@@ -83,6 +83,9 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
        (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
          WHERE e.enumtypid = CASE WHEN bt.typelem <> 0 AND bt.typlen = -1 THEN bt.typelem ELSE bt.oid END)
          AS enum_labels,
+       (SELECT format('%I.%I', ln.nspname, l.collname) FROM pg_collation l
+          JOIN pg_namespace ln ON ln.oid = l.collnamespace
+         WHERE l.oid = a.attcollation AND l.collprovider <> 'd') AS collation,
        CASE WHEN bt.typname IN ('varchar', 'bpchar')
             THEN nullif(greatest(a.atttypmod, base.typmod) - 4, -5) END AS max_length,
        greatest(a.atttypmod, base.typmod) >= 0
@@ -109,21 +112,27 @@ SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.a
 UNKNOWN_DEFAULT: Final = "…"
 """Stands for a default whose expression could not be read."""
 
-# What protect made, and whether it is all still there: the four row triggers (enabled) and the column.
+# What protect made, and whether it is all still there: the row triggers (enabled, on partitions too) and the column.
 FENCES: Final = f"""
 SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
            AND t.tgenabled IN ('O', 'A')) AS triggers,
+       NOT EXISTS (
+         WITH RECURSIVE part(oid) AS (
+           SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = p.relation
+           UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+         SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
+          WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A')) AS partitions_too,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}'
                   AND NOT a.attisdropped) AS column
   FROM fencepost.protected p"""
 
 TRIGGERS = 5
 """How many triggers a protected table has: UPDATE, INSERT before and after, DELETE, TRUNCATE."""
-SCOPE_TRIGGERS = 2
-"""How many one with a scope has: for every write of a row, and TRUNCATE."""
+SCOPE_TRIGGERS = 4
+"""How many one with a scope has: before every write of a row, after INSERT and UPDATE, and TRUNCATE."""
 
 
 def api_name(schema: str, relation: str) -> str:
@@ -144,6 +153,7 @@ def _column(row: asyncpg.Record, expression: str | None) -> Column:
         comment=row["comment"],
         enum_labels=tuple(row["enum_labels"] or ()),
         max_length=row["max_length"],
+        collation=row["collation"],
     )
 
 
@@ -153,6 +163,7 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         whole = row["triggers"] == TRIGGERS and row["column"]
     else:
         whole = row["triggers"] == SCOPE_TRIGGERS and set(scope.columns) <= set(row["not_null"])
+    whole = whole and row["partitions_too"]
     # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
     return Fence(
         name=row["name"],
@@ -223,12 +234,21 @@ SELECT {_FINGERPRINT} AS fingerprint FROM pg_class c JOIN pg_namespace n ON n.oi
  WHERE {_SERVED} AND ($2 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $2 = c.relname)"""
 
 
+_SCOPE: Final = f"""
+SELECT EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
+                 JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE {_SERVED} AND left(p.scope, strpos(p.scope, '/{{') - 1) = $2)"""
+
+
 async def is_outdated(connection: Connection, schemas: Iterable[str], name: str, table: Table | None) -> bool:
-    """Look whether what the catalog has under a name (nothing, if None) is still so: one small indexed query.
+    """Look whether what the catalog has under a name (nothing, if None) is still so: one small indexed query, and one
+    more where a name that means nothing may have become a scope's.
 
     Asked when a request failed in a way that an outdated catalog would explain, so that bad requests do not each cost
     a load of the whole catalog.
     """
     wanted = name if table is None else f"{table.schema}.{table.relation}"
     found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
-    return found != (set() if table is None else {table.fingerprint})
+    if table is None:
+        return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
+    return found != {table.fingerprint}

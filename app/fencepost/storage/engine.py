@@ -37,6 +37,7 @@ UNREADABLE_URL: Final = (
     "with special characters in the password percent-encoded (a / is %2F)"
 )
 
+TRANSACTION_TIMEOUT_SINCE: Final = 17
 RETRIES: Final = 10
 """How often a deadlock or serialization failure is tried again inside before the caller hears of it."""
 
@@ -117,9 +118,11 @@ def gateway_connection(connection: Connection) -> GatewayConnection:
     return behind
 
 
-def session_settings(synchronous_commit: str, limits: Limits) -> dict[str, str]:
-    """What every connection of the gateway starts with."""
-    return {
+def session_settings(synchronous_commit: str, limits: Limits, *, server: int = 0) -> dict[str, str]:
+    """What every connection of the gateway starts with. `server`: PostgreSQL's major version."""
+    # It would end the connection in the middle of a write, and the limits of statements do what it is for.
+    newer = {"transaction_timeout": "0"} if server >= TRANSACTION_TIMEOUT_SINCE else {}
+    return newer | {
         "application_name": "fencepost",
         "default_transaction_isolation": "read committed",
         # "at least on": a database that waits for its standbys to apply keeps doing so.
@@ -134,6 +137,9 @@ def session_settings(synchronous_commit: str, limits: Limits) -> dict[str, str]:
         "TimeZone": "UTC",
         "bytea_output": "hex",
         "extra_float_digits": "1",
+        # A token or a reason that ALTER ROLE or ALTER DATABASE gives to everybody is none of the gateway's (R14).
+        "fencepost.token": "",
+        "fencepost.break_glass": "",
         # Compiling a statement that runs for 30 µs is never worth it.
         "jit": "off",
     }
@@ -158,6 +164,7 @@ class Database:
             probe = await asyncpg.connect(dsn, timeout=limits.pool_timeout)
             try:
                 commit = await probe.fetchval("SHOW synchronous_commit")
+                settings = session_settings(commit, limits, server=probe.get_server_version().major)
             finally:
                 await probe.close()
             pool = await asyncpg.create_pool(
@@ -165,7 +172,7 @@ class Database:
                 min_size=1,
                 max_size=limits.pool_size,
                 connection_class=GatewayConnection,
-                server_settings=session_settings(commit, limits),
+                server_settings=settings,
                 # Later than the server's own limit, which undoes the statement and says so.
                 command_timeout=limits.statement_timeout + 5,
                 # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
@@ -219,7 +226,10 @@ class Database:
     async def standing(self) -> Standing:
         """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""
         try:
-            async with self.connection(writing=True) as connection:
+            async with self.connection() as connection:
+                with translated(writing=False):
+                    await gateway_connection(connection).introduce()  # somebody may have raised the generation since
+                await self._require_origin(connection)
                 return Standing(True, gateway_connection(connection).origin.generation, None)
         except (StandbyError, QuarantinedError) as error:
             return Standing(False, None, str(error))

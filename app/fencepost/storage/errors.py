@@ -64,6 +64,7 @@ class RefusedError(StorageError):
         self.table: str | None = error.table_name
         self.column: str | None = error.column_name
         self.constraint: str | None = error.constraint_name
+        self.schema: str | None = error.schema_name
 
     @property
     def may_be_outdated(self) -> bool:
@@ -73,7 +74,8 @@ class RefusedError(StorageError):
 
 def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> StorageError:
     state = error.sqlstate or ""
-    if state.startswith(_CONNECTION_CLASSES):
+    # With severity ERROR it is a statement's own: of a foreign data wrapper, say, whose server is away.
+    if state.startswith(_CONNECTION_CLASSES) and error.severity_en != "ERROR":
         if writing:
             return OutcomeUnknownError(f"the connection to PostgreSQL ended during the write: {error}")
         return UnavailableError(f"the connection to PostgreSQL ended: {error}")

@@ -5,11 +5,28 @@ looks like the protected one (same columns and checks, no triggers) refuses it b
 row to compare with, so nothing else would.
 """
 
+from typing import Final
+
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.row_sql import MARK, ORDINAL, body_columns, json_row, key_parameter, row_resource, suppressed_if
+
+_REKEYS: Final = """
+WITH RECURSIVE part(oid) AS (
+  SELECT $1::text::regclass::oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules)
+    OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+                WHERE NOT t.tgisinternal AND t.tgtype & 7 = 7 AND t.tgenabled <> 'D'
+                  AND NOT starts_with(t.tgname, 'zzz_fencepost_'))"""
+"""The first three bits of tgtype are ROW, BEFORE and INSERT."""
+
+
+async def keys_may_change(connection: Connection, table: Table) -> bool:
+    """Whether a trigger or rule that is not ours may store a row under another key than was sent."""
+    changes: bool = await connection.fetchval(_REKEYS, table.sql_name)
+    return changes
 
 
 async def insert_rows(

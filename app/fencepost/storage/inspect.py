@@ -15,7 +15,7 @@ from fencepost.storage.protect_sql import PREFIX
 
 OLDEST_SERVER: Final = 140000
 ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))
-SCOPE_TRIGGERS: Final = frozenset({PREFIX + "scope"})
+SCOPE_TRIGGERS: Final = frozenset(PREFIX + part for part in ("scope", "scope_ins", "scope_upd"))
 TRUNCATE_TRIGGER: Final = PREFIX + "trunc"
 
 
@@ -42,14 +42,18 @@ class Finding:
 
 
 async def protected_tables(connection: Connection) -> list[Protected]:
-    """List the protected tables. `rows` is the planner's estimate, `marks` counts keys that have no row."""
+    """List the protected tables. `rows` is the planner's estimate, `marks` counts keys that have no row, or the marks
+    of its scopes, which it shares.
+    """
     rows = await connection.fetch(
         """SELECT p.name, p.rule, p.source, p.key_columns, p.scope,
                   to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
                   (SELECT greatest(sum(c.reltuples), 0)::int8 FROM pg_partition_tree(p.relation) t
                      JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf) AS rows,
                   (SELECT count(*) FROM fencepost.marks m
-                    WHERE starts_with(m.resource, fencepost.enc(p.name) || '/') AND m.row_absent) AS marks
+                    WHERE starts_with(m.resource, fencepost.enc(
+                            coalesce(left(p.scope, strpos(p.scope, '/{') - 1), p.name)) || '/')
+                      AND m.row_absent) AS marks
              FROM fencepost.protected p ORDER BY p.name"""
     )
     return [
@@ -143,7 +147,8 @@ SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functi
          WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgname > $3 AND NOT starts_with(t.tgname, $3)
            AND t.tgtype & 3 = 3) AS later,
        (SELECT array_agg(part.relid::regclass::text) FROM pg_partition_tree(c.oid) part
-         WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = $4)) AS can_truncate,
+         WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = $4
+                              AND t.tgenabled IN ('O', 'A'))) AS can_truncate,
        (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
             THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'name'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
@@ -214,7 +219,7 @@ def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
         doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")
     if partitions := [part for part in _names(row["can_truncate"]) if part != row["shown"]]:
         doubtful.append(f"partitions that TRUNCATE could empty ({', '.join(partitions)}): {mend}")
-    if later := _names(row["later"]):
+    if row["scope"] is None and (later := _names(row["later"])):  # rows of a scope are looked at once more afterwards
         doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
     if row["persistence"] != "p":
         doubtful.append("the table is unlogged: a crash empties it and leaves its marks behind")
@@ -248,7 +253,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         "SELECT has_function_privilege('fencepost.raise_mark(text, bigint, text, boolean)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_without_row(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
-        " AND has_function_privilege('fencepost.enter(text, text[], bigint)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.enter(text, text[], bigint, oid, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"

@@ -29,7 +29,12 @@ SELECT p.name, p.source, n.nspname::text AS schema, c.relname::text AS relation,
                <> (p.source = $2)) AS unlike
   FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped
- ORDER BY p.name"""
+ WHERE p.scope IS NULL ORDER BY p.name"""
+
+_SCOPES: Final = """
+SELECT DISTINCT left(p.scope, strpos(p.scope, '/{') - 1) AS name
+  FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
+ WHERE p.source = $1 AND p.scope IS NOT NULL ORDER BY 1"""
 
 
 async def examine_tokens(connection: Connection) -> list[Finding]:
@@ -43,6 +48,10 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
         if table["source"] == BUILTIN and issued is not None:
             amiss.append(await _behind(connection, table, issued))
         findings += [Finding("error", table["name"], text) for text in amiss if text is not None]
+    if issued is not None:
+        for scope in await connection.fetch(_SCOPES, BUILTIN):
+            if (behind := _beyond(await _recorded(connection, scope["name"]), issued)) is not None:
+                findings.append(Finding("error", f"{scope['name']}/…", behind))
     return findings or [Finding("ok", "tokens", f"the built-in source has issued {issued or 'none'}")]
 
 
@@ -87,15 +96,25 @@ async def _behind(connection: Connection, table: asyncpg.Record, issued: int) ->
         highest = await connection.fetchval(
             f"SELECT coalesce(max({MARK_COLUMN}), 0) FROM {quote(table['schema'])}.{quote(table['relation'])}"
         )
+    return _beyond(max(highest, await _recorded(connection, name)), issued)
+
+
+async def _recorded(connection: Connection, name: str) -> int:
+    """Read the highest mark in fencepost.marks, or the floor, of a table or a scope's prefix; of what may be read."""
+    highest = 0
     if await connection.fetchval("SELECT has_table_privilege('fencepost.marks', 'SELECT')"):
         absent = await connection.fetchval(
             "SELECT max(m.last_fence_token) FROM fencepost.marks m"
             " WHERE starts_with(m.resource, fencepost.enc($1) || '/')",
             name,
         )
-        highest = max(highest, absent or 0)
+        highest = absent or 0
     if await connection.fetchval("SELECT has_function_privilege('fencepost.floor_of(text)', 'EXECUTE')"):
         highest = max(highest, await connection.fetchval("SELECT fencepost.floor_of($1)", name) or 0)
+    return highest
+
+
+def _beyond(highest: int, issued: int) -> str | None:
     if highest <= issued:
         return None
     return (

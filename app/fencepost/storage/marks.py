@@ -89,7 +89,8 @@ async def known(connection: Connection, table: Table, fence: Fence, key: Key) ->
 async def in_key_order(
     connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]
 ) -> list[tuple[int, str]]:
-    """Order keys as everybody takes rows, by their typed values: (position among `keys`, the resource's name).
+    """Order keys as everybody takes rows, by their typed values and in their columns' collations: (position among
+    `keys`, the resource's name). Another order than that of a multi-row write would invite deadlocks.
 
     Two spellings of one key have one name.
     """
@@ -98,10 +99,14 @@ async def in_key_order(
     resource = resource_sql(
         fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
     )
+    order = [
+        value if (collation := table.columns[c].collation) is None else f"{value} COLLATE {collation}"
+        for c, value in zip(table.key, values, strict=True)
+    ]
     arrays = ", ".join(f"${n}::text[]" for n in range(1, len(names) + 1))
     rows = await connection.fetch(
         f"SELECT x.o::int - 1 AS position, {resource} AS resource"
-        f" FROM unnest({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(values)}, x.o",
+        f" FROM unnest({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(order)}, x.o",
         *([key[n] for key in keys] for n in range(len(names))),
     )
     return [(row["position"], row["resource"]) for row in rows]

@@ -23,10 +23,13 @@ def scripts_dir() -> Path:
     return installed if installed.is_dir() else PACKAGE.parents[1] / "migrations"
 
 
-def _config(connection: SyncConnection | None = None, output: io.StringIO | None = None) -> Config:
+def _config(
+    connection: SyncConnection | None = None, output: io.StringIO | None = None, owner: str | None = None
+) -> Config:
     config = Config(output_buffer=output) if output is not None else Config()
     config.set_main_option("script_location", str(scripts_dir()).replace("%", "%%"))
     config.attributes["connection"] = connection
+    config.attributes["owner"] = owner
     return config
 
 
@@ -38,7 +41,7 @@ def newest() -> str:
     return head
 
 
-async def _run(dsn: str, revision: str, *, down: bool) -> None:
+async def _run(dsn: str, revision: str, owner: str | None = None, *, down: bool) -> None:
     # asyncpg reads the URL itself, so that every option of the gateway's own URL means the same here.
     engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=NullPool
@@ -46,16 +49,20 @@ async def _run(dsn: str, revision: str, *, down: bool) -> None:
     step = command.downgrade if down else command.upgrade
     try:
         async with engine.connect() as connection:
-            await connection.run_sync(lambda sync: step(_config(sync), revision))
+            await connection.run_sync(lambda sync: step(_config(sync, owner=owner), revision))
     except DBAPIError as error:  # SQLAlchemy's clothes around asyncpg's error, which callers know
         raise (error.orig and error.orig.__cause__) or error from error
     finally:
         await engine.dispose()
 
 
-async def upgrade(dsn: str, revision: str = "head") -> None:
-    """Migrate the schema fencepost; touches nothing else. Several at once wait for each other."""
-    await _run(dsn, revision, down=False)
+async def upgrade(dsn: str, revision: str = "head", *, owner: str | None = None) -> None:
+    """Migrate the schema fencepost; touches nothing else. Several at once wait for each other.
+
+    `owner`: the role that the schema and all in it will belong to, made if absent; None keeps the one that is, and
+    takes the connection's own for a new schema. asyncpg.InsufficientPrivilegeError says what that one lacks.
+    """
+    await _run(dsn, revision, owner, down=False)
 
 
 async def downgrade(dsn: str, revision: str = "base") -> None:
@@ -63,10 +70,10 @@ async def downgrade(dsn: str, revision: str = "base") -> None:
     await _run(dsn, revision, down=True)
 
 
-def upgrade_sql() -> str:
-    """Write the whole migration as SQL, touching no database."""
+def upgrade_sql(owner: str | None = None) -> str:
+    """Write the whole migration as SQL, touching no database. `owner` as in `upgrade`."""
     output = io.StringIO()
-    command.upgrade(_config(output=output), "head", sql=True)
+    command.upgrade(_config(output=output, owner=owner), "head", sql=True)
     return output.getvalue()
 
 

@@ -192,15 +192,21 @@ break_glass_log = Table(
     Column("verb", Text, nullable=False),
     Column("resource", Text(collation="C"), nullable=False),
     Column("reason", Text, nullable=False),
-    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=text("now()")),
     Column("login", Text, nullable=False, server_default=text("session_user")),
-    Column("role", Text, nullable=False, server_default=text("current_setting('role')")),
+    Column(
+        "role",
+        Text,
+        nullable=False,
+        server_default=text("coalesce(nullif(current_setting('role'), 'none'), session_user)"),
+    ),
     Column("application", Text, nullable=False, server_default=text("current_setting('application_name')")),
     Column("client", INET, server_default=text("inet_client_addr()")),
     Column("query", Text),
-    PrimaryKeyConstraint("xid", "name", "verb", name="break_glass_log_pkey"),
+    PrimaryKeyConstraint("xid", "at", "name", "verb", name="break_glass_log_pkey"),
     comment="Writes without a token by operators (R14): one record per transaction, table and verb; resource is the "
-    "first that was written. In the transaction of the write: a write that is undone leaves none.",
+    "first that was written, at is when the transaction began. In the transaction of the write: a write that is undone "
+    "leaves none.",
 )
 
 idempotency = Table(

@@ -13,6 +13,7 @@ import asyncpg
 
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
+from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
 from fencepost.storage.protect_scope import (
@@ -75,7 +76,9 @@ async def plan_protect(
         return Plan(target.name, ScopeDdl(target, scoped, rule, source, requires_key=keyed).protect(), [])
     ddl = Ddl(target, rule, source, requires_key=keyed)
     leaving = (
-        leave_sql(ddl.table, now.name, now.functions, parse_scope(now.scope)) if now and now.scope is not None else []
+        leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope))
+        if now and now.scope is not None
+        else []
     )
     return Plan(target.name, [*leaving, *raise_rows_sql(target), *ddl.protect()], [ddl.validate()])
 
@@ -90,24 +93,40 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
                      WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
                     AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
                                    AND a.attname = 'last_fence_token') AS readable,
-                  format('%I.%I', n.nspname, c.relname) AS sql_name,
+                  format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
+                  c.relname::text AS relation,
+                  pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,
+                  current_user::text AS me, pg_get_userbyid(f.nspowner)::text AS keeper,
+                  has_table_privilege('fencepost.protected', 'DELETE') AND NOT EXISTS (
+                    SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
+                       AND NOT pg_has_role(o.proowner, 'USAGE')) AS may_drop,
                   (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname)) FROM pg_partition_tree(c.oid) pt
                      JOIN pg_class pc ON pc.oid = pt.relid
                      JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions
              FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
-             JOIN pg_namespace n ON n.oid = c.relnamespace
+             JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_namespace f ON f.nspname = 'fencepost'
             WHERE p.relation = $1::int8::oid""",
         oid,
     )
     if row is None:
         raise ProtectError(table, ["it is not protected."])
+    if not (row["owned"] and row["may_drop"]):
+        raise ProtectError(
+            row["name"],
+            [
+                f"it belongs to {row['owner']} and the schema fencepost to {row['keeper']}; {row['me']} may not act as"
+                " both: run this as a member of both roles."
+            ],
+        )
     partitions = tuple(row["partitions"] or ())
+    called = api_name(row["schema"], row["relation"])
     if row["scope"] is not None:
         scope = parse_scope(row["scope"])
-        return Plan(
-            row["name"], unprotect_scope_sql(row["sql_name"], row["name"], row["functions"], scope, partitions), []
-        )
-    statements = unprotect_sql(row["sql_name"], row["name"], row["functions"], partitions, keep_marks=row["readable"])
+        statements = unprotect_scope_sql(row["sql_name"], row["name"], called, row["functions"], scope, partitions)
+        return Plan(row["name"], statements, [])
+    statements = unprotect_sql(
+        row["sql_name"], row["name"], called, row["functions"], partitions, keep_marks=row["readable"]
+    )
     return Plan(row["name"], statements, [])
 
 

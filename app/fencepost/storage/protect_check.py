@@ -74,15 +74,22 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
        i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
        p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
        p.functions AS registered_functions, p.requires_key AS registered_requires_key,
-       p.scope AS registered_scope,
+       p.scope AS registered_scope, p.key_columns AS registered_key,
        (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
           FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
           JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions,
        (SELECT format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2 AND NOT a.attisdropped) AS column,
        EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = $3) AS has_check,
-       has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT') AS may_create
+       has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT')
+         AND pg_has_role(f.nspowner, 'USAGE') AND pg_has_role(f.nspowner, CASE
+               WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) AS may_create,
+       pg_get_userbyid(f.nspowner)::text AS keeper,
+       (SELECT string_agg(DISTINCT pg_get_userbyid(o.proowner)::text, ', ') FROM pg_proc o
+         WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
+           AND NOT pg_has_role(o.proowner, 'USAGE')) AS functions_of
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_namespace f ON f.nspname = 'fencepost'
   LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
   LEFT JOIN fencepost.protected p ON p.relation = c.oid
  WHERE c.oid = $1::int8::oid"""
@@ -146,11 +153,26 @@ async def examine(connection: Connection, name: str) -> Target:
         )
     if reasons:
         raise ProtectError(api, reasons)
+    return _target(row, key)
+
+
+async def as_it_is(connection: Connection, oid: int) -> Target | None:
+    """Look at a protected table in a transaction whose search_path is pg_catalog, and check nothing; None: it is gone,
+    or has another primary key by now.
+    """
+    row = await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT)
+    if row is None or row["registered_name"] is None:
+        return None
+    key = await connection.fetch(_KEY, oid)
+    return _target(row, key) if [k["name"] for k in key] == list(row["registered_key"]) else None
+
+
+def _target(row: asyncpg.Record, key: list[asyncpg.Record]) -> Target:
     return Target(
-        oid=oid,
+        oid=row["oid"],
         schema=row["schema"],
         relation=row["relation"],
-        name=api,
+        name=api_name(row["schema"], row["relation"]),
         key=tuple(KeyColumn(k["name"], k["type"], k["base_name"]) for k in key),
         partitions=tuple(row["partitions"] or ()),
         registered=Registered(
@@ -190,7 +212,15 @@ def _table_reasons(row: asyncpg.Record) -> list[str]:
             f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
         )
     if not row["may_create"]:
-        reasons.append(f"{row['me']} may not write to the schema fencepost: run this as the role that ran migrate.")
+        reasons.append(
+            f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"
+            " member of it."
+        )
+    elif row["functions_of"]:
+        reasons.append(
+            f"its functions belong to {row['functions_of']}: `fencepost migrate --owner {row['keeper']}`, run as a"
+            " superuser or a member of both roles, gives them to the schema's owner."
+        )
     if not row["has_key"]:
         reasons.append("it has no primary key, and the key is what a fence is named after.")
     elif not row["immediate"]:
@@ -214,6 +244,11 @@ def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
             reasons.append(
                 f"its key column {column['name']} is of type {column['type']}, a domain over an enum, for which "
                 "PostgreSQL has no operator =; use the enum itself."
+            )
+        elif column["is_enum"] and column["base_name"] in KEY_TYPES:
+            reasons.append(
+                f"its key column {column['name']} is of an enum that is called {column['base_name']}, like one of"
+                " PostgreSQL's own types: rename it."
             )
         elif not column["deterministic"]:
             reasons.append(

@@ -6,6 +6,7 @@ UPDATE that it guards. Those of a table with the built-in source ask in addition
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 from fencepost.fencing.token import Rule
@@ -62,26 +63,47 @@ class Functions:
 
     def create(self) -> list[str]:
         """List what makes the functions, in order. Every statement can be repeated."""
+        bodies = self.bodies()
+
+        def trigger_function(part: str, options: str) -> str:
+            return (
+                f"CREATE OR REPLACE FUNCTION {self.called(part)}() RETURNS trigger LANGUAGE plpgsql"
+                f" {options} AS {dollar(bodies[part])}"
+            )
+
+        arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
         return [
             # One text whatever the caller's search_path: used where an error names the resource.
             f"CREATE OR REPLACE FUNCTION {self.called('name')}(r {self.table}) RETURNS text"
-            f" LANGUAGE plpgsql IMMUTABLE {_PINNED} AS " + dollar(f"BEGIN RETURN {self.resource('r')}; END"),
-            self._trigger_function("upd", self._update(), ""),
-            self._trigger_function("ins", self._insert(), _PINNED),
-            self._trigger_function("insmark", self._inserted(), f"SECURITY DEFINER {_PINNED}"),
-            self._trigger_function("del", self._deleted(), f"SECURITY DEFINER {_PINNED}"),
-            *self._delete_function(),
+            f" LANGUAGE plpgsql IMMUTABLE {_PINNED} AS {dollar(bodies['name'])}",
+            trigger_function("upd", ""),
+            trigger_function("ins", _PINNED),
+            trigger_function("insmark", f"SECURITY DEFINER {_PINNED}"),
+            trigger_function("del", f"SECURITY DEFINER {_PINNED}"),
+            f"DROP FUNCTION IF EXISTS {self.called('delete')}",
+            f"CREATE FUNCTION {self.called('delete')}({arguments}, token bigint) RETURNS SETOF {self.table}"
+            f" LANGUAGE plpgsql AS {dollar(bodies['delete'])}",
             # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
             "REVOKE EXECUTE ON FUNCTION "
             + ", ".join(f"{self.called(part)}()" for part in ("upd", "ins", "insmark", "del"))
             + " FROM PUBLIC",
+            give_functions([self.called(part) for part in bodies]),
         ]
 
-    def _trigger_function(self, part: str, body: str, options: str) -> str:
-        return (
-            f"CREATE OR REPLACE FUNCTION {self.called(part)}() RETURNS trigger LANGUAGE plpgsql"
-            f" {options} AS {dollar(body)}"
-        )
+    def bodies(self) -> dict[str, str]:
+        """Write what each of the functions does, by its part of their names."""
+        return {
+            "name": self.naming(),
+            "upd": self._update(),
+            "ins": self._insert(),
+            "insmark": self._inserted(),
+            "del": self._deleted(),
+            "delete": self._delete(),
+        }
+
+    def naming(self) -> str:
+        """Write what names the resource of a row."""
+        return f"BEGIN RETURN {self.resource('r')}; END"
 
     def _update(self) -> str:
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
@@ -118,8 +140,9 @@ END"""
 BEGIN
   NEW.{MARK_COLUMN} := CASE WHEN NEW.{MARK_COLUMN} <> 0 THEN abs(NEW.{MARK_COLUMN})
                             ELSE fencepost.given({self.name}) END;
-  IF NEW.{MARK_COLUMN} IS NULL THEN
-    NEW.{MARK_COLUMN} := fencepost.mark_behind_glass({self.name}, {self.called("name")}(NEW));
+  IF NEW.{MARK_COLUMN} IS NULL OR current_setting('fencepost.break_glass', true) <> '' THEN
+    NEW.{MARK_COLUMN} := coalesce(
+      fencepost.mark_behind_glass({self.name}, {self.called("name")}(NEW), NEW.{MARK_COLUMN}), NEW.{MARK_COLUMN});
     IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.called("name")}(NEW), NULL, NULL); END IF;
   END IF;
   RETURN NEW;
@@ -163,15 +186,14 @@ END"""
     PERFORM fencepost.require_issued({resource}, {token});
   END IF;"""
 
-    def _delete_function(self) -> list[str]:
+    def _delete(self) -> str:
         """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end."""
         op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
-        arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
         match = " AND ".join(f"r.{quote(k.name)} {_EQ} k{n}" for n, k in enumerate(self.target.key, 1))
-        body = f"""
+        return f"""
 #variable_conflict use_variable
 DECLARE
-  before text := pg_catalog.current_setting('fencepost.token', true);
+  before pg_catalog.text := pg_catalog.current_setting('fencepost.token', true);
 BEGIN
   IF NOT EXISTS (SELECT FROM fencepost.protected p
                   WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
@@ -189,11 +211,23 @@ BEGIN
   END LOOP;
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
-        return [
-            f"DROP FUNCTION IF EXISTS {self.called('delete')}",
-            f"CREATE FUNCTION {self.called('delete')}({arguments}, token bigint) RETURNS SETOF {self.table}"
-            f" LANGUAGE plpgsql AS {dollar(body)}",
-        ]
+
+
+def give_functions(functions: Sequence[str]) -> str:
+    """Give functions to the owner of the schema fencepost: in his name they write marks, and nobody else may change
+    them. Who that is is asked when it runs, which for a printed script may be later and elsewhere.
+    """
+    named = ", ".join(literal(function) for function in functions)
+    body = f"""
+DECLARE
+  called text;
+BEGIN
+  FOREACH called IN ARRAY ARRAY[{named}] LOOP
+    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', called,
+                   (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'));
+  END LOOP;
+END"""
+    return "DO " + dollar(body)
 
 
 def drop_functions(stem: str) -> list[str]:

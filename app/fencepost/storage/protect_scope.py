@@ -15,13 +15,14 @@ from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import KEY_TYPES, KeyColumn, ProtectError, Target
-from fencepost.storage.protect_functions import Functions, dollar, drop_functions
+from fencepost.storage.protect_functions import Functions, dollar, drop_functions, give_functions
 from fencepost.storage.protect_sql import HIGHEST_MARK, PREFIX, TOO_HIGH
 from fencepost.storage.row_sql import encode_name, literal, resource_sql
 
 MISMATCH: Final = "55000"
 """The SQLSTATE (object_not_in_prerequisite_state) of a plan whose scope has another rule or source meanwhile."""
 ROW_PARTS: Final = ("upd", "ins", "insmark", "del")
+SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 """Types whose values have the same texts, so that tables may differ in them."""
 
@@ -81,6 +82,13 @@ async def examine_name(connection: Connection, target: Target) -> None:
         )
 
 
+async def scope_as_it_is(connection: Connection, target: Target, template: str) -> Scoped | None:
+    """Give a table's scope with its columns' types; None when they no longer fit."""
+    scope = parse_scope(template)
+    columns = await _template_columns(connection, target, target.oid, scope)
+    return None if isinstance(columns, list) else Scoped(scope, columns)
+
+
 async def examine_scope(connection: Connection, target: Target, scope: Scope, rule: Rule, source: str) -> Scoped:
     """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
     async with connection.transaction():
@@ -132,6 +140,11 @@ async def _template_columns(
                 f"the scope's column {name} is of type {row['type']}, whose equal values have several texts; it can"
                 f" be of {', '.join(KEY_TYPES)}, a domain over one of these, or an enum."
             )
+        elif row["is_enum"] and row["base_name"] in KEY_TYPES:
+            reasons.append(
+                f"the scope's column {name} is of an enum that is called {row['base_name']}, like one of"
+                " PostgreSQL's own types: rename it."
+            )
         if not row["deterministic"]:
             reasons.append(
                 f"the scope's column {name} has a nondeterministic collation: equal scopes would have two marks."
@@ -148,19 +161,22 @@ def lock_prefix(prefix: str) -> str:
     return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fencepost.scope/' + prefix)}, 0))"
 
 
-def leave_sql(table: str, name: str, stem: str, scope: Scope) -> list[str]:
-    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had."""
+def leave_sql(table: str, name: str, now_called: str, stem: str, scope: Scope) -> list[str]:
+    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had. So does
+    that of the name that it has now, if it was renamed: the next protection is of that one.
+    """
     prefix = literal(scope.prefix)
+    names = ", ".join(f"({literal(each)})" for each in sorted({name, now_called}))
     return [
         f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
         lock_prefix(scope.prefix),
         f"INSERT INTO fencepost.floors AS f (name, floor, covers_rows)"
-        f" SELECT {literal(name)}, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
+        f" SELECT n.name, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
         f" WHERE starts_with(m.resource, {literal(encode_name(scope.prefix) + '/')})),"
-        f" (SELECT p.floor FROM fencepost.floors p WHERE p.name = {prefix}), 0), true"
+        f" (SELECT p.floor FROM fencepost.floors p WHERE p.name = {prefix}), 0), true FROM (VALUES {names}) AS n(name)"
         f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true",
         f"UPDATE fencepost.protected SET scope = NULL WHERE name = {literal(name)}",
-        f"DROP TRIGGER IF EXISTS {PREFIX}scope ON {table}",
+        *(f"DROP TRIGGER IF EXISTS {PREFIX}{part} ON {table}" for part in SCOPE_PARTS),
         f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_scope')}",
     ]
 
@@ -205,7 +221,7 @@ class ScopeDdl:
         now = self.target.registered
         before = parse_scope(now.scope) if now is not None and now.scope is not None else None
         leaving = (
-            leave_sql(self.table, now.name, now.functions, before)
+            leave_sql(self.table, now.name, self.target.name, now.functions, before)
             if now is not None and before is not None and before != self.scope
             else []
         )
@@ -213,6 +229,9 @@ class ScopeDdl:
             f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE",
             *leaving,
             lock_prefix(self.scope.prefix),
+            # Tables that were dropped without unprotect would have a say in the rule.
+            f"DELETE FROM fencepost.protected p WHERE {PREFIX_OF} = {self.prefix}"
+            f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             self._require_one_rule(),
             f"INSERT INTO fencepost.floors (name) VALUES ({self.name}), ({self.prefix}) ON CONFLICT DO NOTHING",
             *self._bring_marks(),
@@ -269,7 +288,7 @@ BEGIN
                 AND NOT a.attisdropped) THEN
     SET LOCAL row_security = off;
     INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
-    SELECT s.scope, s.mark, pg_current_xact_id(), true
+    SELECT s.scope, s.mark, '0', true
       FROM (SELECT {self.expression("r")} AS scope, max(r.{MARK_COLUMN}) AS mark FROM {self.table} AS r
              WHERE r.{MARK_COLUMN} > 0 GROUP BY 1) AS s ORDER BY s.scope COLLATE "C"
     ON CONFLICT (resource) DO UPDATE
@@ -284,9 +303,23 @@ END"""
         return ["DO " + dollar(body)]
 
     def _functions(self) -> list[str]:
+        bodies = self.bodies()
+        pinned = "SET search_path = pg_catalog, pg_temp"
+        return [
+            f"CREATE OR REPLACE FUNCTION {self.functions.called('name')}(r {self.table}) RETURNS text"
+            f" LANGUAGE plpgsql IMMUTABLE {pinned} AS {dollar(bodies['name'])}",
+            f"CREATE OR REPLACE FUNCTION {self.functions.called('scope')}() RETURNS trigger LANGUAGE plpgsql"
+            f" SECURITY DEFINER {pinned} AS {dollar(bodies['scope'])}",
+            # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
+            f"REVOKE EXECUTE ON FUNCTION {self.functions.called('scope')}() FROM PUBLIC",
+            give_functions([self.functions.called(part) for part in bodies]),
+        ]
+
+    def bodies(self) -> dict[str, str]:
+        """Write what each of the table's functions does, by its part of their names."""
         changed = " OR ".join(f"NEW.{quote(c.name)} IS DISTINCT FROM OLD.{quote(c.name)}" for c in self.columns)
         template = literal(self.scope.template)
-        body = f"""
+        judging = f"""
 DECLARE
   scope text;
 BEGIN
@@ -297,20 +330,24 @@ BEGIN
   IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
   RETURN NEW;
 END"""
-        pinned = "SET search_path = pg_catalog, pg_temp"
-        return [
-            f"CREATE OR REPLACE FUNCTION {self.functions.called('name')}(r {self.table}) RETURNS text"
-            f" LANGUAGE plpgsql IMMUTABLE {pinned} AS " + dollar(f"BEGIN RETURN {self.functions.resource('r')}; END"),
-            f"CREATE OR REPLACE FUNCTION {self.functions.called('scope')}() RETURNS trigger LANGUAGE plpgsql"
-            f" SECURITY DEFINER {pinned} AS {dollar(body)}",
-            # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
-            f"REVOKE EXECUTE ON FUNCTION {self.functions.called('scope')}() FROM PUBLIC",
-        ]
+        return {"name": self.functions.naming(), "scope": judging}
 
     def _triggers(self) -> list[str]:
+        """Once before and, where the row has a new scope, once after: a trigger that fires after our first may have
+        changed it. The condition also keeps the columns from getting another type, with other texts for equal values.
+        """
+        changed = " OR ".join(f"NEW.{quote(c.name)} IS DISTINCT FROM OLD.{quote(c.name)}" for c in self.columns)
+
+        def trigger(part: str, event: str, condition: str = "") -> str:
+            return (
+                f"CREATE OR REPLACE TRIGGER {PREFIX}{part} {event} ON {self.table} FOR EACH ROW{condition}"
+                f" EXECUTE FUNCTION {self.functions.called('scope')}()"
+            )
+
         return [
-            f"CREATE OR REPLACE TRIGGER {PREFIX}scope BEFORE INSERT OR UPDATE OR DELETE ON {self.table} FOR EACH ROW"
-            f" EXECUTE FUNCTION {self.functions.called('scope')}()",
+            trigger("scope", "BEFORE INSERT OR UPDATE OR DELETE"),
+            trigger("scope_ins", "AFTER INSERT"),
+            trigger("scope_upd", "AFTER UPDATE", f" WHEN ({changed})"),
             *(
                 f"CREATE OR REPLACE TRIGGER {PREFIX}trunc BEFORE TRUNCATE ON {table}"
                 f" FOR EACH STATEMENT EXECUTE FUNCTION fencepost.no_truncate()"
@@ -356,10 +393,12 @@ END"""
         return ["DO " + dollar(body)]
 
 
-def unprotect_scope_sql(table: str, name: str, stem: str, scope: Scope, partitions: tuple[str, ...]) -> list[str]:
+def unprotect_scope_sql(
+    table: str, name: str, now_called: str, stem: str, scope: Scope, partitions: tuple[str, ...]
+) -> list[str]:
     """List what undoes `protect --scope`. Marks and floors stay: a later protect goes on from them."""
     return [
-        *leave_sql(table, name, stem, scope),
+        *leave_sql(table, name, now_called, stem, scope),
         *(f"DROP TRIGGER IF EXISTS {PREFIX}trunc ON {part}" for part in partitions or (table,)),
         *drop_functions(stem),
         f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",

@@ -119,18 +119,7 @@ END"""
         old = self.target.registered
         if old is None or old.name == self.target.name:
             return []
-        before, after = literal(encode_name(old.name) + "/"), literal(encode_name(self.target.name) + "/")
-        return [
-            f"WITH moved AS (DELETE FROM fencepost.marks WHERE starts_with(resource, {before}) RETURNING *)"
-            f" INSERT INTO fencepost.marks AS k SELECT {after} || substr(resource, length({before}) + 1),"
-            f" last_fence_token, xid, row_absent, changed_at FROM moved"
-            f" ON CONFLICT (resource) DO UPDATE SET"
-            f" last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token),"
-            f" row_absent = excluded.row_absent",
-            f"UPDATE fencepost.floors SET floor = greatest(floor, (SELECT f.floor FROM fencepost.floors f"
-            f" WHERE f.name = {literal(old.name)})) WHERE name = {self.name}",
-            *drop_functions(old.functions),
-        ]
+        return [*move_marks(old.name, self.target.name), *drop_functions(old.functions)]
 
     def _issue_beyond_marks(self) -> list[str]:
         """Becoming a table of the built-in source: its tokens go on from above all marks that are there.
@@ -186,9 +175,26 @@ END"""
         return ["DO " + dollar(body)]
 
 
-def unprotect_sql(table: str, name: str, stem: str, partitions: tuple[str, ...], *, keep_marks: bool) -> list[str]:
+def move_marks(old: str, new: str) -> list[str]:
+    """List what moves the marks and the floor of a table that was renamed to its new name."""
+    before, after = literal(encode_name(old) + "/"), literal(encode_name(new) + "/")
+    return [
+        f"WITH moved AS (DELETE FROM fencepost.marks WHERE starts_with(resource, {before}) RETURNING *)"
+        f" INSERT INTO fencepost.marks AS k SELECT {after} || substr(resource, length({before}) + 1),"
+        f" last_fence_token, xid, row_absent, changed_at FROM moved"
+        f" ON CONFLICT (resource) DO UPDATE SET"
+        f" last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token),"
+        f" row_absent = excluded.row_absent",
+        f"INSERT INTO fencepost.floors AS f (name, floor) SELECT {literal(new)}, o.floor FROM fencepost.floors o"
+        f" WHERE o.name = {literal(old)} ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor)",
+    ]
+
+
+def unprotect_sql(
+    table: str, name: str, now_called: str, stem: str, partitions: tuple[str, ...], *, keep_marks: bool
+) -> list[str]:
     """List what undoes `protect`. The column, its check, the marks and the floor stay: a later protect goes on from
-    them, since a mark never falls.
+    them, since a mark never falls. If the table was renamed since, that will be under the name it has now.
 
     `keep_marks`: write live rows' marks down too, for their rows may go while nobody watches. Not possible when the key
     or the column has changed since.
@@ -205,6 +211,7 @@ def unprotect_sql(table: str, name: str, stem: str, partitions: tuple[str, ...],
     return [
         *drops,
         *([kept] if keep_marks else []),
+        *(move_marks(name, now_called) if name != now_called else []),
         *drop_functions(stem),
         f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
         "NOTIFY fencepost, 'reload'",

@@ -1,14 +1,12 @@
 """The statements of scoped writes (R8). Each is one step of a transaction; gateway/scoped.py has their order.
 
-E   SELECT … FROM fencepost.enter(prefix, scopes, $t)    first, alone: raises the marks, and waits for their holders
+E   SELECT … FROM fencepost.enter(prefix, scopes, $t)    scope_marks.py; first, alone: raises marks, waits for holders
 W   UPDATE | DELETE … WHERE key AND scope = ANY($scopes)   later, so that it sees what older holders committed
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
@@ -30,48 +28,11 @@ _WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_
 """The tables of a scope may have integers of different widths: a scope's name is read as the widest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """What became of one scope's mark: accepted, or the mark that refused the token."""
-
-    scope: str
-    refused_by: int | None
-
-
 def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
     """Render a row's scope."""
     return resource_sql(
         scope.prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in scope.columns]
     )
-
-
-async def enter(
-    connection: Connection, table: Table, fence: Fence, scope: Scope, scopes: Sequence[str], token: Token
-) -> list[Entered]:
-    """Raise the scopes' marks, sorted. Nothing came back: the table's scope is another one now (FP000)."""
-    rows = await connection.fetch(
-        "SELECT e.scope, e.refused_by FROM (SELECT FROM fencepost.protected p"
-        " WHERE p.relation = to_regclass($4) AND p.scope = $5) AS p CROSS JOIN fencepost.enter($1, $2, $3) AS e",
-        scope.prefix,
-        list(scopes),
-        token,
-        table.sql_name,
-        scope.template,
-    )
-    if not rows:
-        await connection.execute("SELECT fencepost.outdated($1)", fence.name)
-    return [Entered(row["scope"], row["refused_by"]) for row in rows]
-
-
-async def marks(connection: Connection, scope: Scope, scopes: Sequence[str]) -> list[tuple[str, int]]:
-    """Look scopes' marks up: 0 where there is none."""
-    rows = await connection.fetch(
-        "SELECT u.scope, coalesce(fencepost.mark_without_row($1, u.scope), 0) AS mark"
-        " FROM unnest($2::text[]) AS u(scope)",
-        scope.prefix,
-        list(scopes),
-    )
-    return [(row["scope"], row["mark"]) for row in rows]
 
 
 def key_match(table: Table, key: Key, parameters: Parameters) -> str:

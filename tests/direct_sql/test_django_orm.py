@@ -1,0 +1,305 @@
+"""Django's ORM on protected tables that Django made, as owner and as a plain role; `fenced` is the page's recipe."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.db.migrations import RunSQL
+from django.db.migrations.state import ProjectState
+from django.db.models import F
+from tests.direct_sql.django_orm import fenced, lead_to, make, new_key, refused, row, shop_models, under
+from tests.orm_shop import OrmShop, orm_shop
+from tests.recipes import recipe
+
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.protect import plan_protect, protect
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return shop_models()
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str, app: Any) -> Iterator[OrmShop]:
+    with orm_shop(postgres, template, sql="") as running:
+        lead_to(running.owner)
+        with connection.schema_editor() as editor:
+            for model in (app.Order, app.Line, app.Leased):
+                editor.create_model(model)
+        connection.close()
+        asyncio.run(_protect(running))
+        yield running
+        connection.close()
+
+
+async def _protect(shop: OrmShop) -> None:
+    superuser = await asyncpg.connect(shop.superuser)
+    await protect(superuser, "orders")
+    await protect(superuser, "lines")
+    await protect(superuser, "leased", rule="lease")
+    plain = urlsplit(shop.plain).username
+    await superuser.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines, leased TO {plain}")
+    await superuser.close()
+
+
+@pytest.fixture(params=["owner", "plain"])
+def orm(request: pytest.FixtureRequest, shop: OrmShop, app: Any) -> Iterator[SimpleNamespace]:
+    """Give the models, Django being connected as one of the two roles."""
+    lead_to(shop.url(request.param))
+    yield SimpleNamespace(Order=app.Order, Line=app.Line, Leased=app.Leased, MarkedOrder=app.MarkedOrder, shop=shop)
+    connection.close()
+
+
+def test_save_writes_all_columns_twice_in_one_operation(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    with fenced(36):
+        order.status = "paid"
+        order.save()
+        order.amount = 7
+        order.save()
+    assert row(orm, order) == ("paid", 7, 36)
+    assert refused(under(36, order.save)) == "FP409"  # another transaction is another operation
+
+
+@pytest.mark.parametrize("field", ["without the field", "with the field"])
+def test_save_without_a_token_is_refused(orm: SimpleNamespace, field: str) -> None:
+    order = make(orm)
+    model = orm.Order if field == "without the field" else orm.MarkedOrder
+    found = model.objects.get(pk=order.pk)
+    found.status = "paid"
+    assert refused(found.save) == "FP428"
+    with pytest.raises(DatabaseError, match=r"(?s)a write needs a fence token.*HINT:.*SET LOCAL fencepost.token"):
+        found.save()
+    assert refused(lambda: model(order_id=f"{order.pk}-new").save()) == "FP428"
+    assert refused(found.delete) == "FP428"
+    assert row(orm, order) == ("new", 0, 10)
+
+
+def test_a_field_for_the_mark_is_an_echo_and_a_new_value_is_a_token(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    found = orm.MarkedOrder.objects.get(pk=order.pk)
+    with fenced(36):
+        found.status = "paid"
+        found.save()
+        found.amount = 1
+        found.save()  # writes 10 back, which is older than the row's 36: the setting counts
+    assert row(orm, order) == ("paid", 1, 36)
+    assert refused(found.save) == "FP409"  # 10 again, without a setting: stale
+    found.last_fence_token = 37
+    found.save()
+    assert row(orm, order) == ("paid", 1, 37)
+    found.refresh_from_db()
+    assert refused(found.save) == "FP428"
+    orm.MarkedOrder.objects.create(order_id=f"{order.pk}-new", last_fence_token=5)
+
+
+def test_nested_atomic_blocks_belong_to_the_operation(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    with fenced(36):
+        with transaction.atomic():
+            order.status = "paid"
+            order.save()
+        with transaction.atomic():
+            order.status = "lost"
+            order.save()
+            transaction.set_rollback(True)
+        with transaction.atomic():
+            orm.Order.objects.filter(pk=order.pk).update(amount=F("amount") + 3)
+    assert row(orm, order) == ("paid", 3, 36)
+
+
+def test_a_refusal_in_a_nested_block_undoes_that_block_only(orm: SimpleNamespace) -> None:
+    mine, theirs = make(orm), make(orm, 50)
+    with fenced(36):
+        mine.status = "paid"
+        mine.save()
+        with pytest.raises(DatabaseError), transaction.atomic():
+            theirs.save()
+        mine.amount = 1
+        mine.save()
+    assert row(orm, mine) == ("paid", 1, 36)
+    assert row(orm, theirs) == ("new", 0, 50)
+
+
+def test_the_token_ends_with_its_block(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    with fenced(36):
+        pass
+    assert refused(order.save) == "FP428"
+    with pytest.raises(RuntimeError), transaction.atomic(), fenced(36):  # else it would go on after the inner block
+        pass
+
+
+@pytest.mark.parametrize("verb", ["save", "update_fields", "update", "F", "bulk_update", "delete", "create", "upsert"])
+def test_a_stale_holder_is_refused_whatever_he_does(orm: SimpleNamespace, verb: str) -> None:
+    order, gone = make(orm, 40, lines=1), make(orm)
+    under(40, lambda: orm.Order.objects.filter(pk=gone.pk).delete())()
+    objects = orm.Order.objects
+    write: dict[str, Callable[[], object]] = {
+        "save": order.save,
+        "update_fields": lambda: order.save(update_fields=["status"]),
+        "update": lambda: objects.filter(pk=order.pk).update(status="paid"),
+        "F": lambda: objects.filter(pk=order.pk).update(amount=F("amount") + 1),
+        "bulk_update": lambda: objects.bulk_update([order], ["status", "amount"]),
+        "delete": order.delete,
+        "create": lambda: objects.create(order_id=gone.pk),  # his successor deleted it
+        "upsert": lambda: objects.update_or_create(order_id=order.pk, defaults={"status": "paid"}),
+    }
+    assert refused(under(33, write[verb])) == "FP409"
+    assert row(orm, order) == ("new", 0, 40)
+    assert row(orm, gone) is None
+    assert len(orm.shop.sql("SELECT 1 FROM lines WHERE order_id = $1", order.pk)) == 1
+
+
+def test_the_pages_example_runs(orm: SimpleNamespace) -> None:
+    order = make(orm, lines=2)
+    exec(recipe("django-use"), {"order": order, "fenced": fenced})
+    assert row(orm, order) == ("shipped", 0, 36)
+    assert order.lines.count() == 0
+
+
+def test_a_row_is_made_deleted_and_made_again_in_one_operation(orm: SimpleNamespace) -> None:
+    order = orm.Order(order_id=new_key("order"))
+    with fenced(36):
+        order.save()
+        orm.Order.objects.filter(pk=order.pk).delete()
+        order.save(force_insert=True)
+    assert row(orm, order) == ("new", 0, 36)
+
+
+def test_a_token_can_be_for_one_table_only(orm: SimpleNamespace) -> None:
+    order = make(orm, lines=1)
+    under("orders=36", order.save)()
+    assert refused(under("orders=37", order.lines.get().save)) == "FP428"
+    assert refused(under("orders=37", order.delete)) == "FP428"
+
+
+def test_f_expressions_and_querysets_write_under_the_token(orm: SimpleNamespace) -> None:
+    orders = [make(orm) for _ in range(3)]
+    these = orm.Order.objects.filter(pk__in=[order.pk for order in orders])
+    with fenced(36):
+        assert these.update(amount=F("amount") + 1) == 3
+        orders[0].amount = F("amount") + 5
+        orders[0].save()
+        orders[1].status = "bulk"
+        orm.Order.objects.bulk_update(orders[1:2], ["status"])
+    assert [row(orm, order) for order in orders] == [("new", 6, 36), ("bulk", 1, 36), ("new", 1, 36)]
+    assert refused(lambda: these.update(amount=0)) == "FP428"
+
+
+def test_bulk_create_in_its_three_ways(orm: SimpleNamespace) -> None:
+    here, ahead, new = make(orm), make(orm, 50), new_key("new")
+    bulk = orm.Order.objects.bulk_create
+    with fenced(36):
+        bulk([orm.Order(order_id=f"{new}-{n}") for n in range(50)])
+        bulk([orm.Order(order_id=key) for key in (ahead.pk, new)], ignore_conflicts=True)
+        bulk(
+            [orm.Order(order_id=here.pk, status="up"), orm.Order(order_id=f"{new}-0", status="up")],
+            update_conflicts=True,
+            unique_fields=["order_id"],
+            update_fields=["status"],
+        )
+    assert row(orm, here) == ("up", 0, 36)
+    assert row(orm, ahead) == ("new", 0, 50)
+    marks = "SELECT count(*), min(last_fence_token), max(last_fence_token) FROM orders WHERE starts_with(order_id, $1)"
+    assert orm.shop.sql(marks, new) == [(51, 36, 36)]
+    upsert = {"update_conflicts": True, "unique_fields": ["order_id"], "update_fields": ["status"]}
+    assert refused(under(37, lambda: bulk([orm.Order(order_id=ahead.pk)], **upsert))) == "FP409"
+    assert refused(lambda: bulk([orm.Order(order_id=f"{new}-x")])) == "FP428"
+
+
+def test_get_or_create_needs_a_token_only_to_create(orm: SimpleNamespace) -> None:
+    order, new = make(orm), new_key("new")
+    assert orm.Order.objects.get_or_create(order_id=order.pk) == (order, False)
+    assert refused(lambda: orm.Order.objects.get_or_create(order_id=new)) == "FP428"
+    with fenced(36):
+        assert orm.Order.objects.get_or_create(order_id=new)[1]
+        assert orm.Order.objects.update_or_create(order_id=order.pk, defaults={"status": "up"})[1] is False
+    assert row(orm, order) == ("up", 0, 36)
+
+
+def test_rows_locked_by_select_for_update_are_written_like_any_other(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    with fenced(36):
+        locked = orm.Order.objects.select_for_update().get(pk=order.pk)
+        locked.status = "paid"
+        locked.save()
+    assert row(orm, order) == ("paid", 0, 36)
+
+
+def test_djangos_cascade_is_fenced(orm: SimpleNamespace) -> None:
+    order = make(orm, lines=3)
+    resource = f"orders/{order.pk}"
+    with fenced(36):
+        assert order.delete() == (4, {"django_shop.Line": 3, "django_shop.Order": 1})
+    assert orm.shop.sql("SELECT last_fence_token FROM fencepost.marks WHERE resource = $1", resource) == [(36,)]
+
+
+def test_a_cascade_stops_at_a_child_with_a_newer_mark(orm: SimpleNamespace) -> None:
+    order = make(orm, lines=2)
+    line = order.lines.last()
+    under(50, line.save)()
+    assert refused(under(36, order.delete)) == "FP409"
+    assert order.lines.count() == 2
+    under(51, order.delete)()
+
+
+def test_under_the_rule_lease_one_token_writes_in_many_transactions(orm: SimpleNamespace) -> None:
+    leased = orm.Leased(id=new_key("leased"))
+    for number in (1, 2, 3):
+        leased.n = number
+        under(36, leased.save)()
+    assert refused(under(35, leased.save)) == "FP409"
+
+
+def test_a_form_saved_without_a_token_is_refused_as_in_the_admin(orm: SimpleNamespace) -> None:
+    from django.forms.models import modelform_factory  # noqa: PLC0415 - only once Django is configured
+
+    order = make(orm)
+    form = modelform_factory(orm.Order, fields=["status", "amount"])({"status": "paid", "amount": "1"}, instance=order)
+    assert form.is_valid()
+    with (
+        pytest.raises(DatabaseError, match=f"orders/{order.pk} is protected: a write needs a fence token"),
+        transaction.atomic(),
+    ):
+        form.save()
+    with fenced(36):
+        form.save()
+    assert row(orm, order) == ("paid", 1, 36)
+
+
+def test_a_changed_key_makes_another_row_and_a_raw_change_is_refused(orm: SimpleNamespace) -> None:
+    order = make(orm)
+    objects = orm.Order.objects
+    assert refused(under(36, lambda: objects.filter(pk=order.pk).update(order_id=f"{order.pk}-else"))) == "FP400"
+    order.order_id = f"{order.pk}-else"  # Django takes that for a new row
+    under(36, order.save)()
+    assert objects.filter(pk=order.pk).exists()
+
+
+async def _script(shop: OrmShop) -> str:
+    superuser = await asyncpg.connect(shop.superuser)
+    try:
+        return (await plan_protect(superuser, "late", None, None)).script()
+    finally:
+        await superuser.close()
+
+
+def test_a_migration_protects_a_table_with_what_protect_prints(shop: OrmShop) -> None:
+    lead_to(shop.superuser)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    script = RunSQL(asyncio.run(_script(shop)))
+    with connection.schema_editor(atomic=False) as editor:
+        script.database_forwards("django_shop", editor, ProjectState(), ProjectState())
+    with connection.cursor() as cursor, pytest.raises(DatabaseError, match="needs a fence token"):
+        cursor.execute("INSERT INTO late VALUES (1)")
+    with fenced(36), connection.cursor() as cursor:
+        cursor.execute("INSERT INTO late VALUES (1)")
+    connection.close()

@@ -1,0 +1,268 @@
+"""Logical replication into protected tables: what its apply passes, what travels, and who may write after a switch.
+
+Two real servers. The triggers are ENABLE ORIGIN, so they do not fire for the apply worker: the publisher has judged.
+"""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+from tests.conftest import in_database
+from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
+from tests.interleave import eventually
+from tests.standby import new_directory
+
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.errors import QuarantinedError
+from fencepost.storage.migrate import upgrade
+from fencepost.storage.protect import protect
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def servers(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """Run two servers of the same version, whose log can be decoded."""
+    directory = new_directory()
+    options = {"wal_level": "logical", "shared_buffers": "16MB", "fsync": "off", "wal_retrieve_retry_interval": "100ms"}
+    started = [
+        PostgresServer(bin_dir=postgres._bin_dir, data_dir=directory / name, options=options)  # noqa: SLF001
+        for name in ("publisher", "subscriber")
+    ]
+    try:
+        for server in started:
+            server.start()
+            asyncio.run(_make_template(server.url))
+        yield started[0], started[1]
+    finally:
+        for server in started:
+            server.stop()
+        shutil.rmtree(directory)
+
+
+async def _make_template(url: str) -> None:
+    await _run(url, "CREATE DATABASE shop")
+    await upgrade(in_database(url, "shop"))
+    connection = await asyncpg.connect(in_database(url, "shop"))
+    await connection.execute(TABLES)
+    await protect(connection, "orders")
+    await protect(connection, "items", scope="account/{account_id}")
+    await protect(connection, "issued", source="builtin")
+    await connection.close()
+
+
+@pytest.fixture
+async def sides(servers: tuple[PostgresServer, PostgresServer]) -> AsyncIterator[Sides]:
+    name = f"sides_{next(_numbers)}"
+    urls = [in_database(server.url, name) for server in servers]
+    for server in servers:
+        await _run(server.url, f"CREATE DATABASE {name} TEMPLATE shop")
+    publisher, subscriber = [await asyncpg.connect(url) for url in urls]
+    yield Sides(publisher, subscriber, urls[0], name)
+    if await subscriber.fetchval("SELECT count(*) FROM pg_subscription WHERE subname = $1", name):
+        await subscriber.execute(f"DROP SUBSCRIPTION {name}")
+    for connection, server in ((publisher, servers[0]), (subscriber, servers[1])):
+        await connection.close()
+        await _run(server.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def _run(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def history(sides: Sides) -> None:
+    """Write on the publisher what a switch must not forget."""
+    publisher = sides.publisher
+    for token, statement in (
+        (36, "INSERT INTO orders VALUES ('row')"),
+        (40, "UPDATE orders SET status = 'paid' WHERE order_id = 'row'"),
+        (36, "INSERT INTO orders VALUES ('deleted')"),
+        (41, "DELETE FROM orders WHERE order_id = 'deleted'"),
+        (42, "INSERT INTO items VALUES (1, 7, 'a')"),
+    ):
+        assert await write(publisher, token, statement) == "", statement
+    await publisher.execute("SELECT fencepost.raise_mark('orders/claimed', 43, 'strict', true)")
+
+
+STALE = (
+    (39, "UPDATE orders SET status = 'stale' WHERE order_id = 'row'"),
+    (39, "DELETE FROM orders WHERE order_id = 'row'"),
+)
+STALE_WITHOUT_A_ROW = (
+    (40, "INSERT INTO orders VALUES ('deleted')"),
+    (42, "INSERT INTO orders VALUES ('claimed')"),
+    (40, "UPDATE items SET label = 'stale' WHERE id = 1"),
+    (41, "INSERT INTO items VALUES (2, 7, 'stale')"),
+)
+
+
+async def test_apply_passes_a_protected_table_and_the_marks_of_rows_travel_in_the_column(sides: Sides) -> None:
+    await sides.publisher.execute("INSERT INTO orders (order_id, last_fence_token) VALUES ('before', 30)")
+    await sides.follow(*USERS)
+    await history(sides)
+    await write(sides.publisher, 50, "INSERT INTO orders SELECT 'bulk-' || n FROM generate_series(1, 100) n")
+    await sides.caught_up()
+    rows = "SELECT order_id, status, last_fence_token FROM orders ORDER BY order_id"
+    assert await sides.subscriber.fetch(rows) == await sides.publisher.fetch(rows)
+    assert await sides.subscriber.fetchval("SELECT count(*) FROM orders") == 102
+    assert await sides.subscriber.fetchval("SELECT count(*) FROM fencepost.marks") == 0
+    # Everybody else is judged there as ever.
+    assert await write(sides.subscriber, None, "UPDATE orders SET status = 'x'") == "FP428"
+    for token, statement in STALE:
+        assert await write(sides.subscriber, token, statement) == "FP409", statement
+
+
+async def test_without_the_marks_a_switch_forgets_whatever_has_no_row(sides: Sides) -> None:
+    await sides.follow(*USERS)
+    await history(sides)
+    await sides.switch()
+    for token, statement in STALE:
+        assert await write(sides.subscriber, token, statement) == "FP409", statement
+    for token, statement in STALE_WITHOUT_A_ROW:
+        assert await write(sides.subscriber, token, statement) == "", f"{statement}: the page says that this passes"
+
+
+async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switch(sides: Sides) -> None:
+    await sides.publisher.execute("INSERT INTO orders (order_id, last_fence_token) VALUES ('copied', 30)")
+    await write(sides.publisher, 31, "DELETE FROM orders WHERE order_id = 'copied'")
+    await sides.follow_as_the_page_says(*USERS)
+    await history(sides)
+    await sides.publisher.execute("SELECT fencepost.prune('orders', 20)")
+    await sides.switch()
+    for token, statement in (
+        *STALE,
+        *STALE_WITHOUT_A_ROW,
+        (31, "INSERT INTO orders VALUES ('copied')"),
+        (20, "INSERT INTO orders VALUES ('pruned, or never seen')"),
+    ):
+        assert await write(sides.subscriber, token, statement) == "FP409", statement
+    for token, statement in (
+        (44, "INSERT INTO orders VALUES ('claimed'), ('deleted'), ('copied')"),
+        (21, "INSERT INTO orders VALUES ('never seen')"),
+        (44, "UPDATE orders SET status = 'new holder' WHERE order_id = 'row'"),
+        (44, "UPDATE items SET label = 'new holder' WHERE id = 1"),
+    ):
+        assert await write(sides.subscriber, token, statement) == "", statement
+
+
+async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> None:
+    """Why the page says to empty them first; and that it can still be done afterwards."""
+    await history(sides)
+    await sides.subscribe("orders", *MARKS)
+
+    async def others_are_ready() -> bool:
+        states = (
+            'SELECT array_agg(srrelid::regclass::text ORDER BY srrelid::regclass::text COLLATE "C")'
+            " FROM pg_subscription_rel WHERE srsubstate = 'r'"
+        )
+        return bool(await sides.subscriber.fetchval(states) == ["fencepost.marks", "orders"])
+
+    await eventually(others_are_ready, within=30, what="the copy of what does not collide")
+    await sides.subscriber.execute("TRUNCATE fencepost.floors, fencepost.generations")
+    await sides.copied()
+    assert await sides.subscriber.fetchval("SELECT count(*) FROM fencepost.floors") == 3 + 1  # tables and a scope
+
+
+async def test_a_table_protected_later_is_protected_on_the_publisher_first(sides: Sides) -> None:
+    await sides.follow_as_the_page_says("orders")
+    for side in (sides.publisher, sides.subscriber):
+        await side.execute("CREATE TABLE late (id int PRIMARY KEY, n int)")
+    await protect(sides.publisher, "late")
+    await sides.caught_up()
+    await protect(sides.subscriber, "late")
+    await sides.publisher.execute(f"ALTER PUBLICATION {sides.name} ADD TABLE late")
+    await sides.subscriber.execute(f"ALTER SUBSCRIPTION {sides.name} REFRESH PUBLICATION")
+    await sides.copied()
+    assert await write(sides.publisher, 5, "INSERT INTO late VALUES (1, 1), (2, 2)") == ""
+    assert await write(sides.publisher, 6, "DELETE FROM late WHERE id = 1") == ""
+    await sides.switch()
+    assert await write(sides.subscriber, 5, "INSERT INTO late VALUES (1, 1)") == "FP409"
+    assert await write(sides.subscriber, 7, "INSERT INTO late VALUES (1, 1)") == ""
+
+
+async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation_is_raised(sides: Sides) -> None:
+    """The sequence and the leases do not travel."""
+    publisher, subscriber = sides.publisher, sides.subscriber
+    await publisher.execute("SELECT fencepost.raise_generation('an earlier failover')")
+    await sides.follow_as_the_page_says(*USERS)
+    token = await publisher.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await write(publisher, token, "INSERT INTO issued VALUES ('a'), ('gone')") == ""
+    last = await publisher.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await write(publisher, last, "DELETE FROM issued WHERE id = 'gone'") == ""
+    await sides.switch()
+
+    assert isinstance((await origin(subscriber)).problem(0), QuarantinedError)  # the gateway refuses too
+    for refused in (token, last, last + 1):
+        assert await write(subscriber, refused, "UPDATE issued SET n = 1") in ("FP409", "FP018")
+        assert await write(subscriber, refused, "INSERT INTO issued VALUES ('gone')") in ("FP409", "FP018")
+
+    raised = await subscriber.fetchval("SELECT fencepost.raise_generation('switched to the subscriber')")
+    assert raised == 2  # the publisher's generation came along, so this one is above it
+    new = await subscriber.fetchval("SELECT nextval('fencepost.tokens')")
+    assert new > last
+    for stale in (token, last):
+        assert await write(subscriber, stale, "UPDATE issued SET n = 1") == "FP409"
+        assert await write(subscriber, stale, "INSERT INTO issued VALUES ('gone')") == "FP409"
+        assert await write(subscriber, stale, "INSERT INTO issued VALUES ('never seen')") == "FP409"
+    assert await write(subscriber, new, "UPDATE issued SET n = 1") == ""
+    assert (await origin(subscriber)).problem(0) is None
+
+
+async def test_without_the_generations_the_subscriber_counts_from_one_again(sides: Sides) -> None:
+    """The page's third row: nobody is let past, but the gateway does not wait, and new tokens are stale."""
+    await sides.publisher.execute("SELECT fencepost.raise_generation('first'), fencepost.raise_generation('second')")
+    await sides.follow(*USERS, "fencepost.marks")
+    token = await sides.publisher.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await write(sides.publisher, token, "INSERT INTO issued VALUES ('a')") == ""
+    await sides.switch()
+    assert (await origin(sides.subscriber)).problem(0) is None
+    assert await sides.subscriber.fetchval("SELECT fencepost.raise_generation('switched')") == 1
+    new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
+    assert new < token
+    assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == "FP409"
+    # Raised once more than on the publisher, it is above.
+    for _ in range(2):
+        await sides.subscriber.execute("SELECT fencepost.raise_generation('and above the publisher')")
+    new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == ""
+
+
+@pytest.mark.parametrize(
+    ("token", "statement", "refusal"),
+    [
+        ("", "INSERT INTO items VALUES (2, 7, 'no token')", "FP428"),
+        ("41", "UPDATE items SET label = 'stale' WHERE id = 1", "FP409"),
+        ("41", "INSERT INTO orders VALUES ('deleted')", "FP409"),
+    ],
+)
+async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(
+    sides: Sides, token: str, statement: str, refusal: str
+) -> None:
+    """Marks carry the number of the transaction that raised them, and the publisher counts for itself."""
+    await sides.follow_as_the_page_says(*USERS)
+    await history(sides)
+    subscriber = sides.subscriber
+    async with subscriber.transaction():
+        await subscriber.execute("SELECT set_config('fencepost.token', $1, true)", token)
+        number = await subscriber.fetchval("SELECT pg_current_xact_id()::text")
+        await sides.publisher.execute("UPDATE fencepost.marks SET xid = $1::text::xid8", number)
+        await sides.caught_up()
+        assert await write(subscriber, None, statement) == refusal
+
+
+async def test_with_two_writers_a_mark_can_fall(sides: Sides) -> None:
+    """Nobody judges what arrives, so the page says: one side is written to at a time."""
+    await sides.follow("orders")
+    await history(sides)
+    await sides.caught_up()
+    assert await write(sides.subscriber, 50, "UPDATE orders SET status = 'here' WHERE order_id = 'row'") == ""
+    assert await write(sides.publisher, 45, "UPDATE orders SET status = 'there' WHERE order_id = 'row'") == ""
+    await sides.caught_up()
+    assert await sides.subscriber.fetchval("SELECT last_fence_token FROM orders WHERE order_id = 'row'") == 45

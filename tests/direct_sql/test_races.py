@@ -1,0 +1,286 @@
+"""Two connections with direct SQL, stepped: the second waits for the first, and is judged by what that one left."""
+
+import asyncpg
+import pytest
+from tests.glass import REASON
+from tests.interleave import Connect
+from tests.racing import Race, open_race, outcome
+
+from fencepost.storage.protect import protect
+
+UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
+UPDATE_FROM = "UPDATE public.orders o SET n = s.n FROM (VALUES ('k', 7)) s(id, n) WHERE o.order_id = s.id"
+DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
+INSERT = "INSERT INTO public.orders (order_id) VALUES ('k')"
+UPSERT = INSERT + " ON CONFLICT (order_id) DO UPDATE SET n = public.orders.n + 10"
+NOTHING = INSERT + " ON CONFLICT DO NOTHING"
+_MERGE = "MERGE INTO public.orders o USING (VALUES ('k')) s(id) ON o.order_id = s.id WHEN "
+MERGE_UPDATE = _MERGE + "MATCHED THEN UPDATE SET n = o.n + 1"
+MERGE_DELETE = _MERGE + "MATCHED THEN DELETE"
+MERGE_INSERT = _MERGE + "NOT MATCHED THEN INSERT (order_id) VALUES (s.id)"
+MERGE_BOTH = MERGE_UPDATE + " WHEN NOT MATCHED THEN INSERT (order_id) VALUES (s.id)"
+CTE = "WITH u AS (UPDATE public.orders SET n = n + 1 WHERE order_id = 'k' RETURNING n) SELECT count(*) FROM u"
+LOCK = "SELECT FROM public.orders WHERE order_id = 'k' FOR UPDATE"
+COPIED = "COPY public.orders (order_id) FROM STDIN"
+
+WRITES_OF_A_ROW = [UPDATE, UPDATE_FROM, DELETE, UPSERT, MERGE_UPDATE, MERGE_DELETE, MERGE_BOTH, CTE]
+DELETES = [DELETE, MERGE_DELETE]
+UPDATES = [each for each in WRITES_OF_A_ROW if each not in DELETES]
+INSERTS = [INSERT, UPSERT, NOTHING, MERGE_INSERT, MERGE_BOTH, COPIED]
+
+
+@pytest.fixture(params=["strict-external", "lease-external", "strict-builtin", "lease-builtin"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    rule, _, source = request.param.partition("-")
+    return await open_race(connect, database, rule, source=source)
+
+
+async def start_over(race: Race, *, mark: int | None = 30, absent: int | None = None) -> None:
+    """The row k at this mark, or the mark of its absence, behind the triggers' back."""
+    await race.observer.execute(
+        "SET session_replication_role = replica; DELETE FROM orders; DELETE FROM fencepost.marks"
+    )
+    if absent is None and mark is not None:
+        await race.observer.execute("INSERT INTO orders VALUES ('k', 'new', 0, $1)", mark)
+    if (known := absent or mark) is not None:
+        await race.observer.execute(
+            "INSERT INTO fencepost.marks (resource, last_fence_token, xid, row_absent)"
+            " VALUES ('orders/k', $1, '3', $2)",
+            known,
+            absent is not None,
+        )
+    await race.observer.execute("RESET session_replication_role")
+
+
+async def run(race: Race, statement: str, token: int) -> str:
+    """Run it in b, in a transaction of its own."""
+    if statement != COPIED:
+        return await race.direct(race.b, statement, token)
+    try:
+        async with race.b.transaction():
+            await race.b.execute(f"SET LOCAL fencepost.token = '{token}'")
+            await race.b.copy_records_to_table("orders", schema_name="public", columns=["order_id"], records=[("k",)])
+    except asyncpg.PostgresError as error:
+        return error.sqlstate or "?"
+    return "ok"
+
+
+async def against(
+    race: Race, first: str, first_token: int, second: str, second_token: int, *, commit: bool = True
+) -> str:
+    """Run `first` in a, let `second` wait for it in b, and end a; what became of the second."""
+    holder = await race.begin(race.a)
+    await race.a.execute(f"SET LOCAL fencepost.token = '{first_token}'")
+    await race.a.execute(first)
+    waiter = await race.waits(race.b, run(race, second, second_token))
+    await (holder.commit() if commit else holder.rollback())
+    return await waiter
+
+
+def judged(race: Race, token: int, mark: int) -> str:
+    return "ok" if token > mark or (token == mark and not race.strict) else "FP409"
+
+
+async def test_whoever_waits_for_an_update_is_judged_by_its_mark(race: Race) -> None:
+    for first in UPDATES:
+        for second in WRITES_OF_A_ROW:
+            for token in (39, 40, 41):
+                await start_over(race)
+                assert await against(race, first, 40, second, token) == judged(race, token, 40), (first, second, token)
+                row = await race.row("k")
+                if token == 39:
+                    assert row is not None
+                    assert row["last_fence_token"] == 40
+                if second in DELETES and judged(race, token, 40) == "ok":
+                    assert row is None
+                    assert await race.recorded("k") == (token, True)
+
+
+async def test_whoever_waits_for_an_update_that_is_undone_is_judged_by_the_mark_before(race: Race) -> None:
+    for second in WRITES_OF_A_ROW:
+        for token in (29, 35):
+            await start_over(race)
+            assert await against(race, UPDATE, 40, second, token, commit=False) == judged(race, token, 30), second
+
+
+async def test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left(race: Race) -> None:
+    for first in DELETES:
+        for second in (INSERT, UPSERT, NOTHING, COPIED):
+            for token in (39, 40, 41):
+                await start_over(race)
+                assert await against(race, first, 40, second, token) == judged(race, token, 40), (first, second, token)
+                recorded = await race.recorded("k")
+                accepted = judged(race, token, 40) == "ok"
+                assert recorded == ((token, False) if accepted else (40, True)), (first, second, token)
+                assert await race.live_mark("k") == (token if accepted else None)
+
+
+async def test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark(race: Race) -> None:
+    for first in DELETES:
+        for second in (UPDATE, UPDATE_FROM, DELETE, MERGE_UPDATE, MERGE_DELETE, CTE):
+            for token in (39, 41):
+                await start_over(race)
+                assert await against(race, first, 40, second, token) == "ok", "no row, no verdict: as SQL has it"
+                assert await race.row("k") is None
+                assert await race.recorded("k") == (40, True)
+        # MERGE decides anew once the row is gone: it inserts, and is judged by the mark.
+        for token in (39, 41):
+            await start_over(race)
+            assert await against(race, first, 40, MERGE_BOTH, token) == judged(race, token, 40)
+            assert await race.live_mark("k") == (None if token == 39 else 41)
+
+
+async def test_an_insert_that_waits_for_a_delete_that_is_undone_finds_the_row(race: Race) -> None:
+    for second, token, expected in ((INSERT, 41, "23505"), (COPIED, 41, "23505"), (NOTHING, 41, "ok"),
+                                    (NOTHING, 29, "ok"), (UPSERT, 29, "FP409"), (UPSERT, 41, "ok")):  # fmt: skip
+        await start_over(race)
+        assert await against(race, DELETE, 40, second, token, commit=False) == expected, second
+        assert await race.live_mark("k") == (41 if second == UPSERT and token == 41 else 30)
+
+
+async def test_two_inserts_of_one_key(race: Race) -> None:
+    for first in (INSERT, UPSERT, MERGE_INSERT):
+        for second in INSERTS:
+            for token in (39, 41):
+                await start_over(race, absent=30)
+                expected = {NOTHING: "ok", UPSERT: judged(race, token, 40)}.get(second, "23505")
+                found = await against(race, first, 40, second, token)
+                # Since PostgreSQL 17 a MERGE looks again when somebody else has inserted meanwhile, or does not.
+                assert found == expected or second in (MERGE_INSERT, MERGE_BOTH), (first, second, token, found)
+                live = await race.live_mark("k")
+                assert live == (41 if found == "ok" and token == 41 and second in (UPSERT, MERGE_BOTH) else 40)
+
+
+async def test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before(race: Race) -> None:
+    for second in INSERTS:
+        for token in (29, 31):
+            await start_over(race, absent=30)
+            assert await against(race, INSERT, 40, second, token, commit=False) == judged(race, token, 30), second
+            assert await race.recorded("k") == ((31, False) if token == 31 else (30, True))
+
+
+async def test_who_only_locked_the_row_leaves_no_mark(race: Race) -> None:
+    for second in WRITES_OF_A_ROW:
+        for token in (29, 31):
+            await start_over(race)
+            assert await against(race, LOCK, 40, second, token) == judged(race, token, 30), (second, token)
+
+
+async def test_a_holder_who_locked_first_still_writes_before_whoever_waits(race: Race) -> None:
+    for second, token in ((UPDATE, 39), (DELETE, 39), (UPSERT, 39), (UPDATE, 41)):
+        await start_over(race)
+        holder = await race.begin(race.a)
+        await race.a.execute(f"SET LOCAL fencepost.token = '40'; {LOCK}")
+        waiter = await race.waits(race.b, run(race, second, token))
+        await race.a.execute(UPDATE)
+        await holder.commit()
+        assert await waiter == judged(race, token, 40), second
+
+
+async def test_a_savepoint_that_is_rolled_back_lets_whoever_waits_go_by_the_mark_before(race: Race) -> None:
+    for first in (UPDATE, DELETE, UPSERT, MERGE_BOTH):
+        await start_over(race)
+        holder = await race.begin(race.a)
+        await race.a.execute(f"SET LOCAL fencepost.token = '40'; SAVEPOINT s; {first}")
+        waiter = await race.waits(race.b, run(race, UPDATE, 35))
+        await race.a.execute("ROLLBACK TO s")
+        assert await waiter == "ok", first
+        # And the first, whose transaction goes on, is judged by what happened in between.
+        await race.a.execute("SET LOCAL fencepost.token = '34'; SAVEPOINT t")
+        assert await outcome(race.a.execute(UPDATE)) == "FP409"
+        await race.a.execute(f"ROLLBACK TO t; SET LOCAL fencepost.token = '41'; {UPDATE}")
+        await holder.commit()
+        assert await race.live_mark("k") == 41
+
+
+async def test_an_insert_in_a_savepoint_that_is_rolled_back(race: Race) -> None:
+    for second in (INSERT, UPSERT, NOTHING, COPIED):
+        await start_over(race, absent=30)
+        holder = await race.begin(race.a)
+        await race.a.execute(f"SET LOCAL fencepost.token = '40'; SAVEPOINT s; {INSERT}")
+        waiter = await race.waits(race.b, run(race, second, 35))
+        await race.a.execute("ROLLBACK TO s")
+        assert await waiter == "ok", second
+        await holder.commit()
+        assert await race.live_mark("k") == 35
+
+
+async def test_a_delete_and_insert_in_one_transaction_is_one_mark_for_whoever_waits(race: Race) -> None:
+    for second, token, expected in (
+        (UPDATE, 39, "ok"),
+        (UPSERT, 39, "FP409"),
+        (INSERT, 41, "23505"),
+        (UPSERT, 41, "ok"),
+    ):
+        await start_over(race)
+        assert await against(race, f"{DELETE}; {INSERT}", 40, second, token) == expected, (second, token)
+        # The UPDATE saw the row that is gone and finds nothing: the new one is not touched.
+        assert await race.live_mark("k") == (41 if (second, token) == (UPSERT, 41) else 40)
+
+
+async def test_break_glass_against_whoever_has_a_token(race: Race) -> None:
+    for operator in (UPDATE, DELETE, UPSERT):
+        for holder_first in (True, False):
+            await start_over(race)
+            transaction = await race.begin(race.a)
+            if holder_first:
+                await race.a.execute(f"SET LOCAL fencepost.token = '40'; {UPDATE}")
+                waiter = await race.waits(
+                    race.b, race.direct(race.b, f"SET LOCAL fencepost.break_glass = '{REASON}'; {operator}")
+                )
+                expected, mark = "ok", 40
+            else:
+                await race.a.execute(f"SET LOCAL fencepost.break_glass = '{REASON}'; {operator}")
+                waiter = await race.waits(race.b, run(race, UPSERT, 29))
+                expected, mark = "FP409", 30
+            await transaction.commit()
+            assert await waiter == expected, (operator, holder_first)
+            assert await race.live_mark("k") == (None if operator == DELETE else mark)
+            assert await run(race, UPSERT, mark - 1) == "FP409", (operator, holder_first)
+
+
+async def test_a_cascade_waits_for_a_newer_holder_of_the_child_and_is_refused_as_a_whole(race: Race) -> None:
+    await race.observer.execute(
+        "CREATE TABLE child (id int PRIMARY KEY, n int, p text REFERENCES orders ON DELETE CASCADE)"
+    )
+    await protect(race.observer, "child", rule=race.rule)
+    await race.insert(race.a, "k", 30)
+    assert await race.direct(race.a, "INSERT INTO public.child VALUES (1, 0, 'k'), (2, 0, 'k')", 30) == "ok"
+    assert await against(race, "UPDATE public.child SET n = 1 WHERE id = 2", 50, DELETE, 45) == "FP409"
+    assert await race.observer.fetchval("SELECT count(*) FROM child") == 2
+    assert await race.live_mark("k") == 30
+    assert await against(race, "UPDATE public.child SET n = 2 WHERE id = 1", 51, DELETE, 52) == "ok"
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks WHERE row_absent") == 3
+
+
+UPDATES_JUDGED = "judge_update(text, text, text, bigint, bigint, boolean, xid)"
+INSERTS_JUDGED = "judge_insert(text, text, bigint, text)"
+DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
+
+# Function, line, what becomes of it, and the test that sees it.
+MUTANTS = [
+    (UPDATES_JUDGED, "NOT (old_mark < token", "NOT (true", test_whoever_waits_for_an_update_is_judged_by_its_mark),
+    (DELETES_JUDGED, "NOT (old_mark < token", "NOT (true", test_whoever_waits_for_an_update_is_judged_by_its_mark),
+    (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
+     test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
+    (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
+     test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before),
+    (DELETES_JUDGED, "VALUES (p_resource, token,", "VALUES (p_resource, 1,",
+     test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark),
+    (UPDATES_JUDGED, "RETURN greatest(old_mark, token)", "RETURN 1", test_break_glass_against_whoever_has_a_token),
+    (DELETES_JUDGED, "token := greatest(old_mark, token);", "token := 1;",
+     test_break_glass_against_whoever_has_a_token),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(MUTANTS)))
+async def test_a_mutant_of_the_functions_is_seen(number: int, connect: Connect, database: str) -> None:
+    function, old, new, scenario = MUTANTS[number]
+    race = await open_race(connect, database)
+    definition = await race.observer.fetchval(
+        "SELECT pg_get_functiondef($1::text::regprocedure)", f"fencepost.{function}"
+    )
+    assert old in definition, (function, old)
+    await race.observer.execute(definition.replace(old, new))
+    with pytest.raises(AssertionError):
+        await scenario(race)

@@ -1,0 +1,455 @@
+"""`migrate --owner ROLE`: the schema fencepost has an owner of its own, and whoever owns tables cannot touch marks."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.conftest import in_database
+from tests.in_process import in_process
+from tests.interleave import Connection
+
+from fencepost.cli.main import main
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.generations import raise_generation
+from fencepost.storage.migrate import newest, upgrade
+from fencepost.storage.protect import ProtectError, protect, unprotect
+
+_numbers = itertools.count(1)
+
+FOREIGN = """
+SELECT c.relname || ' of ' || pg_get_userbyid(c.relowner) FROM pg_class c
+ WHERE c.relnamespace = 'fencepost'::regnamespace AND c.relkind <> 'i' AND c.relowner <> $1::regrole
+UNION ALL SELECT p.proname || ' of ' || pg_get_userbyid(p.proowner) FROM pg_proc p
+ WHERE p.pronamespace = 'fencepost'::regnamespace AND p.proowner <> $1::regrole
+UNION ALL SELECT t.typname || ' of ' || pg_get_userbyid(t.typowner) FROM pg_type t
+ WHERE t.typnamespace = 'fencepost'::regnamespace AND t.typowner <> $1::regrole
+UNION ALL SELECT 'schema of ' || pg_get_userbyid(n.nspowner) FROM pg_namespace n
+ WHERE n.nspname = 'fencepost' AND n.nspowner <> $1::regrole"""
+
+ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, v text)"
+
+
+@dataclass
+class House:
+    """A database that was never migrated, and roles made for it: `app` owns tables, `admin` may make roles."""
+
+    url: str
+    root: Connection
+    number: int
+    opened: list[Connection] = field(default_factory=list)
+
+    @property
+    def owner(self) -> str:
+        return f"fence owner {self.number}"
+
+    @property
+    def app(self) -> str:
+        return f"app_{self.number}"
+
+    @property
+    def admin(self) -> str:
+        return f"admin_{self.number}"
+
+    def url_of(self, role: str) -> str:
+        return self.url.replace(self.url.partition("://")[2].partition("@")[0], f"{role}:secret")
+
+    async def login(self, role: str) -> Connection:
+        connection = await asyncpg.connect(self.url_of(role))
+        self.opened.append(connection)
+        return connection
+
+    async def command(self, *arguments: str, role: str | None = None) -> Result:
+        url = self.url if role is None else self.url_of(role)
+        return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", url])
+
+    async def foreign(self) -> list[str]:
+        """List what in the schema fencepost does not belong to the owner."""
+        return [row[0] for row in await self.root.fetch(FOREIGN, f'"{self.owner}"')]
+
+
+@asynccontextmanager
+async def building(postgres: PostgresServer) -> AsyncIterator[House]:
+    number = next(_numbers)
+    server = await asyncpg.connect(postgres.url)
+    name = f"owned_{number}"
+    await server.execute(f"CREATE DATABASE {name}")
+    root = await asyncpg.connect(in_database(postgres.url, name))
+    house = House(in_database(postgres.url, name), root, number)
+    await root.execute(
+        f"CREATE ROLE {house.app} LOGIN PASSWORD 'secret';"
+        f"CREATE ROLE {house.admin} LOGIN CREATEROLE PASSWORD 'secret';"
+        f"GRANT CREATE ON DATABASE {name} TO {house.admin}; GRANT CREATE ON SCHEMA public TO {house.app}"
+    )
+    try:
+        yield house
+    finally:
+        for connection in [*house.opened, root]:
+            await connection.close()
+        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        for role in (house.app, house.admin, house.owner):
+            await server.execute(f'DROP ROLE IF EXISTS "{role}"')
+        await server.close()
+
+
+@pytest.fixture
+async def house(postgres: PostgresServer) -> AsyncIterator[House]:
+    async with building(postgres) as house:
+        yield house
+
+
+@pytest.fixture
+async def fenced(house: House) -> tuple[House, Connection]:
+    """Give a migrated database with an owner, where the table orders of `app` was protected by a superuser; and `app`'s
+    connection.
+    """
+    made = await house.command("migrate", "--owner", house.owner)
+    assert made.exit_code == 0, made.output
+    app = await house.login(house.app)
+    await app.execute(ORDERS)
+    await protect(house.root, "orders")
+    await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (2, 10)")
+    await app.execute("BEGIN; SET LOCAL fencepost.token = '20'; DELETE FROM public.orders WHERE id = 2; COMMIT")
+    return house, app
+
+
+async def test_everything_belongs_to_the_owner_who_cannot_log_in(house: House) -> None:
+    for _again in range(2):
+        made = await house.command("migrate", "--owner", house.owner)
+        assert (made.exit_code, made.output) == (0, f"the schema fencepost is at revision {newest()}\n")
+        assert await house.foreign() == []
+    assert await house.root.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", house.owner) is False
+    assert (await house.command("doctor")).exit_code == 0
+
+
+async def test_a_schema_that_somebody_has_changes_hands_with_all_that_is_in_it(house: House) -> None:
+    await house.root.execute(ORDERS)
+    await upgrade(house.url)
+    await protect(house.root, "orders")
+    await house.root.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10)")
+    assert (await house.command("migrate", "--owner", house.owner)).exit_code == 0
+    assert await house.foreign() == []
+    with pytest.raises(asyncpg.PostgresError, match="stale token 9"):
+        await house.root.execute("SET fencepost.token = '9'; UPDATE public.orders SET v = 'x'")
+    await house.root.execute("SET fencepost.token = '11'; UPDATE public.orders SET v = 'x'")
+
+
+async def test_a_later_migrate_keeps_the_owner_and_gives_him_what_is_new(house: House) -> None:
+    await upgrade(house.url, "0003", owner=house.owner)
+    assert await house.foreign() == []
+    await upgrade(house.url)
+    assert await house.foreign() == []
+    await house.root.execute("ALTER TABLE fencepost.floors OWNER TO CURRENT_USER")
+    assert await house.foreign() != []
+    assert (await house.command("migrate")).exit_code == 0
+    assert await house.foreign() == [], "what strayed comes back"
+
+
+async def test_what_belongs_to_others_is_left_to_them_unless_all_shall_change_hands(house: House) -> None:
+    made = await house.command("migrate", "--owner", house.owner, role=house.admin)
+    assert made.exit_code == 0, made.output
+    await house.root.execute("ALTER TABLE fencepost.floors OWNER TO CURRENT_USER")
+    assert (await house.command("migrate", role=house.admin)).exit_code == 0
+    assert [each.partition(" of ")[0] for each in await house.foreign()] == ["floors", "floors", "_floors"]
+    told = await house.command("migrate", "--owner", house.owner, role=house.admin)
+    assert (told.exit_code, "must be owner of table floors" in told.output) == (1, True), told.output
+
+
+async def test_a_table_that_came_into_the_schema_by_itself_is_left_alone(house: House) -> None:
+    await upgrade(house.url)
+    await house.root.execute("CREATE TABLE fencepost.theirs (id int)")
+    await upgrade(house.url, owner=house.owner)
+    assert {each.partition(" of ")[0] for each in await house.foreign()} == {"theirs", "_theirs"}
+
+
+async def test_whoever_may_make_roles_needs_no_superuser(house: House) -> None:
+    """The whole of it: migrate, protect, change, migrate again, unprotect, by an administrator who is none."""
+    made = await house.command("migrate", "--owner", house.owner, "--gateway-role", house.app, role=house.admin)
+    assert made.exit_code == 0, made.output
+    assert await house.foreign() == []
+    await house.root.execute(f"GRANT CREATE ON SCHEMA public TO {house.admin}")
+    admin = await house.login(house.admin)
+    await admin.execute(ORDERS)
+    for arguments in (
+        ("protect", "orders"),
+        ("protect", "orders", "--rule", "lease"),
+        ("protect", "orders", "--source", "builtin"),
+        ("protect", "orders", "--scope", "account/{id}"),
+        ("migrate",),
+        ("protect", "orders", "--no-scope"),
+    ):
+        done = await house.command(*arguments, role=house.admin)
+        assert done.exit_code == 0, (arguments, done.output)
+        assert await house.foreign() == [], arguments
+    assert await raise_generation(admin, "test") == 1
+    doctor = await house.command("doctor", role=house.admin)
+    assert doctor.exit_code == 0, doctor.output
+    assert (await house.command("unprotect", "orders", role=house.admin)).exit_code == 0
+
+
+async def test_who_may_not_make_the_role_is_told_so(house: House) -> None:
+    await house.root.execute(f"GRANT CREATE ON DATABASE owned_{house.number} TO {house.app}")
+    refused = await house.command("migrate", "--owner", house.owner, role=house.app)
+    assert refused.exit_code == 1
+    assert f"there is no role {house.owner}, and {house.app} may not create one" in refused.output
+    assert f'CREATE ROLE "{house.owner}" NOLOGIN' in refused.output
+    assert await house.root.fetchval("SELECT to_regnamespace('fencepost') IS NULL"), "nothing was begun"
+
+
+async def test_who_may_not_act_as_the_role_is_told_so(house: House) -> None:
+    await house.root.execute(
+        f'CREATE ROLE "{house.owner}"; GRANT CREATE ON DATABASE owned_{house.number} TO {house.app}'
+    )
+    refused = await house.command("migrate", "--owner", house.owner, role=house.app)
+    assert (refused.exit_code, "is not a member of the role" in refused.output) == (1, True), refused.output
+    assert (await house.command("migrate", "--owner", house.owner)).exit_code == 0
+    again = await house.command("migrate", role=house.app)
+    assert (again.exit_code, "which the schema fencepost belongs to" in again.output) == (1, True), again.output
+    assert await house.foreign() == []
+
+
+async def test_a_blank_name_is_no_owner(house: House) -> None:
+    assert (await house.command("migrate", "--owner", " ")).exit_code == 2
+    assert await house.root.fetchval("SELECT to_regnamespace('fencepost') IS NULL")
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+async def test_the_printed_sql_does_the_same(house: House, at_first: bool) -> None:
+    printed = await house.command("migrate", "--owner", house.owner, "--gateway-role", house.app, "--sql")
+    assert printed.exit_code == 0
+    await house.root.execute(printed.output)
+    assert await house.root.fetchval("SELECT current_user = session_user"), "the script acts as the owner only inside"
+    assert await house.foreign() == []
+    if not at_first:
+        assert (await house.command("migrate")).exit_code == 0
+    assert (await house.command("doctor")).exit_code == 0
+
+
+MAY_NOT = [
+    "DELETE FROM fencepost.marks",
+    "UPDATE fencepost.marks SET last_fence_token = 1",
+    "INSERT INTO fencepost.marks VALUES ('orders/1', 1, '1', true)",
+    "TRUNCATE fencepost.marks",
+    "SELECT FROM fencepost.marks",
+    "UPDATE fencepost.floors SET floor = 0",
+    "DELETE FROM fencepost.floors",
+    "DELETE FROM fencepost.protected",
+    "UPDATE fencepost.protected SET rule = 'lease'",
+    "DELETE FROM fencepost.break_glass_log",
+    "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('a', 'b', 'c', 'd')",
+    "ALTER TABLE fencepost.break_glass_log DISABLE TRIGGER ALL",
+    "UPDATE fencepost.generations SET reason = 'x'",
+    "INSERT INTO fencepost.generations VALUES (9, 1, 1, now(), 'x', 'x')",
+    "UPDATE fencepost.leases SET secret_hash = NULL",
+    "DELETE FROM fencepost.idempotency",
+    "ALTER TABLE fencepost.marks ADD COLUMN mine int",
+    "DROP TABLE fencepost.marks CASCADE",
+    "ALTER SEQUENCE fencepost.tokens RESTART",
+    "SELECT nextval('fencepost.tokens')",
+    "SELECT setval('fencepost.tokens', 1)",
+    "SELECT fencepost.raise_mark('orders/1', 9223372036854775807, 'strict', true)",
+    "SELECT fencepost.prune('orders', 99)",
+    "SELECT fencepost.raise_generation('mine')",
+    "SELECT fencepost.issue_beyond(5)",
+    "CREATE OR REPLACE FUNCTION fencepost.given(tab text) RETURNS bigint LANGUAGE sql AS 'SELECT 99::bigint'",
+    "CREATE OR REPLACE FUNCTION fencepost.ours(writer xid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+    "CREATE FUNCTION fencepost.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE TABLE fencepost.mine ()",
+    "DROP SCHEMA fencepost CASCADE",
+    "ALTER SCHEMA fencepost RENAME TO other",
+    "SET session_replication_role = replica",
+]  # fmt: skip
+
+
+async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    before = await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1")
+    for statement in MAY_NOT:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await app.execute(statement)
+    assert await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1") == before
+
+
+async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    functions = await house.root.fetch(
+        "SELECT f.oid::regprocedure::text AS called, f.prorettype = 'trigger'::regtype AS of_trigger, f.proname"
+        "  FROM pg_proc f, fencepost.protected p WHERE starts_with(f.proname, p.functions)"
+    )
+    assert len(functions) == 6
+    for function in functions:
+        called = function["called"]
+        for statement in (
+            f"ALTER FUNCTION {called} SECURITY INVOKER",
+            f"ALTER FUNCTION {called} SET search_path = public",
+            f"ALTER FUNCTION {called} OWNER TO {house.app}",
+            f"DROP FUNCTION {called} CASCADE",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await app.execute(statement)
+        if function["of_trigger"]:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await app.execute(
+                    f"CREATE OR REPLACE FUNCTION {called} RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+                )
+    with pytest.raises(asyncpg.PostgresError, match="stale token 19"):
+        await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (2, 19)")
+
+
+async def test_a_tables_owner_can_take_the_fence_off_and_doctor_tells(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    await app.execute("ALTER TABLE public.orders DISABLE TRIGGER ALL")
+    await app.execute("UPDATE public.orders SET v = 'unfenced'")
+    doctor = await house.command("doctor")
+    assert (doctor.exit_code, "triggers are missing or disabled" in doctor.output) == (1, True), doctor.output
+    assert (await house.command("protect", "orders")).exit_code == 0
+    with pytest.raises(asyncpg.PostgresError, match="needs a fence token"):
+        await app.execute("UPDATE public.orders SET v = 'again'")
+
+
+async def test_three_roles_do_all_that_one_did(fenced: tuple[House, Connection]) -> None:
+    """The schema's, the tables', the gateway's: none of them a superuser's, and every request is answered."""
+    house, app = fenced
+    gate = house.admin  # logs in, and is no member of the others
+    assert (await house.command("migrate", "--gateway-role", gate)).exit_code == 0
+    await app.execute("CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL)")
+    await protect(house.root, "items", source="builtin", scope="account/{account_id}")
+    await app.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.orders, public.items TO {gate}")
+    async with in_process(house.url_of(gate)) as http:
+
+        async def ask(method: str, path: str, body: object, status: int, **headers: str) -> Any:
+            answer = await http.request(
+                method, path, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()}
+            )
+            assert answer.status_code == status, (method, path, answer.text)
+            return answer.json() if answer.content else None
+
+        lease = await ask("POST", "/v1/leases", {"lock": "account/7", "owner": "me", "ttl_ms": 30000, "tokens": 3}, 201)
+        mine = {"X_Lease_Secret": lease["secret"]}
+        first, second, third = lease["tokens"]
+        await ask("POST", "/v1/data/items", {"id": 1, "account_id": 7}, 201, X_Fence_Token=first, Idempotency_Key="a")
+        await ask("POST", "/v1/data/items", {"id": 1, "account_id": 7}, 201, X_Fence_Token=first, Idempotency_Key="a")
+        await ask("POST", "/v1/claims", {"resource": "account/7"}, 200, X_Fence_Token=second)
+        await ask("DELETE", "/v1/data/items?account_id=eq.7", None, 204, X_Fence_Token=third)
+        await ask("PUT", "/v1/data/items/2", {"account_id": 7}, 409, X_Fence_Token=first)
+        (minted,) = (await ask("POST", f"/v1/leases/{lease['lease_id']}/tokens", {"count": 1}, 200, **mine))["tokens"]
+        await ask("PUT", "/v1/data/items/2", {"account_id": 7}, 201, X_Fence_Token=minted)
+        await ask("POST", f"/v1/leases/{lease['lease_id']}/renew", {}, 200, **mine)
+        assert len(await ask("GET", "/v1/locks", None, 200)) == 1
+        await ask("DELETE", f"/v1/leases/{lease['lease_id']}", None, 204, **mine)
+        await ask("PUT", "/v1/data/orders/2", {"v": "x"}, 409, X_Fence_Token="20")
+        await ask("PUT", "/v1/data/orders/2", {"v": "x"}, 201, X_Fence_Token="21")
+        await ask("PATCH", "/v1/data/orders?id=gt.0", {"v": "y"}, 204, X_Fence_Token="22")
+        await ask("DELETE", "/v1/data/orders/2", None, 204, X_Fence_Token="23")
+        assert (await ask("GET", "/v1/fences?resource=orders/2", None, 200))["mark"] == "23"
+        await ask("GET", "/readyz", None, 200)
+    assert await house.foreign() == []
+    direct = await house.login(gate)
+    for statement in ("DELETE FROM fencepost.marks", "UPDATE fencepost.floors SET floor = 0"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await direct.execute(statement)
+    doctor = await house.command("doctor", role=gate)
+    assert doctor.exit_code == 0, doctor.output
+
+
+async def test_doctor_says_whose_marks_are(fenced: tuple[House, Connection]) -> None:
+    house, _app = fenced
+    said = f"ok       owner: the schema fencepost and all in it belongs to {house.owner}"
+    assert said in (await house.command("doctor")).output.splitlines()
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    lines = (await house.command("doctor")).output.splitlines()
+    assert f"{said}, as whom the owners of these tables may act too: orders (`migrate --owner` parts them)" in lines
+
+
+async def test_a_tables_owner_may_not_protect_without_the_schemas_role(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
+    await house.root.execute(f"GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {house.app}")
+    with pytest.raises(ProtectError, match=f"belongs to {house.owner}, and {house.app} may not act as that role"):
+        await protect(app, "more")
+    with pytest.raises(ProtectError, match=f"{house.app} may not act as both"):
+        await unprotect(app, "orders")
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await protect(app, "more")
+    await unprotect(app, "orders")
+    assert await house.foreign() == []
+
+
+async def test_grants_do_not_make_up_for_the_schemas_role(fenced: tuple[House, Connection]) -> None:
+    """Its functions would be those of the table's owner, and change as he likes."""
+    house, app = fenced
+    await house.root.execute(
+        f"GRANT CREATE ON SCHEMA fencepost TO {house.app}; GRANT ALL ON ALL TABLES IN SCHEMA fencepost TO {house.app}"
+    )
+    await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
+    with pytest.raises(ProtectError, match="may not act as that role"):
+        await protect(app, "more")
+    await house.root.execute(
+        f"REVOKE CREATE ON SCHEMA fencepost FROM {house.app};"
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA fencepost FROM {house.app}"
+    )
+
+
+async def test_functions_that_a_superuser_made_before_there_was_an_owner(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    stem = await house.root.fetchval("SELECT functions FROM fencepost.protected")
+    await house.root.execute(f'ALTER FUNCTION fencepost."{stem}_upd" OWNER TO CURRENT_USER')
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    for work in (protect, unprotect):
+        with pytest.raises(ProtectError, match=r"its functions belong to postgres|may not act as both"):
+            await work(app, "orders")
+    assert (await house.command("migrate")).exit_code == 0
+    await protect(app, "orders")
+    await unprotect(app, "orders")
+
+
+async def test_only_members_of_the_owner_break_the_glass(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    breaking = "BEGIN; SET LOCAL fencepost.break_glass = 'INC-1: test'; UPDATE public.orders SET v = 'x'; COMMIT"
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not break the glass"):
+        await app.execute(breaking)
+    await app.execute("ROLLBACK")
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await app.execute(breaking)
+    assert await house.root.fetchval("SELECT login FROM fencepost.break_glass_log") == house.app
+
+
+async def test_the_functions_of_a_superuser_are_no_door_for_a_types_owner(house: House) -> None:
+    """The triggers run in their functions' owner's name; a cast that the key's enum gained would run there too."""
+    await upgrade(house.url)
+    app = await house.login(house.app)
+    await app.execute(
+        "CREATE TYPE public.size AS ENUM ('s', 'l'); CREATE TABLE public.shirts (size public.size PRIMARY KEY, n int);"
+        "CREATE TABLE public.socks (id int PRIMARY KEY, size public.size NOT NULL);"
+        "CREATE FUNCTION public.shown(public.size) RETURNS text LANGUAGE plpgsql AS $$ BEGIN"
+        f" EXECUTE 'ALTER ROLE {house.app} SUPERUSER'; RETURN 'x'; END $$;"
+        "CREATE CAST (public.size AS text) WITH FUNCTION public.shown(public.size)"
+    )
+    await protect(house.root, "shirts")
+    await protect(house.root, "socks", scope="sizes/{size}")
+    for statement in (
+        "INSERT INTO public.shirts VALUES ('s', 1)",
+        "INSERT INTO public.socks VALUES (1, 's')",
+        "DELETE FROM public.shirts",
+    ):
+        await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{next(_numbers) + 100}'; {statement}; COMMIT")
+    marks = await house.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
+    assert [row[0] for row in marks] == ["shirts/s", "sizes/s"]
+    assert await house.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", house.app) is False
+
+
+async def test_an_enum_that_is_called_like_a_type_of_postgresqls_is_no_key(house: House) -> None:
+    await upgrade(house.url)
+    await house.root.execute(
+        "CREATE TYPE public.text AS ENUM ('a');"
+        "CREATE TABLE public.t (k public.text PRIMARY KEY, v public.text NOT NULL)"
+    )
+    with pytest.raises(ProtectError, match="like one of PostgreSQL's own types"):
+        await protect(house.root, "t")
+    with pytest.raises(ProtectError, match="like one of PostgreSQL's own types"):
+        await protect(house.root, "t", scope="s/{v}")

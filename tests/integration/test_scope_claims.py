@@ -1,0 +1,169 @@
+"""Claims of scopes, alone and with a lease (R7, R8): in step, repeated, of scopes that the gateway has not heard of."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from tests.interleave import Connect, Connection
+from tests.racing import Race, gateway_pid, keyed, open_gateway, told
+from tests.scope_scenarios import entered, mark, scoped_race
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.acquire import Acquire, Granted, acquire
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.core import Done, Gateway
+from fencepost.gateway.explain import Explained, explain
+from fencepost.gateway.write import patch
+from fencepost.storage.protect import plan_protect, plan_unprotect, protect
+
+SCOPE = "account/{account_id}"
+ACCOUNT = Resource("account", ("42",))
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    return await scoped_race(connect, database, "strict", "builtin")
+
+
+@pytest.fixture
+async def gateway(race: Race) -> AsyncIterator[Gateway]:
+    async with open_gateway(race.dsn) as gateway:
+        yield gateway
+
+
+def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> Acquire:
+    named = tuple((name, Resource(name.partition("/")[0], tuple(name.partition("/")[2].split(",")))) for name in claims)
+    return Acquire((lock,), secret, True, "me", 10_000, wait_ms, 1, named, keep_place=False)
+
+
+async def granted(gateway: Gateway, request: Acquire) -> Granted:
+    answer = await acquire(gateway, request, asyncio.get_running_loop().create_future())
+    assert isinstance(answer, Granted), answer
+    return answer
+
+
+async def unannounced(connection: Connection, statements: list[str]) -> None:
+    """Change how a table is protected, and tell no gateway."""
+    async with connection.transaction():
+        await connection.execute("SET LOCAL search_path = pg_catalog")
+        for statement in statements:
+            if not statement.startswith("NOTIFY"):
+                await connection.execute(statement)
+
+
+async def test_a_claim_waits_for_an_older_holder_and_what_is_read_then_follows_it(race: Race, gateway: Gateway) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42")
+    await race.a.execute("UPDATE items SET n = 40 WHERE id = 1")
+    claiming = await race.waits_at(await gateway_pid(gateway), claim(gateway, Claim(ACCOUNT, Token(41))))
+    await holder.commit()
+    assert told(await claiming) == "ok"
+    assert await race.observer.fetchval("SELECT n FROM items WHERE id = 1") == 40
+    assert told(await patch(gateway, keyed("2", 40, "items", n=1))) == "FP001"
+    assert told(await patch(gateway, keyed("2", 41, "items", n=1))) == "FP002", "a claim spends its token"
+
+
+async def test_a_repeated_acquire_finds_its_claims_and_raises_nothing(race: Race, gateway: Gateway) -> None:
+    request = asked("account/42", "account/042", "account/7")
+    first = await granted(gateway, request)
+    raised = [await mark(race), await mark(race, "account/7")]
+    again = await granted(gateway, request)
+    assert (first.lease.verdict, again.lease.verdict) == ("granted", "repeated")
+    assert first.lease.lease_id == again.lease.lease_id
+    assert [done.resource for done in first.claims] == [done.resource for done in again.claims]
+    assert [done.resource for done in again.claims] == ["account/42", "account/42", "account/7"]
+    assert [await mark(race), await mark(race, "account/7")] == raised
+    for done in again.claims:
+        assert done.mark == raised[0]
+    # Somebody has gone further meanwhile: the repeated answer says so, and takes nothing back.
+    assert await entered(race, race.a, first.lease.tokens[-1], "account/42") == {"account/42": None}
+    assert (await granted(gateway, request)).claims[0].mark == first.lease.tokens[-1]
+
+
+async def test_a_grant_that_claims_waits_for_the_paused_holders_write(race: Race, gateway: Gateway) -> None:
+    """The old holder's write is under way: either it is before the claim, or it is refused."""
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 900, "account/42")
+    granting = await race.waits_at(await gateway_pid(gateway), granted(gateway, asked("account/42")))
+    late = await race.waits(race.b, race.direct(race.b, "UPDATE items SET n = 9 WHERE id = 2", 901))
+    await holder.commit()
+    lease = (await granting).lease
+    assert await late in ("ok", "FP409")  # whichever of the two was first in the queue for the mark
+    assert await race.direct(race.b, "UPDATE items SET n = 9 WHERE id = 2", 902) == "FP409"
+    assert told(await patch(gateway, keyed("2", lease.tokens[0], "items", n=1))) == "ok"
+
+
+async def test_a_refused_scope_gives_the_whole_grant_back(race: Race, gateway: Gateway) -> None:
+    answer = await acquire(gateway, asked("account/42", "account/1,2"), asyncio.get_running_loop().create_future())
+    assert isinstance(answer, Problem)
+    assert answer.name == "FP016"
+    assert await mark(race) is None
+    assert (await granted(gateway, asked("account/42", secret="t" * 32))).lease.verdict == "granted"
+
+
+@pytest.mark.parametrize("how", ["claim", "explain", "acquire"])
+async def test_a_scope_that_the_gateway_has_not_heard_of_is_found(race: Race, gateway: Gateway, how: str) -> None:
+    await race.observer.execute("CREATE TABLE depots (id int PRIMARY KEY, region text NOT NULL)")
+    plan = await plan_protect(race.observer, "depots", None, "builtin", scope="region/{region}")
+    await unannounced(race.observer, plan.statements)
+    assert await gateway.catalog.has_changed("region", None)
+    assert not await gateway.catalog.has_changed("nowhere", None), "a bad name must not cost a load"
+    await ask(gateway, how, Resource("region", ("eu",)), "region/eu")
+
+
+async def ask(gateway: Gateway, how: str, resource: Resource, name: str) -> None:
+    if how == "claim":
+        answer = await claim(gateway, Claim(resource, Token(50)))
+        assert isinstance(answer, Done), answer
+        assert (answer.resource, answer.mark) == (name, 50)
+    elif how == "explain":
+        told_ = await explain(gateway, resource)
+        assert isinstance(told_, Explained), told_
+        assert told_.body is not None
+        assert told_.body["resource"] == name
+    else:
+        assert (await granted(gateway, asked(name))).claims[0].resource == name
+
+
+@pytest.mark.parametrize("how", ["claim", "explain", "acquire"])
+@pytest.mark.parametrize("change", ["unprotect", "leave", "drop"])
+async def test_a_scope_outlives_the_table_by_which_the_gateway_knew_it(
+    race: Race, gateway: Gateway, how: str, change: str
+) -> None:
+    first = gateway.catalog.current.scopes["account"][0].name
+    if change == "unprotect":
+        await unannounced(race.observer, (await plan_unprotect(race.observer, first)).statements)
+    elif change == "leave":
+        await unannounced(race.observer, (await plan_protect(race.observer, first, None, None, scope="")).statements)
+    else:
+        await race.observer.execute(f"DROP TABLE {first} CASCADE")
+    await ask(gateway, how, ACCOUNT, "account/42")
+
+
+@pytest.mark.parametrize("how", ["claim", "explain"])
+async def test_a_scope_of_no_table_any_more_is_unknown(race: Race, gateway: Gateway, how: str) -> None:
+    for table in ("items", "notes"):
+        await unannounced(race.observer, (await plan_unprotect(race.observer, table)).statements)
+    answer = await (claim(gateway, Claim(ACCOUNT, Token(50))) if how == "claim" else explain(gateway, ACCOUNT))
+    assert isinstance(answer, Problem), answer
+    assert answer.name == "FP007"
+
+
+async def test_scopes_of_two_templates_and_rows_are_claimed_in_one_order(race: Race) -> None:
+    """Two grants name the same things in opposite orders, again and again."""
+    await race.observer.execute("CREATE TABLE depots (id int PRIMARY KEY, region text NOT NULL)")
+    await protect(race.observer, "depots", scope="region/{region}", source="builtin")
+    await race.observer.execute("CREATE TABLE single (id int PRIMARY KEY)")
+    await protect(race.observer, "single", source="builtin")
+    names = ["account/42", "single/1", "region/eu", "account/7"]
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        for number in range(10):
+            here = asked(*names, lock=f"here-{number}", secret=f"{number:032}")
+            there = replace(asked(*reversed(names), lock=f"there-{number}", secret=f"{number + 100:032}"), wait_ms=5000)
+            leases = await asyncio.gather(granted(one, here), granted(two, there))
+            assert {done.resource for lease in leases for done in lease.claims} == set(names)
+    newest = max(lease.lease.tokens[0] for lease in leases)
+    assert newest - 1 <= (await mark(race) or 0) <= newest

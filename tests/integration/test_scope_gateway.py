@@ -1,0 +1,249 @@
+"""What happens between the gateway's reading of a row's scope, its entering, and its write (R8): stepped."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from tests.interleave import Connect
+from tests.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
+from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scope_scenarios_direct import CASCADES, PARTS
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway.core import Gateway, Outcome
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
+from fencepost.storage.protect import plan_protect, protect
+
+SCOPE = "account/{account_id}"
+
+REMADE = "DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 7)"
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    race = await scoped_race(connect, database, "strict")
+    await race.observer.execute("ALTER TABLE items ADD status text NOT NULL DEFAULT 'new'")
+    await race.observer.execute(PARTS)
+    await protect(race.observer, "parts", scope=SCOPE)
+    return race
+
+
+@pytest.fixture
+async def gateway(race: Race) -> AsyncIterator[Gateway]:
+    async with open_gateway(race.dsn) as gateway:
+        yield gateway
+
+
+async def waits(race: Race, gateway: Gateway, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
+    return await race.waits_at(await gateway_pid(gateway), work)
+
+
+async def item(race: Race, key: int) -> tuple[int, int] | None:
+    row = await race.observer.fetchrow("SELECT account_id, n FROM items WHERE id = $1", key)
+    return None if row is None else (row["account_id"], row["n"])
+
+
+def many(token: int, **values: int) -> FilteredWrite:
+    return FilteredWrite("items", NEW, Token(token), body(**values) if values else None)
+
+
+@pytest.mark.parametrize("verb", ["patch", "delete"])
+@pytest.mark.parametrize(("there", "answer"), [(40, "ok"), (60, "FP001")])
+async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
+    race: Race, gateway: Gateway, verb: str, there: int, answer: str
+) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42")
+    await entered(race, race.a, there, "account/7")
+    await race.a.execute(REMADE)
+    request = keyed("1", 50, "items", n=5)
+    write = await waits(race, gateway, patch(gateway, request) if verb == "patch" else delete(gateway, request))
+    await holder.commit()
+    outcome = await write
+    assert told(outcome) == answer
+    assert (outcome.resource if isinstance(outcome, Problem) else outcome.scope) == "account/7"
+    assert (await mark(race), await mark(race, "account/7")) == (40, max(there, 50)), "it gave the first mark back"
+    assert await item(race, 1) == ((7, 0) if answer != "ok" else (7, 5) if verb == "patch" else None)
+
+
+async def test_a_row_deleted_meanwhile_is_missing_and_no_mark_is_raised(race: Race, gateway: Gateway) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42")
+    await race.a.execute("DELETE FROM items WHERE id = 1")
+    write = await waits(race, gateway, patch(gateway, keyed("1", 50, "items", n=5)))
+    await holder.commit()
+    assert told(await write) == "FP006"
+    assert await mark(race) == 40
+
+
+@pytest.mark.parametrize("table", ["items", "parts"])
+async def test_a_put_of_a_key_that_another_scope_takes_meanwhile_is_refused(
+    race: Race, gateway: Gateway, table: str
+) -> None:
+    key = "90" if table == "items" else ("eu", "90")
+    sql = "INSERT INTO items VALUES (90, 7)" if table == "items" else "INSERT INTO parts VALUES ('eu', 90, 7)"
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/7")
+    await race.a.execute(sql)
+    write = await waits(race, gateway, put(gateway, keyed(key, 50, table, account_id=42)))
+    await holder.commit()
+    outcome = await write
+    assert isinstance(outcome, Problem)
+    assert (outcome.name, await mark(race)) == ("FP016", None), outcome
+    assert "account/7" in outcome.detail
+    assert told(await put(gateway, keyed(key, 51, table, account_id=7))) == "ok"
+
+
+async def test_a_put_creates_and_replaces_in_a_partitioned_table(race: Race, gateway: Gateway) -> None:
+    request = keyed(("eu", "1"), 50, "parts", account_id=42)
+    assert told(await put(gateway, request)) == "created"
+    assert told(await put(gateway, request)) == "FP002"
+    assert told(await put(gateway, keyed(("eu", "1"), 51, "parts", account_id=42))) == "ok"
+    assert told(await delete(gateway, keyed(("eu", "1"), 52, "parts"))) == "ok"
+    assert told(await put(gateway, request)) == "FP001"
+    assert await mark(race) == 52
+
+
+async def test_two_first_touches_are_ordered(race: Race, gateway: Gateway) -> None:
+    for number, (token, answer) in enumerate(((34, "FP001"), (35, "FP002"), (36, "created"))):
+        scope = f"account/{500 + number}"
+        holder = await race.begin(race.a)
+        await entered(race, race.a, 35, scope)
+        row = {"id": 500 + number, "account_id": 500 + number}
+        write = await waits(race, gateway, insert(gateway, posted(token, row, table="items")))
+        await holder.commit()
+        assert told(await write) == answer
+
+
+@pytest.mark.parametrize("verb", ["patch", "delete", "post"])
+async def test_one_scope_that_refuses_refuses_all(race: Race, gateway: Gateway, verb: str) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 60, "account/7")
+    rows = [{"id": 91, "account_id": 42}, {"id": 92, "account_id": 7}]
+    write = await waits(race, gateway, {
+        "patch": lambda: patch_many(gateway, many(50, n=5)),
+        "delete": lambda: delete_many(gateway, many(50)),
+        "post": lambda: insert(gateway, posted(50, *rows, table="items")),
+    }[verb]())  # fmt: skip
+    await holder.commit()
+    outcome = await write
+    assert isinstance(outcome, Problem)
+    assert outcome.body()["rows"] == [{"resource": "account/7", "current_token": "60"}]
+    assert (await mark(race), await mark(race, "account/7")) == (None, 60)
+    assert [await item(race, key) for key in (1, 2, 3, 91)] == [(42, 0), (42, 0), (7, 0), None]
+
+
+async def test_rows_that_come_meanwhile_are_written_in_scopes_that_were_entered_only(
+    race: Race, gateway: Gateway
+) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42", "account/300")
+    await race.a.execute("INSERT INTO items VALUES (93, 42), (94, 300); UPDATE items SET status = 'old' WHERE id = 2")
+    write = await waits(race, gateway, patch_many(gateway, many(50, n=5)))
+    await holder.commit()
+    outcome = await write
+    assert not isinstance(outcome, Problem)
+    assert [await item(race, key) for key in (1, 2, 3, 93, 94)] == [(42, 5), (42, 0), (7, 5), (42, 5), (300, 0)]
+    assert await mark(race, "account/300") == 40
+
+
+async def test_crossing_writes_of_several_scopes_all_land(race: Race) -> None:
+    """Two gateways, the same rows, again and again: scopes are entered in one order, so nobody is refused."""
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        for token in range(100, 130, 2):
+            answers = await asyncio.gather(
+                patch_many(one, many(token, n=token)),
+                insert(two, posted(token + 1, {"id": token * 10, "account_id": 7},
+                                   {"id": token * 10 + 1, "account_id": 42}, table="items")),
+            )  # fmt: skip
+            assert told(answers[1]) == "created"
+            assert told(answers[0]) in ("ok", "FP001")
+    assert (await mark(race), await mark(race, "account/7")) == (129, 129)
+
+
+SUPPRESS = """
+CREATE FUNCTION public.swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER {name} BEFORE INSERT OR UPDATE OR DELETE ON public.items FOR EACH ROW EXECUTE FUNCTION public.swallow()
+"""
+
+
+@pytest.mark.parametrize("name", ["aaa_first", "zzzz_last"])
+async def test_a_trigger_that_swallows_the_write_leaves_no_mark(race: Race, gateway: Gateway, name: str) -> None:
+    await race.observer.execute(SUPPRESS.format(name=name))
+    for write in (
+        patch(gateway, keyed("1", 50, "items", n=5)),
+        delete(gateway, keyed("1", 50, "items")),
+        put(gateway, keyed("1", 50, "items", account_id=42)),
+        put(gateway, keyed("95", 50, "items", account_id=42)),
+        insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items")),
+        patch_many(gateway, many(50, n=5)),
+        delete_many(gateway, many(50)),
+    ):
+        outcome = await write
+        assert isinstance(outcome, Problem)
+        assert outcome.body()["code"] == "FP403"
+    assert (await mark(race), await mark(race, "account/7")) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["aaa_first", "zzzz_last"])
+async def test_a_trigger_that_moves_a_row_to_another_scope_is_told(race: Race, gateway: Gateway, name: str) -> None:
+    await race.observer.execute(
+        "CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN NEW.account_id := 7; RETURN NEW; END';"
+        f"CREATE TRIGGER {name} BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EXECUTE FUNCTION public.move()"
+    )
+    refused = await insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items"))
+    assert isinstance(refused, Problem)
+    assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", "account/7")
+    assert told(await patch(gateway, keyed("1", 50, "items", n=5))) == "FP016"
+    assert told(await insert(gateway, posted(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
+    assert await mark(race) is None
+
+
+async def test_a_cascade_into_another_scope_is_refused_and_into_the_same_is_not(race: Race, gateway: Gateway) -> None:
+    await race.observer.execute(CASCADES)
+    for table in ("lines", "owned"):
+        await protect(race.observer, table, scope=SCOPE)
+    await protect(race.observer, "tags")
+    assert told(await delete(gateway, keyed("1", 50, "items"))) == "ok"
+    for key, resource in (("2", "account/7"), ("3", "tags/3")):
+        refused = await delete(gateway, keyed(key, 51, "items"))
+        assert isinstance(refused, Problem)
+        assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", resource)
+    assert await item(race, 2) == (42, 0)
+    assert await mark(race) == 50
+
+
+@pytest.mark.parametrize("verb", ["patch", "put", "post"])
+async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rule(
+    race: Race, gateway: Gateway, verb: str
+) -> None:
+    """Whatever the gateway believed when the request came: it waits for `protect`, and hears of it."""
+    plan = await plan_protect(race.observer, "items", None, None, scope="")
+    changing = await race.begin(race.c)
+    for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
+        await race.c.execute(statement)
+    write = await waits(race, gateway, {
+        "patch": lambda: patch(gateway, keyed("1", 50, "items", n=5)),
+        "put": lambda: put(gateway, keyed("97", 50, "items", account_id=42)),
+        "post": lambda: insert(gateway, posted(50, {"id": 97, "account_id": 42}, table="items")),
+    }[verb]())  # fmt: skip
+    await changing.commit()
+    outcome = await write
+    assert told(outcome) == ("ok" if verb == "patch" else "created"), outcome
+    key = 1 if verb == "patch" else 97
+    assert await race.observer.fetchval("SELECT last_fence_token FROM items WHERE id = $1", key) == 50
+    assert await mark(race) is None
+
+
+async def test_a_table_that_was_dropped_has_no_say_in_the_scopes_rule(race: Race) -> None:
+    """A registration that outlived its table must not decide by which rule the others are judged."""
+    await race.observer.execute("DROP TABLE items, parts CASCADE")
+    await protect(race.observer, "notes", scope="", source="external")
+    await protect(race.observer, "notes", scope=SCOPE, rule="lease")
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.protected WHERE rule = 'strict'") == 0
+    for _ in range(2):
+        assert await entered(race, race.a, 50, "account/42") == {"account/42": None}

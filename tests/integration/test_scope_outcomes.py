@@ -1,0 +1,187 @@
+"""R15 for scopes (R8): the connection breaks before the answer, and the scope's mark says whether the write can have
+landed. Only for certain: a floor is nobody's mark, and a newer holder's mark is not ours.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.interleave import Connect, eventually
+from tests.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
+from tests.scope_scenarios import entered, mark, scoped_race
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.core import Gateway, Outcome
+from fencepost.gateway.once import Once, Replayed
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
+from fencepost.storage.idempotency import Recorded
+
+AUDIT = """
+CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text);
+CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN INSERT INTO public.applied (verb) VALUES (TG_OP); RETURN NULL; END';
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.items FOR EACH ROW EXECUTE FUNCTION public.audit();
+ALTER TABLE public.items ADD status text NOT NULL DEFAULT 'new'"""
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    race = await scoped_race(connect, database, request.param)
+    await race.observer.execute(AUDIT)
+    return race
+
+
+async def applied(race: Race) -> int:
+    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
+    return count
+
+
+def write_of(verb: str, gateway: Gateway, once: Once | None) -> Coroutine[Any, Any, Outcome]:
+    """Write to the scope account/42 with the token 31."""
+    keyed_ = replace(keyed("1", 31, "items", n=1), once=once)
+    rows = [{"id": 90, "account_id": 42}, {"id": 91, "account_id": 7}]
+    match verb:
+        case "patch":
+            return patch(gateway, keyed_)
+        case "delete":
+            return delete(gateway, keyed_)
+        case "put":
+            return put(gateway, replace(keyed("90", 31, "items", account_id=42), once=once))
+        case "post":
+            return insert(gateway, replace(posted(31, *rows, table="items"), once=once))
+        case "patch many":
+            return patch_many(gateway, FilteredWrite("items", NEW, Token(31), body(n=7), once=once))
+        case _:
+            return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once))
+
+
+VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "claim": 0}
+"""How many rows each writes."""
+
+
+async def committed_without_answer(race: Race, proxy: CuttingProxy) -> None:
+    """Wait until the write is committed and its answer swallowed."""
+    await asyncio.wait_for(proxy.muted.wait(), 10)
+
+    async def landed() -> bool:
+        return await mark(race) == 31
+
+    await eventually(landed, what="the commit")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
+    once = Once("k1", b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+        await gateway_pid(gateway)
+        proxy.mute_after = b"COMMIT;"
+        write = asyncio.create_task(write_of(verb, gateway, once))
+        await committed_without_answer(race, proxy)
+        # The lock has changed hands meanwhile.
+        assert await entered(race, race.a, 40, "account/42") == {"account/42": None}
+        proxy.mute_after = None
+        proxy.cut_all()
+        assert isinstance(await write, Replayed)
+    assert await applied(race) == VERBS[verb]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_write_without_key_that_landed_says_what_is_known(race: Race, verb: str) -> None:
+    answer = await lost_answer(race, verb, None)
+    known = answer.body()["known"]
+    assert isinstance(known, dict)
+    assert (known["resource"] in ("account/42", "account/7"), known["mark"]) == (True, "31")
+    assert "with this token was accepted" in known["meaning"]
+    assert await applied(race) == VERBS[verb]
+
+
+async def lost_answer(race: Race, verb: str, meanwhile: str | None) -> Problem:
+    """Lose the answer of a write that landed; `meanwhile` is run before the gateway hears of it."""
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+        await gateway_pid(gateway)
+        proxy.mute_after = b"COMMIT;"
+        write = asyncio.create_task(write_of(verb, gateway, None))
+        await committed_without_answer(race, proxy)
+        if meanwhile is not None:
+            await race.a.fetch(meanwhile)
+        proxy.mute_after = None
+        proxy.cut_all()
+        answer = await write
+    assert isinstance(answer, Problem), answer
+    assert (answer.name, answer.http_status) == ("FP009", 503), "stale or spent would say that it had no effect"
+    return answer
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["SELECT fencepost.enter('account', '{account/42}', 40)", "SELECT fencepost.prune('account', 31)"]
+)
+async def test_it_is_unknown_once_somebody_newer_came_or_the_mark_was_pruned(race: Race, meanwhile: str) -> None:
+    """A floor that equals the token may stand for another scope's mark."""
+    answer = await lost_answer(race, "patch", meanwhile)
+    known = answer.body()["known"]
+    assert isinstance(known, dict)
+    assert "is not known" in known["meaning"]
+    assert await applied(race) == 1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_write_whose_backend_waited_for_the_mark_lands_once(race: Race, verb: str) -> None:
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+        holder = await race.begin(race.a)
+        await entered(race, race.a, 30, "account/42")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, write_of(verb, gateway, None))
+        proxy.cut_all()
+
+        async def another_waits() -> bool:
+            return bool(
+                await race.observer.fetchval(
+                    "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
+                    pid,
+                )
+            )
+
+        await eventually(another_waits, what="the old backend gone, a new one waiting")
+        assert not write.done()
+        await holder.commit()
+        assert told(await write) in ("ok", "created")
+    assert await applied(race) == VERBS[verb]
+    assert await mark(race) == 31
+
+
+LATE = """
+CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER late AFTER INSERT OR UPDATE ON public.items DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION public.late()"""
+
+
+@pytest.mark.parametrize("newer", [False, True])
+async def test_of_several_scopes_one_without_the_mark_proves_that_nothing_landed(race: Race, newer: bool) -> None:
+    """COMMIT was sent, and waits. The write raises all of its scopes' marks or none, and account 7 has none, whatever
+    became of account 42.
+    """
+    await race.observer.execute(LATE)
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+        await race.a.execute("SELECT pg_advisory_lock(1)")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, write_of("patch many", gateway, None))
+        waiter = await race.waits(race.b, entered(race, race.b, 50, "account/42")) if newer else None
+        proxy.refusing = True
+        proxy.cut_all()
+        await race.observer.execute("SELECT pg_terminate_backend($1, 10000)", pid)
+        if waiter is not None:
+            assert await waiter == {"account/42": None}
+        await race.a.execute("SELECT pg_advisory_unlock(1)")
+        proxy.refusing = False
+        assert told(await write) == ("FP001" if newer else "ok"), "it was certain, so it was tried again"
+    assert await applied(race) == (0 if newer else 3)
+    assert await mark(race, "account/7") == (None if newer else 31)

@@ -1,0 +1,69 @@
+"""Many holders over few scopes of several tables, through two gateways and past them; some of them paused."""
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.in_process import in_process
+from tests.interleave import Connect, Connection
+from tests.racing import owner
+from tests.robustness.scope_storm import NAMES, ORACLE, TABLES, Storm, judge
+
+from fencepost.storage.protect import protect
+
+HOLDERS = 8
+WITHIN = 60.0  # seconds
+
+
+@pytest.fixture
+def seed() -> int:
+    """Give the storm's seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
+    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
+
+
+@pytest.fixture
+async def watched(connect: Connect) -> Connection:
+    """Make the tables, protected and audited; give a connection to look at them."""
+    connection = await owner(connect)
+    await connection.execute(TABLES)
+    for table in NAMES:
+        await protect(connection, table, scope="account/{account_id}", source="builtin")
+    await connection.execute(ORACLE)
+    return connection
+
+
+async def storm_over(connect: Connect, database: str, seed: int, *, turns: int) -> Storm:
+    async with asyncio.timeout(WITHIN), AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(in_process(database)) for _ in range(2)]
+        storm = Storm(gateways, [await connect() for _ in range(HOLDERS)], seed)
+        await storm.rage(holders=HOLDERS, turns=turns)
+    return storm
+
+
+async def test_no_holder_of_a_scope_writes_from_an_outdated_reading(
+    connect: Connect, watched: Connection, database: str, seed: int
+) -> None:
+    storm = await storm_over(connect, database, seed, turns=25)
+    wrong = await judge(watched, storm)
+    assert not wrong, "\n".join([f"FENCEPOST_STORM_SEED={seed}", *wrong[:20], str(storm.answers)])
+    # It was a storm, and not a row of refusals.
+    assert storm.accepted.total() > 50, storm.answers
+    assert storm.answers["PATCH 409 FP001"] > 5, storm.answers
+    assert storm.answers["direct FP409"] > 0, storm.answers
+
+
+async def test_the_oracle_sees_scopes_that_any_token_enters(
+    connect: Connect, watched: Connection, database: str, seed: int
+) -> None:
+    """The control: with marks that every token raises, the same storm must come out wrong."""
+    definition = await watched.fetchval(
+        "SELECT pg_get_functiondef('fencepost.raise_mark(text, bigint, text, boolean)'::regprocedure)"
+    )
+    mutant = definition.replace("WHERE k.last_fence_token <", "WHERE true OR k.last_fence_token <")
+    assert mutant != definition
+    await watched.execute(mutant)
+    wrong = await judge(watched, await storm_over(connect, database, seed, turns=10))
+    assert any("was accepted after" in each for each in wrong), f"FENCEPOST_STORM_SEED={seed}"
+    assert any("outdated reading" in each for each in wrong), f"FENCEPOST_STORM_SEED={seed}"
