@@ -4,18 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 
+import asyncpg
 import pytest
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.idempotency_scenarios import applied, audited_race, once
 from tests.interleave import Connect, eventually
 from tests.racing import Race, gateway_pid, keyed, open_gateway, posted, told
 
+from fencepost.cli.migrate import _GRANTS as GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import operation
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.write import patch, put
 from fencepost.gateway.write_many import insert
+from fencepost.storage import backends
+from fencepost.storage.engine import Backend
 
 TOKEN = b"\x00\x00\x00\x1f"  # 31, in binary
 REKEYING = """
@@ -37,13 +42,17 @@ async def cut_off(race: Race, lock_timeout: float = 10) -> AsyncIterator[tuple[G
         yield gateway, proxy
 
 
-async def landed_and_cut(race: Race, proxy: CuttingProxy) -> None:
+async def landed(race: Race, proxy: CuttingProxy) -> None:
+    """Return once a write is committed, and its answer swallowed."""
     await asyncio.wait_for(proxy.muted.wait(), 10)
 
-    async def landed() -> bool:
+    async def is_there() -> bool:
         return await applied(race) > 0
 
-    await eventually(landed)
+    await eventually(is_there, what="the write that landed")
+
+
+def cut(proxy: CuttingProxy) -> None:
     proxy.mute_after = None
     proxy.cut_all()
 
@@ -65,7 +74,8 @@ async def test_a_row_whose_key_a_trigger_made_is_not_made_again(race: Race, key:
         write = asyncio.create_task(
             insert(gateway, posted(31, {"order_id": "NEW"})) if verb == "post" else put(gateway, keyed("NEW", 31, n=1))
         )
-        await landed_and_cut(race, proxy)
+        await landed(race, proxy)
+        cut(proxy)
         answer = await write
     assert await applied(race) == 1
     assert isinstance(answer, Problem)
@@ -80,17 +90,11 @@ async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal_of_the_
     async with cut_off(race, lock_timeout=0.3) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;" if with_key else TOKEN
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once() if with_key else None)))
-        await asyncio.wait_for(proxy.muted.wait(), 10)
-
-        async def landed() -> bool:
-            return await applied(race) == 1
-
-        await eventually(landed)
+        await landed(race, proxy)
         locked = await race.begin(race.b)
         table = "fencepost.idempotency" if with_key else "public.orders"
         await race.b.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        proxy.mute_after = None
-        proxy.cut_all()
+        cut(proxy)
         answer = await write
         await locked.rollback()
     assert told(answer) == "FP009"
@@ -120,3 +124,47 @@ async def test_a_connection_failure_of_a_trigger_is_not_the_gateways(race: Race,
         assert await gateway_pid(gateway) == pid
     assert told(answer) == "08001"
     assert await race.live_mark("k") == 30
+
+
+async def test_a_row_that_a_policy_hides_says_nothing(race: Race) -> None:
+    """Row security hides the row and its mark from the gateway's role: absent is not unwritten."""
+    await race.observer.execute("CREATE ROLE hidden_from LOGIN PASSWORD 'x'")
+    try:
+        await race.observer.execute(
+            "GRANT SELECT, INSERT, UPDATE ON public.orders TO hidden_from;"
+            " GRANT INSERT ON public.applied TO hidden_from;"
+            " ALTER TABLE public.orders ENABLE ROW LEVEL SECURITY;"
+            " CREATE POLICY sees ON public.orders FOR SELECT USING (status <> 'gone');"
+            " CREATE POLICY writes ON public.orders FOR UPDATE USING (true) WITH CHECK (true);"
+            " CREATE POLICY makes ON public.orders FOR INSERT WITH CHECK (true)"
+        )
+        for grant in GRANTS:
+            await race.observer.execute(grant.format(role="hidden_from"))
+        account = race.dsn.partition("://")[2].partition("@")[0]
+        async with (
+            cutting_proxy(race.dsn.replace(account, "hidden_from:x")) as (proxy, url),
+            open_gateway(url) as gateway,
+        ):
+            await gateway_pid(gateway)
+            proxy.mute_after = TOKEN
+            write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
+            await landed(race, proxy)
+            await race.observer.execute("ALTER TABLE public.orders DISABLE TRIGGER USER")
+            await race.observer.execute("UPDATE public.orders SET status = 'gone'")
+            await race.observer.execute("ALTER TABLE public.orders ENABLE TRIGGER USER")
+            cut(proxy)
+            answer = await write
+        assert told(answer) == "FP009"
+    finally:
+        await race.observer.execute("DROP OWNED BY hidden_from; DROP ROLE hidden_from")
+
+
+async def test_somebody_elses_backend_that_has_the_old_ones_pid_is_left_alone(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway, gateway.database.connection(writing=True) as connection:
+        ours = await race.a.fetchrow("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+        assert ours is not None
+        await backends.end(connection, Backend(ours["pid"], ours["backend_start"] - timedelta(microseconds=1)))
+        assert await race.a.fetchval("SELECT 1") == 1
+        await backends.end(connection, Backend(ours["pid"], ours["backend_start"]))
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await race.a.fetchval("SELECT 1")

@@ -262,3 +262,33 @@ async def test_a_closed_client_says_so() -> None:
     with pytest.raises(Unavailable, match="closed"):
         await c.get("orders", 1)
     assert mock.requests == []
+
+
+NO_ROW = problem(404, "FP006", retryable=False)
+TAKEN = problem(409, "23505", retryable=False)
+IN_FLIGHT = problem(409, "FP013", retryable=True)
+
+
+@pytest.mark.parametrize("refusal", [NO_ROW, TAKEN])
+@pytest.mark.parametrize("first", [CUT, UNKNOWN])
+async def test_a_refusal_after_an_attempt_that_may_still_land_is_no_certainty(first: Any, refusal: Any) -> None:
+    async with client(Mock(first, refusal)) as c:
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await c.patch("orders", 1, {"status": "x"}, token=34)
+    assert isinstance(unknown.value.__cause__, ApiError)
+    assert unknown.value.__cause__.code in ("FP006", "23505")
+
+
+@pytest.mark.parametrize("first", [REFUSED, AWAY, IN_FLIGHT])
+async def test_a_refusal_after_an_attempt_that_did_nothing_is_a_refusal(first: Any) -> None:
+    async with client(Mock(first, TAKEN)) as c:
+        with pytest.raises(ApiError) as refused:
+            await c.patch("orders", 1, {"status": "x"}, token=34)
+    assert refused.value.code == "23505"
+
+
+async def test_stale_after_an_unknown_outcome_is_stale() -> None:
+    """A mark never falls: the first attempt is as stale as the second, wherever it is."""
+    async with client(Mock(CUT, STALE)) as c:
+        with pytest.raises(StaleToken):
+            await c.patch("orders", 1, {"status": "x"}, token=34)
