@@ -151,6 +151,19 @@ async def test_sigterm_finishes_the_request_in_flight(short_dir: Path, client: h
         assert await gateway.ended() == 0
 
 
+async def test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcome(
+    short_dir: Path, client: httpx.AsyncClient
+) -> None:
+    async with serving(short_dir, "--shutdown-timeout", "1") as gateway, row_held(short_dir):
+        request = patch_order(client, gateway.url, 34, "shipped")
+        await a_request_waits(short_dir)
+        gateway.process.send_signal(signal.SIGTERM)
+        answer = await request
+        assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (503, "FP009", "1")
+        assert await gateway.ended() == 0
+        assert "Traceback" not in gateway.errors.read_text()
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
     async with serving(short_dir, "--workers", workers) as gateway, row_held(short_dir):

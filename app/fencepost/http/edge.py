@@ -3,6 +3,7 @@
 Plain ASGI: nothing is copied or buffered on the way.
 """
 
+import asyncio
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fencepost.fencing.problem_types import INTERNAL_ERROR
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.http.problem_response import problem_response
 
@@ -57,6 +58,10 @@ class Edge:
         inner: Scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             await self._app(inner, receive, send_with_id)
+        except asyncio.CancelledError:  # the time for stopping is up
+            if not status:
+                await problem_response(_stopped(scope["method"]))(scope, receive, send_with_id)
+            raise
         except ClientDisconnect:
             status = HUNG_UP  # while it was sending; nobody is left to hear an answer
         except Exception:
@@ -75,6 +80,19 @@ class Edge:
         self._done(method, _route(scope), status, seconds)
         if self._access_log:
             log.info("request", method=method, path=scope["path"], status=status, ms=round(seconds * 1000, 2))
+
+
+def _stopped(method: str) -> Problem:
+    """Say what is known of a request that the gateway, stopping, works on no longer."""
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=1)
+    return Problem(
+        OUTCOME_UNKNOWN,
+        "The gateway was stopped while it worked on the request: it may have landed, or may yet.",
+        hint="Repeat it with the same Idempotency-Key, or X-Lease-Secret, if it had one. Else ask GET /v1/fences.",
+        retry_after=1,
+        extra={"known": None},
+    )
 
 
 def _request_id(scope: Scope) -> bytes:
