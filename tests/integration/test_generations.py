@@ -262,3 +262,14 @@ async def test_tables_that_were_protected_by_an_older_version_are_named(connect:
     assert "fencepost protect orders" in doctor.output
     await protect(race.observer, "orders")
     assert await generations.lagging_tables(race.observer) == []
+
+
+async def test_readiness_tells_of_a_generation_that_was_raised_while_connections_were_open(database: str) -> None:
+    async with in_process(database) as http:
+        assert (await http.get("/readyz")).json()["origin"] == "accepted: generation 0"
+        connection = await asyncpg.connect(database)
+        try:
+            await generations.raise_generation(connection, "on purpose")
+        finally:
+            await connection.close()
+        assert (await http.get("/readyz")).json()["origin"] == "accepted: generation 1"
