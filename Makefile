@@ -57,7 +57,7 @@ format: install-dev
 	$(BIN)/ruff check --fix .
 
 test: install-dev
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # Installed, never started by itself: policy-rc.d answers 101 while apt runs.
 test-servers:

@@ -244,9 +244,10 @@ def _refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Proble
     stale = [p for p in refusals if p.type is STALE_TOKEN]
     kind = STALE_TOKEN if stale else SPENT_TOKEN
     first = (stale or refusals)[0]
+    of = "scopes" if table.fence is not None and table.fence.scope is not None else "rows"
     return Problem(
         kind,
-        f"Token {token} is {'stale' if stale else 'spent'} for {len(refusals)} of the rows of {table.name} that this"
+        f"Token {token} is {'stale' if stale else 'spent'} for {len(refusals)} of the {of} of {table.name} that this"
         f" request would write, {first.resource} among them: nothing was written.",
         hint="Do not retry with this token; `rows` lists who refused."
         if stale
