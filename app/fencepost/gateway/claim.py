@@ -16,12 +16,13 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, refusal
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
+from fencepost.gateway.evidence import row_evidence
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
 from fencepost.gateway.scoped import claim as claim_scope
-from fencepost.gateway.write import mark_says, needs_fitting, target_of
+from fencepost.gateway.write import needs_fitting, target_of
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
@@ -76,7 +77,7 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
             once=request.once,
             evidence=scoped.evidence
             if scoped is not None
-            else lambda connection: mark_says(connection, table, fence, key, token),
+            else lambda connection: row_evidence(connection, table, fence, key, token),
         )
         return await perform(gateway, operation)
 

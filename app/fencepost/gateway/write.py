@@ -1,6 +1,5 @@
 """Single-row writes by key: PATCH, PUT, DELETE. One statement decides and writes; the commit precedes the answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
@@ -16,16 +15,17 @@ from fencepost.gateway.core import (
     require_key,
     require_token,
 )
+from fencepost.gateway.evidence import row_evidence
 from fencepost.gateway.fence import ROUNDS, Write, contended, refused, write_or_ask
 from fencepost.gateway.once import Once, require_once
-from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
+from fencepost.gateway.operation import Attempt, Operation, perform
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
-from fencepost.storage.fenced import Change, FencedRow, Key, Standing
-from fencepost.storage.fenced_insert import insert_row, keys_may_change
+from fencepost.storage.fenced import Change, FencedRow, Key
+from fencepost.storage.fenced_insert import insert_row
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
 
@@ -155,30 +155,8 @@ def _operation(
         once=request.once,
         evidence=scoped.evidence
         if scoped is not None
-        else lambda connection: mark_says(connection, table, fence, request.key, token, creates=creates),
+        else lambda connection: row_evidence(connection, table, fence, request.key, token, creates=creates),
     )
-
-
-async def mark_says(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, *, creates: bool = False
-) -> Evidence:
-    """Say by a key's mark whether a write with this token can have landed: it would have raised the mark (R15).
-
-    `creates`: the write may have made a row, and then a trigger may have given it another key.
-    """
-    if table.row_security or (creates and await keys_may_change(connection, table)):
-        return Evidence(None)  # a policy may hide the row, and the row's mark with it
-    standing = await fenced.ask(connection, table, fence, key)
-    return mark_evidence([standing], token)
-
-
-def mark_evidence(standings: Sequence[Standing], token: Token) -> Evidence:
-    """Compare marks with the token of a write that raised all of them, or none."""
-    marks = [(max(s.live or 0, s.without_row or 0), s.resource) for s in standings]
-    if not marks:
-        return Evidence(None)
-    mark, resource = min(marks)
-    return Evidence(landed=False if mark < token else (True if mark == token else None), resource=resource, mark=mark)
 
 
 async def _replace_or_create(

@@ -14,11 +14,12 @@ from fencepost.gateway.core import (
     require_fence,
     require_token,
 )
+from fencepost.gateway.evidence import rows_evidence
 from fencepost.gateway.fence import judge, refused
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
 from fencepost.gateway.scoped import ScopedWrite
-from fencepost.gateway.write import UNIQUE_VIOLATION, Body, mark_evidence, may_need_fitting, target_of
+from fencepost.gateway.write import UNIQUE_VIOLATION, Body, may_need_fitting, target_of
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
@@ -96,7 +97,7 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:  # noqa: C901 - 
             known = table.key and set(table.key) <= set(request.body.columns) and not may_need_fitting(table)
             if not known or table.row_security or await keys_may_change(connection, table):
                 return Evidence(None)
-            return mark_evidence(await fenced.ask_many(connection, table, fence, request.body.text), token)
+            return rows_evidence(await fenced.ask_many(connection, table, fence, request.body.text), token)
 
         operation = Operation(
             table, attempt, scoped is not None, request.body, explain=explain, once=request.once, evidence=evidence
