@@ -154,6 +154,20 @@ BEGIN
   RETURN token;
 END $$;
 -- next
+-- Each protected table and scope has a floor. Where it is not seen nothing can be judged, so nothing passes.
+CREATE FUNCTION fencepost.no_floor(tab text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = format('could not serialize access: %s was protected after this transaction began', tab),
+      HINT = 'Run the transaction again.';
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'FP000',
+    MESSAGE = format('%s has lost its floor: there is no row for it in fencepost.floors', tab),
+    HINT = 'A restored dump or a replica without fencepost.floors? Bring its rows back, or `fencepost protect` the table again.';
+END $$;
+-- next
 -- As in 0001. Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it.
 -- Recorded even where the token would have done: it cannot be told from one that the glass gave.
 CREATE OR REPLACE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
@@ -174,6 +188,7 @@ BEGIN
   ELSE  -- an old snapshot must fail (40001), not read an old floor
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
   END IF;
+  IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
   IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN
     PERFORM fencepost.refuse(p_resource, p_token, refused_by);
   END IF;

@@ -49,6 +49,7 @@ def downgrade() -> None:
     op.execute("DROP TABLE fencepost.break_glass_log")
     for function in (
         "append_only()",
+        "no_floor(text)",
         "meet_mark(text)",
         "mark_behind_glass(text, text, bigint)",
         "record_break_glass(text, text, text)",

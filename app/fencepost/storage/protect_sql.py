@@ -63,13 +63,16 @@ class Ddl:
 
     def _take_up_marks(self) -> list[str]:
         """Protected once before? Rows that came back while nobody watched take up the marks that their keys had, and
-        keys whose rows went are known to be without.
+        keys whose rows went are known to be without. So do the rows of partitions that were attached since: those lack
+        the TRUNCATE trigger, which is no partition's by inheritance.
         """
         prefix = literal(encode_name(self.target.name) + "/")
         body = f"""
 BEGIN
   IF EXISTS (SELECT FROM fencepost.marks WHERE starts_with(resource, {prefix}))
-     AND NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass) THEN
+     AND (NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass)
+          OR EXISTS (SELECT FROM pg_partition_tree({literal(self.table)}) AS p WHERE p.isleaf AND NOT EXISTS (
+                     SELECT FROM pg_trigger t WHERE t.tgrelid = p.relid AND t.tgname = '{PREFIX}trunc'))) THEN
     UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m
      WHERE m.resource = {self.functions.resource("r")} AND r.{MARK_COLUMN} < m.last_fence_token;
     UPDATE fencepost.marks AS m SET row_absent = true WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent
