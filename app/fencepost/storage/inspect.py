@@ -219,8 +219,8 @@ def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
         doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")
     if partitions := [part for part in _names(row["can_truncate"]) if part != row["shown"]]:
         doubtful.append(
-            f"partitions that TRUNCATE could empty ({', '.join(partitions)}), and whose rows have not taken up the marks"
-            f" of deleted keys: {mend}"
+            f"partitions that TRUNCATE could empty ({', '.join(partitions)}), and whose rows have not taken up the"
+            f" marks of deleted keys: {mend}"
         )
     if row["scope"] is None and (later := _names(row["later"])):  # rows of a scope are looked at once more afterwards
         doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
