@@ -313,3 +313,11 @@ async def test_a_table_that_was_renamed_takes_the_marks_of_deleted_rows_along(ow
     ):
         with pytest.raises(asyncpg.PostgresError, match=f"its mark is {mark}"):
             await owner.execute(statement)
+
+
+@pytest.mark.parametrize("table", ["t", "scoped"])
+async def test_tables_that_inherit_have_no_fence(owner: Connection, database: str, table: str) -> None:
+    await owner.execute(f"CREATE TABLE heir () INHERITS ({table})")
+    assert any("tables inherit from it (heir)" in line for line in await said(database))
+    await owner.execute("DROP TABLE heir")
+    assert await said(database) == []

@@ -149,6 +149,8 @@ SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functi
        (SELECT array_agg(part.relid::regclass::text) FROM pg_partition_tree(c.oid) part
          WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = $4
                               AND t.tgenabled IN ('O', 'A'))) AS can_truncate,
+       (SELECT array_agg(i.inhrelid::regclass::text) FROM pg_inherits i
+         WHERE i.inhparent = c.oid AND c.relkind = 'r') AS heirs,
        (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
             THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'name'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
@@ -221,6 +223,11 @@ def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
         doubtful.append(
             f"partitions that TRUNCATE could empty ({', '.join(partitions)}), and whose rows have not taken up the"
             f" marks of deleted keys: {mend}"
+        )
+    if heirs := _names(row["heirs"]):
+        doubtful.append(
+            f"tables inherit from it ({', '.join(heirs)}), and their rows, which are seen here, have no fence:"
+            f" ALTER TABLE … NO INHERIT {row['shown']}"
         )
     if row["scope"] is None and (later := _names(row["later"])):  # rows of a scope are looked at once more afterwards
         doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
