@@ -95,5 +95,5 @@ async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched:
         writers, _ = await begin(CUTS // 2)
         await writers.write(with_sdk=8, by_hand=2)
     wrong = await judge(watched, writers)
-    assert any("done 2 times" in each for each in wrong), f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}"
-    assert any("told refused, and was done 1" in each for each in wrong), "the echo of a write of its own"
+    lies = [each for each in wrong if "done 2 times" in each or "told refused, and was done 1 times" in each]
+    assert lies, f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}"  # doubled, or refused by the echo of itself
