@@ -46,6 +46,8 @@ class Writers:
     url: str
     seed: int
     enough: Callable[[], bool]
+    own_keys: bool = False
+    """Whether the SDK's writers keep out of each other's way, so that no repeat is stale by somebody else's write."""
     told: dict[str, Told] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     tokens: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -54,7 +56,8 @@ class Writers:
         """Run so many writers of each kind side by side."""
         async with asyncio.TaskGroup() as group:
             for number in range(with_sdk):
-                group.create_task(self._with_sdk(f"s{number}"))
+                keys = (KEYS[number],) if self.own_keys else KEYS
+                group.create_task(self._with_sdk(f"s{number}", keys))
             for number in range(by_hand):
                 group.create_task(self._by_hand(f"h{number}"))
 
@@ -63,14 +66,14 @@ class Writers:
         """How many writes were told to be done."""
         return self.answers["done: sdk"] + self.answers["done: by hand"]
 
-    async def _with_sdk(self, name: str) -> None:
+    async def _with_sdk(self, name: str, keys: tuple[str, ...]) -> None:
         """The SDK repeats what it does not know, by itself."""
         chance = random.Random(f"{self.seed} {name}")
         async with Client(self.url, owner=name, retry=Retry(attempts=60, first=0.01, longest=0.2)) as client:
             for number in itertools.count():
                 if self.enough():
                     return
-                tag, table, key = f"{name}.{number}", chance.choice(list(TABLES)), chance.choice(KEYS)
+                tag, table, key = f"{name}.{number}", chance.choice(list(TABLES)), chance.choice(keys)
                 token = next(self.tokens)
                 try:
                     match chance.randrange(4):
