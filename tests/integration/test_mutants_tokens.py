@@ -21,7 +21,7 @@ from fencepost.storage import fenced, marks
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Key, Standing
-from fencepost.storage.protect_sql import Ddl
+from fencepost.storage.protect_sql import RowDdl
 
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
@@ -167,14 +167,14 @@ async def test_a_mutant_of_the_statements_is_seen(
 
 def move_mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """Change the statement of the plan that moves the tokens."""
-    statements = Ddl._issue_beyond_marks  # noqa: SLF001 - the lines to break
+    statements = RowDdl.issue_beyond_marks
 
-    def mutant(ddl: Ddl) -> list[str]:
+    def mutant(ddl: RowDdl) -> list[str]:
         made = statements(ddl)
         assert all(old in each for each in made), f"no {old!r}"
         return [each.replace(old, new) for each in made]
 
-    monkeypatch.setattr(Ddl, "_issue_beyond_marks", mutant)
+    monkeypatch.setattr(RowDdl, "issue_beyond_marks", mutant)
 
 
 MOVING_MUTANTS: dict[str, tuple[str, str, Callable[[Connect], Awaitable[None]]]] = {

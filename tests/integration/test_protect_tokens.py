@@ -18,7 +18,7 @@ from fencepost.gateway.write import patch
 from fencepost.storage.embedded import embedded_bin_dir
 from fencepost.storage.migrate import downgrade
 from fencepost.storage.protect import ProtectError, plan_protect, protect, unprotect
-from fencepost.storage.protect_sql import HIGHEST_MARK
+from fencepost.storage.protect_table import HIGHEST_MARK
 
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 

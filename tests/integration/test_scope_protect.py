@@ -12,6 +12,7 @@ from tests.scope_scenarios import entered, mark, scoped_race
 
 from fencepost.cli.main import main
 from fencepost.storage.protect import ProtectError, protect
+from fencepost.storage.protect_table import HIGHEST_MARK
 
 SCOPE = "account/{account_id}"
 TABLES = """
@@ -167,3 +168,32 @@ async def test_a_gateway_of_its_own_role_writes_what_row_security_lets_it(connec
         assert (await mark(race), await mark(race, "account/7")) == (53, None)
     finally:
         await race.observer.execute("DROP OWNED BY scope_gate; DROP ROLE scope_gate")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said", "mend"),
+    [
+        (
+            f"SELECT fencepost.raise_mark('acc/7', {HIGHEST_MARK + 1}, 'strict', true)",
+            f"acc/7 has the mark {HIGHEST_MARK + 1}",
+            "DELETE FROM fencepost.marks WHERE resource = 'acc/7'",
+        ),
+        (
+            f"INSERT INTO fencepost.floors (name, floor) VALUES ('acc', {HIGHEST_MARK + 1})",
+            f"The floor of acc has the mark {HIGHEST_MARK + 1}",
+            "UPDATE fencepost.floors SET floor = 0 WHERE name = 'acc'",
+        ),
+    ],
+    ids=["scope", "floor"],
+)
+async def test_a_scope_s_mark_with_too_little_above_it_is_in_the_way(
+    owner: Connection, harm: str, said: str, mend: str
+) -> None:
+    await owner.execute(harm)
+    with pytest.raises(ProtectError) as refused:
+        await protect(owner, "items", scope="acc/{account_id}", source="builtin")
+    assert said in refused.value.reasons[0]
+    assert mend in refused.value.reasons[1]
+    assert await owner.fetchval("SELECT count(*) FROM fencepost.protected") == 0
+    await owner.execute(mend)  # what the message says to do helps
+    assert await protect(owner, "items", scope="acc/{account_id}", source="builtin") == "items"

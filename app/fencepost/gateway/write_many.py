@@ -60,10 +60,10 @@ class FilteredWrite:
     once: Once | None = None
 
 
-async def insert(gateway: Gateway, request: Insert) -> Outcome:  # noqa: C901 - a refusal for each thing amiss
+async def insert(gateway: Gateway, request: Insert) -> Outcome:
     """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
 
-    async def use(table: Table) -> Outcome:  # noqa: C901
+    async def use(table: Table) -> Outcome:
         target = target_of(table, request.select)
         if request.count > gateway.max_rows:
             return _too_many(gateway.max_rows, f"the body has {request.count} rows")
@@ -73,45 +73,47 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:  # noqa: C901 - 
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-
         scoped = ScopedWrite.of(table, fence, token)
-
-        async def attempt(connection: Connection) -> Outcome:
-            if scoped is not None:
-                outcome = await scoped.insert(connection, request.body.columns, request.body.text, target)
-                return outcome if isinstance(outcome, Done) else _told(table, token, outcome, exactly_one=False)
-            rows = await _insert(connection, table, fence, token, request.body, target)
-            if len(rows) == 1:
-                return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
-            return Done([row.json for row in rows], created=True)
-
-        async def explain(connection: Connection, error: RefusedError) -> Problem | None:
-            if scoped is not None:
-                return None
-            return await _why_refused(connection, table, fence, token, request.body, error)
-
-        async def evidence(connection: Connection) -> Evidence:
-            if scoped is not None:
-                return await scoped.evidence(connection)
-            # The database made the keys, or changes them; or a policy hides the rows.
-            known = table.key and set(table.key) <= set(request.body.columns) and not may_need_fitting(table)
-            if not known or table.row_security or await keys_may_change(connection, table):
-                return Evidence(None)
-            return rows_evidence(await fenced.ask_many(connection, table, fence, request.body.text), token)
-
-        operation = Operation(
-            table, attempt, scoped is not None, request.body, explain=explain, once=request.once, evidence=evidence
-        )
-        return await perform(gateway, operation)
+        if scoped is not None:
+            return await perform(gateway, _insert_into_scopes(scoped, request, target))
+        return await perform(gateway, _insert_rows(table, fence, token, request, target))
 
     return await on_table(gateway, request.table, "post", use)
 
 
-async def _insert(
-    connection: Connection, table: Table, fence: Fence, token: Token, body: Body, target: str
-) -> list[fenced.FencedRow]:
-    with translated(writing=True):
-        return await insert_rows(connection, table, fence, token, body.columns, body.text, target)
+def _insert_into_scopes(scoped: ScopedWrite, request: Insert, target: str) -> Operation:
+    async def attempt(connection: Connection) -> Outcome:
+        outcome = await scoped.insert(connection, request.body.columns, request.body.text, target)
+        if isinstance(outcome, Done):
+            return outcome
+        return _told(scoped.table, scoped.token, outcome, exactly_one=False)
+
+    return Operation(
+        scoped.table, attempt, transaction=True, body=request.body, once=request.once, evidence=scoped.evidence
+    )
+
+
+def _insert_rows(table: Table, fence: Fence, token: Token, request: Insert, target: str) -> Operation:
+    body = request.body
+
+    async def attempt(connection: Connection) -> Outcome:
+        with translated(writing=True):
+            rows = await insert_rows(connection, table, fence, token, body.columns, body.text, target)
+        if len(rows) == 1:
+            return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
+        return Done([row.json for row in rows], created=True)
+
+    async def explain(connection: Connection, error: RefusedError) -> Problem | None:
+        return await _why_refused(connection, table, fence, token, body, error)
+
+    async def evidence(connection: Connection) -> Evidence:
+        # The database made the keys, or changes them; or a policy hides the rows.
+        known = table.key and set(table.key) <= set(body.columns) and not may_need_fitting(table)
+        if not known or table.row_security or await keys_may_change(connection, table):
+            return Evidence(None)
+        return rows_evidence(await fenced.ask_many(connection, table, fence, body.text), token)
+
+    return Operation(table, attempt, body=body, explain=explain, once=request.once, evidence=evidence)
 
 
 async def _why_refused(

@@ -11,7 +11,7 @@ from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import CONSTRAINT
-from fencepost.storage.protect_sql import PREFIX
+from fencepost.storage.protect_table import PREFIX
 
 OLDEST_SERVER: Final = 140000
 ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))

@@ -11,7 +11,8 @@ from fencepost.storage.inspect import Finding
 from fencepost.storage.owner import RELATIONS
 from fencepost.storage.protect_check import Target, as_it_is
 from fencepost.storage.protect_functions import Functions
-from fencepost.storage.protect_scope import ScopeDdl, scope_as_it_is
+from fencepost.storage.protect_scope import ScopeDdl
+from fencepost.storage.protect_scope_check import scope_as_it_is
 
 FOR_ALL: Final = frozenset({"mark_behind_glass", "record_break_glass"})
 """SECURITY DEFINER functions that everybody's triggers call in the writer's own name; each asks who is calling."""

@@ -7,7 +7,7 @@ from typing import Final
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.inspect import Finding
-from fencepost.storage.protect_sql import PREFIX
+from fencepost.storage.protect_table import PREFIX
 
 # Trigger, the function it calls, when it fires (pg_trigger.tgtype: 1 ROW, 2 BEFORE, 4 INSERT, 8 DELETE, 16 UPDATE), and
 # whether it has a condition.

@@ -16,17 +16,10 @@ from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
-from fencepost.storage.protect_scope import (
-    MISMATCH,
-    ScopeDdl,
-    examine_name,
-    examine_scope,
-    leave_sql,
-    raise_rows_sql,
-    read_template,
-    unprotect_scope_sql,
-)
-from fencepost.storage.protect_sql import TOO_HIGH, Ddl, unprotect_sql
+from fencepost.storage.protect_scope import MISMATCH, ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
+from fencepost.storage.protect_scope_check import examine_name, examine_scope, read_template
+from fencepost.storage.protect_sql import RowDdl, unprotect_sql
+from fencepost.storage.protect_table import TOO_HIGH
 
 LOCK_TIMEOUT_MS: Final = 1000
 PAUSE: Final = 0.5
@@ -74,7 +67,7 @@ async def plan_protect(
     if template := scope if scope is not None else now.scope if now else None:
         scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source)
         return Plan(target.name, ScopeDdl(target, scoped, rule, source, requires_key=keyed).protect(), [])
-    ddl = Ddl(target, rule, source, requires_key=keyed)
+    ddl = RowDdl(target, rule, source, requires_key=keyed)
     leaving = (
         leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope))
         if now and now.scope is not None

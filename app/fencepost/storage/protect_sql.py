@@ -1,34 +1,21 @@
-"""The DDL of `protect` and `unprotect`, as text: what `--sql` prints is what runs.
+"""The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs."""
 
-Order of the triggers: `zzz_` puts them after everybody else's, so that they judge what is really written.
-"""
-
-from typing import Final
-
-from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
-from fencepost.storage.protect_check import CONSTRAINT, Target
-from fencepost.storage.protect_functions import Functions, dollar, drop_functions
+from fencepost.storage.protect_check import CONSTRAINT
+from fencepost.storage.protect_functions import dollar, drop_functions
+from fencepost.storage.protect_table import (
+    PREFIX,
+    ROW_PARTS,
+    TableDdl,
+    drop_triggers,
+    drop_truncate_triggers,
+    issue_beyond_sql,
+)
 from fencepost.storage.row_sql import encode_name, literal
 
-PREFIX: Final = "zzz_fencepost_"
-HIGHEST_MARK: Final = 2**62
-"""Above it, too little would be left for the tokens that must come after a mark."""
-TOO_HIGH: Final = "54000"
-"""The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK."""
 
-
-class Ddl:
-    """Writes the statements for one table."""
-
-    def __init__(self, target: Target, rule: Rule, source: str, *, requires_key: bool = False) -> None:
-        self.target = target
-        self.rule = rule
-        self.source = source
-        self.requires_key = requires_key
-        self.functions = Functions(target, rule, source)
-        self.table = self.functions.table
-        self.name = self.functions.name
+class RowDdl(TableDdl):
+    """Writes the statements for a table whose rows have marks of their own."""
 
     def protect(self) -> list[str]:
         """List what makes the table protected, in order. Every statement can be repeated."""
@@ -46,8 +33,8 @@ class Ddl:
             *self.functions.create(),
             *self._triggers(),
             *self._move_marks(),
-            *self._register(),
-            *self._issue_beyond_marks(),
+            *self.register(),
+            *self.issue_beyond_marks(),
             "NOTIFY fencepost, 'reload'",
         ]
 
@@ -83,38 +70,13 @@ END"""
         return ["SET LOCAL search_path TO DEFAULT", "DO " + dollar(body), "SET LOCAL search_path = pg_catalog"]
 
     def _triggers(self) -> list[str]:
-        def trigger(part: str, event: str, condition: str = "") -> str:
-            return (
-                f"CREATE OR REPLACE TRIGGER {PREFIX}{part} {event} ON {self.table} FOR EACH ROW{condition}"
-                f" EXECUTE FUNCTION {self.functions.called(part)}()"
-            )
-
         absent = f" WHEN (NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
         return [
-            trigger("upd", "BEFORE UPDATE"),
-            trigger("ins", "BEFORE INSERT", absent),
-            trigger("insmark", "AFTER INSERT"),
-            trigger("del", "AFTER DELETE"),
-            *(
-                f"CREATE OR REPLACE TRIGGER {PREFIX}trunc BEFORE TRUNCATE ON {table}"
-                f" FOR EACH STATEMENT EXECUTE FUNCTION fencepost.no_truncate()"
-                for table in self.target.partitions or (self.table,)
-            ),
-        ]
-
-    def _register(self) -> list[str]:
-        key = ", ".join(literal(k.name) for k in self.target.key)
-        relation = f"{literal(self.table)}::regclass"
-        return [
-            # A table of this name that was dropped without unprotect.
-            f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {relation}"
-            f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
-            f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, requires_key)"
-            f" VALUES ({relation}, {self.name}, {literal(self.rule)}, {literal(self.source)}, ARRAY[{key}],"
-            f" {literal(self.functions.stem)}, {str(self.requires_key).lower()})"
-            f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
-            f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
-            f" requires_key = excluded.requires_key",
+            self.trigger("upd", "BEFORE UPDATE", "upd"),
+            self.trigger("ins", "BEFORE INSERT", "ins", absent),
+            self.trigger("insmark", "AFTER INSERT", "insmark"),
+            self.trigger("del", "AFTER DELETE", "del"),
+            *self.truncate_triggers(),
         ]
 
     def _move_marks(self) -> list[str]:
@@ -124,7 +86,7 @@ END"""
             return []
         return [*move_marks(old.name, self.target.name), *drop_functions(old.functions)]
 
-    def _issue_beyond_marks(self) -> list[str]:
+    def issue_beyond_marks(self) -> list[str]:
         """Becoming a table of the built-in source: its tokens go on from above all marks that are there.
 
         Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: nobody draws from it
@@ -138,7 +100,6 @@ END"""
         if self.source != BUILTIN or stays:
             return []
         prefix = literal(encode_name(self.target.name) + "/")
-        relation = f"{literal(self.table)}::regclass"
         name = self.target.name.replace("%", "%%")  # for format()
         mend = (
             f"No lock service counts that far: somebody made it up. While nobody writes, take the protection away"
@@ -146,36 +107,19 @@ END"""
             f" WHERE resource = %L, and protect the table again."
         )
         mend_floor = f"Nobody may insert below it. UPDATE fencepost.floors lowers it, where name is {name}."
-        body = f"""
-DECLARE
-  row_security text := current_setting('row_security');
-  high record;
-BEGIN
-  -- A policy that hides rows from their owner must fail here, and not hide their marks.
-  PERFORM set_config('row_security', 'off', true);
-  SELECT k.* INTO high FROM (
+        return issue_beyond_sql(f"""
     (SELECT {self.functions.called("name")}(r) AS resource, r.{MARK_COLUMN} AS mark, {literal(mend)} AS mend
        FROM {self.table} AS r
       -- A column that this transaction has added holds no mark: no need to read a large table for that.
       WHERE NOT (SELECT fencepost.ours(a.xmin) FROM pg_attribute AS a
-                  WHERE a.attrelid = {relation} AND a.attname = {literal(MARK_COLUMN)})
+                  WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)})
       ORDER BY r.{MARK_COLUMN} DESC LIMIT 1)
     UNION ALL
     (SELECT m.resource, m.last_fence_token, {literal(mend)} FROM fencepost.marks AS m
       WHERE starts_with(m.resource, {prefix}) ORDER BY m.last_fence_token DESC LIMIT 1)
     UNION ALL
     SELECT {literal(f"The floor of {self.target.name}")}, f.floor, {literal(mend_floor)} FROM fencepost.floors AS f
-     WHERE f.name = {self.name}) AS k ORDER BY k.mark DESC LIMIT 1;
-  PERFORM set_config('row_security', row_security, true);
-  IF high.mark > {HIGHEST_MARK} THEN
-    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
-      MESSAGE = format('%s has the mark %s, above 2^62: the built-in tokens would have to go on from there, and too few'
-                       ' are left.', high.resource, high.mark),
-      HINT = format(high.mend, high.resource);
-  END IF;
-  PERFORM fencepost.issue_beyond(high.mark);
-END"""
-        return ["DO " + dollar(body)]
+     WHERE f.name = {self.name}""")
 
 
 def move_marks(old: str, new: str) -> list[str]:
@@ -202,8 +146,6 @@ def unprotect_sql(
     `keep_marks`: write live rows' marks down too, for their rows may go while nobody watches. Not possible when the key
     or the column has changed since.
     """
-    drops = [f"DROP TRIGGER IF EXISTS {PREFIX}{part} ON {table}" for part in ("upd", "ins", "insmark", "del")]
-    drops += [f"DROP TRIGGER IF EXISTS {PREFIX}trunc ON {part}" for part in partitions or (table,)]
     kept = (
         f"INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)"
         f" SELECT fencepost.{quote(f'{stem}_name')}(r), r.{MARK_COLUMN}, pg_current_xact_id(), false"
@@ -212,7 +154,8 @@ def unprotect_sql(
         f" last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token)"
     )
     return [
-        *drops,
+        *drop_triggers(table, ROW_PARTS),
+        *drop_truncate_triggers(table, partitions),
         *([kept] if keep_marks else []),
         *(move_marks(name, now_called) if name != now_called else []),
         *drop_functions(stem),

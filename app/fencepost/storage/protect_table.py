@@ -1,0 +1,103 @@
+"""What the DDL of `protect` has in common, whether a table's rows have marks of their own or its scopes have."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.catalog import quote
+from fencepost.storage.protect_check import Target
+from fencepost.storage.protect_functions import Functions, dollar
+from fencepost.storage.row_sql import literal
+
+PREFIX: Final = "zzz_fencepost_"
+"""Of the triggers' names: after everybody else's, so that they judge what is really written."""
+ROW_PARTS: Final = ("upd", "ins", "insmark", "del")
+HIGHEST_MARK: Final = 2**62
+"""Above it, too little would be left for the tokens that must come after a mark."""
+TOO_HIGH: Final = "54000"
+"""The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK."""
+
+
+class TableDdl:
+    """Writes the statements for one table; how its marks are kept is for those who inherit."""
+
+    def __init__(self, target: Target, rule: Rule, source: str, *, requires_key: bool = False) -> None:
+        self.target = target
+        self.rule = rule
+        self.source = source
+        self.requires_key = requires_key
+        self.functions = Functions(target, rule, source)
+        self.table = self.functions.table
+        self.name = self.functions.name
+        self.relation = f"{literal(self.table)}::regclass"
+
+    def trigger(self, part: str, event: str, function: str, condition: str = "") -> str:
+        """Make one of the table's triggers for each row; `function` is the part of its functions' names."""
+        return (
+            f"CREATE OR REPLACE TRIGGER {PREFIX}{part} {event} ON {self.table} FOR EACH ROW{condition}"
+            f" EXECUTE FUNCTION {self.functions.called(function)}()"
+        )
+
+    def truncate_triggers(self) -> list[str]:
+        """Make the triggers that no partition has by inheritance."""
+        return [
+            f"CREATE OR REPLACE TRIGGER {PREFIX}trunc BEFORE TRUNCATE ON {table}"
+            f" FOR EACH STATEMENT EXECUTE FUNCTION fencepost.no_truncate()"
+            for table in self.target.partitions or (self.table,)
+        ]
+
+    def register(self, scope: str | None = None) -> list[str]:
+        """Enter the table in fencepost.protected, with its scope's template if it has one."""
+        key = ", ".join(literal(k.name) for k in self.target.key)
+        return [
+            # A table of this name that was dropped without unprotect.
+            f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {self.relation}"
+            f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
+            f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, requires_key,"
+            f" scope) VALUES ({self.relation}, {self.name}, {literal(self.rule)}, {literal(self.source)},"
+            f" ARRAY[{key}], {literal(self.functions.stem)}, {str(self.requires_key).lower()},"
+            f" {'NULL' if scope is None else literal(scope)})"
+            f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
+            f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
+            f" requires_key = excluded.requires_key, scope = excluded.scope",
+        ]
+
+
+def issue_beyond_sql(marks: str) -> list[str]:
+    """Let the built-in tokens go on from above the highest of `marks`, a query that gives resource, mark and mend: what
+    an operator does about one that is too high, a text for format() in which %L is the resource.
+    """
+    body = f"""
+DECLARE
+  row_security text := current_setting('row_security');
+  high record;
+BEGIN
+  -- A policy that hides rows from their owner must fail here, and not hide their marks.
+  PERFORM set_config('row_security', 'off', true);
+  SELECT k.* INTO high FROM (
+{marks}) AS k WHERE k.mark IS NOT NULL ORDER BY k.mark DESC LIMIT 1;
+  PERFORM set_config('row_security', row_security, true);
+  IF high.mark > {HIGHEST_MARK} THEN
+    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
+      MESSAGE = format('%s has the mark %s, above 2^62: the built-in tokens would have to go on from there, and too few'
+                       ' are left.', high.resource, high.mark),
+      HINT = format(high.mend, high.resource);
+  END IF;
+  PERFORM fencepost.issue_beyond(high.mark);
+END"""
+    return ["DO " + dollar(body)]
+
+
+def drop_triggers(table: str, parts: Sequence[str]) -> list[str]:
+    """Drop some of a table's triggers."""
+    return [f"DROP TRIGGER IF EXISTS {PREFIX}{part} ON {table}" for part in parts]
+
+
+def drop_truncate_triggers(table: str, partitions: Sequence[str]) -> list[str]:
+    """Drop the triggers of a table and its partitions that keep them from TRUNCATE."""
+    return [statement for each in partitions or (table,) for statement in drop_triggers(each, ("trunc",))]
+
+
+def drop_scope_function(stem: str) -> str:
+    """Drop the function that judges a table's scope."""
+    return f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_scope')}"
