@@ -47,7 +47,8 @@ def debian_bin_dir(version: int = 15) -> Path | None:
     return folder if (folder / "initdb").is_file() else None
 
 
-def _bin_dir(kind: str) -> Path:
+def server_bin_dir(kind: str) -> Path:
+    """Return the folder of the programs of one of `postgres`'s kinds; skips where it is not installed."""
     if kind == "debian-15":
         return debian_bin_dir(15) or pytest.skip("no PostgreSQL 15: apt-get install postgresql-15")
     try:
@@ -74,7 +75,7 @@ def short_dir() -> Iterator[Path]:
 @pytest.fixture(scope="session", params=["embedded-18", "debian-15"])
 def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """Run a PostgreSQL server for the session, once per version. Its durability is the default one."""
-    bin_dir = _bin_dir(request.param)
+    bin_dir = server_bin_dir(request.param)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
     directory.chmod(0o755)
     try:

@@ -32,7 +32,7 @@ def dump_and_restore(server: PostgresServer, source: str, target: str, *options:
     command = (
         f'set -o pipefail; pg_dump {" ".join(options)} "{source}" | psql "{target}" -qX -v ON_ERROR_STOP=1 -o /dev/null'
     )
-    path = f"{server._bin_dir}:{os.environ['PATH']}"  # noqa: SLF001
+    path = f"{server.bin_dir}:{os.environ['PATH']}"
     subprocess.run(["bash", "-c", command], check=True, env=os.environ | {"PATH": path}, timeout=60)
 
 

@@ -29,7 +29,7 @@ def servers(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, Postgres
     directory = new_directory()
     options = {"wal_level": "logical", "shared_buffers": "16MB", "fsync": "off", "wal_retrieve_retry_interval": "100ms"}
     started = [
-        PostgresServer(bin_dir=postgres._bin_dir, data_dir=directory / name, options=options)  # noqa: SLF001
+        PostgresServer(bin_dir=postgres.bin_dir, data_dir=directory / name, options=options)
         for name in ("publisher", "subscriber")
     ]
     try:

@@ -49,7 +49,7 @@ def steps(console: str) -> list[tuple[str, str]]:
 
 def run(command: str, server: PostgresServer, url: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command with psql and fencepost on its path."""
-    path = f"{server._bin_dir}:{Path(sys.executable).parent}:{os.environ['PATH']}"  # noqa: SLF001
+    path = f"{server.bin_dir}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FENCE", "PG"))}
     return subprocess.run(
         ["bash", "-c", command],

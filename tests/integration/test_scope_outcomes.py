@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.interleave import Connect, eventually
-from tests.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
+from tests.cutting_proxy import CuttingProxy
+from tests.interleave import Connect
+from tests.lost_answers import cut, cut_off, swallowed, waiting_instead_of
+from tests.racing import NEW, Race, body, gateway_pid, keyed, posted, told
 from tests.scope_scenarios import entered, mark, scoped_race
 
 from fencepost.fencing.problems import Problem
@@ -68,26 +69,23 @@ VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "claim":
 
 async def committed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     """Wait until the write is committed and its answer swallowed."""
-    await asyncio.wait_for(proxy.muted.wait(), 10)
 
     async def landed() -> bool:
         return await mark(race) == 31
 
-    await eventually(landed, what="the commit")
+    await swallowed(proxy, landed)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
     once = Once("k1", b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
-        await gateway_pid(gateway)
+    async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(write_of(verb, gateway, once))
         await committed_without_answer(race, proxy)
         # The lock has changed hands meanwhile.
         assert await entered(race, race.a, 40, "account/42") == {"account/42": None}
-        proxy.mute_after = None
-        proxy.cut_all()
+        cut(proxy)
         assert isinstance(await write, Replayed)
     assert await applied(race) == VERBS[verb]
 
@@ -104,15 +102,13 @@ async def test_a_write_without_key_that_landed_says_what_is_known(race: Race, ve
 
 async def lost_answer(race: Race, verb: str, meanwhile: str | None) -> Problem:
     """Lose the answer of a write that landed; `meanwhile` is run before the gateway hears of it."""
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
-        await gateway_pid(gateway)
+    async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(write_of(verb, gateway, None))
         await committed_without_answer(race, proxy)
         if meanwhile is not None:
             await race.a.fetch(meanwhile)
-        proxy.mute_after = None
-        proxy.cut_all()
+        cut(proxy)
         answer = await write
     assert isinstance(answer, Problem), answer
     assert (answer.name, answer.http_status) == ("FP009", 503), "stale or spent would say that it had no effect"
@@ -133,23 +129,13 @@ async def test_it_is_unknown_once_somebody_newer_came_or_the_mark_was_pruned(rac
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_write_whose_backend_waited_for_the_mark_lands_once(race: Race, verb: str) -> None:
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+    async with cut_off(race) as (gateway, proxy):
         holder = await race.begin(race.a)
         await entered(race, race.a, 30, "account/42")
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, write_of(verb, gateway, None))
         proxy.cut_all()
-
-        async def another_waits() -> bool:
-            return bool(
-                await race.observer.fetchval(
-                    "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
-                    pid,
-                )
-            )
-
-        await eventually(another_waits, what="the old backend gone, a new one waiting")
+        await waiting_instead_of(race, pid)
         assert not write.done()
         await holder.commit()
         assert told(await write) in ("ok", "created")
@@ -170,7 +156,7 @@ async def test_of_several_scopes_one_without_the_mark_proves_that_nothing_landed
     became of account 42.
     """
     await race.observer.execute(LATE)
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
+    async with cut_off(race) as (gateway, proxy):
         await race.a.execute("SELECT pg_advisory_lock(1)")
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, write_of("patch many", gateway, None))

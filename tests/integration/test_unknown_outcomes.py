@@ -1,28 +1,24 @@
 """R15: the connection breaks before the answer. What landed is told as landed, what did not is done, and what cannot be
 known is said to be unknown, with what is known.
-
-Each test cuts the gateway's connection half-open: the backend hears nothing of it, and goes on.
 """
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.cutting_proxy import CuttingProxy
 from tests.idempotency_scenarios import applied, audited_race, once
 from tests.interleave import Connect, eventually
-from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, posted, told
+from tests.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
+from tests.racing import NEW, Race, gateway_pid, keyed, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway import operation
 from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.core import Gateway
 from fencepost.gateway.once import Replayed
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
@@ -34,36 +30,18 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
     return await audited_race(connect, database, request.param)
 
 
-@asynccontextmanager
-async def cut_off(race: Race) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
-    """Give a gateway behind a proxy."""
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url) as gateway:
-        yield gateway, proxy
-
-
 KEYED = [True, False]
 
 
 @pytest.mark.parametrize("with_key", KEYED)
 async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
     async with cut_off(race) as (gateway, proxy):
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         request = replace(keyed("k", 31, n=1), once=once() if with_key else None)
         write = await race.waits_at(pid, patch(gateway, request))
         proxy.cut_all()
-
-        async def another_waits() -> bool:
-            return bool(
-                await race.observer.fetchval(
-                    "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
-                    pid,
-                )
-            )
-
-        await eventually(another_waits, what="the old backend gone, a new one waiting")
+        await waiting_instead_of(race, pid)
         assert not write.done()
         await holder.commit()
         assert told(await write) == "ok"
@@ -71,22 +49,19 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
     assert await race.live_mark("k") == 31
 
 
-async def landed_without_answer(race: Race, proxy: CuttingProxy, after: bytes) -> None:
+async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     """Wait until the write is committed, and its answer swallowed; then cut."""
-    await asyncio.wait_for(proxy.muted.wait(), 10)
 
     async def landed() -> bool:
         return await applied(race) > 0
 
-    await eventually(landed, what=f"a commit after {after!r}")
-    proxy.mute_after = None
-    proxy.cut_all()
+    await swallowed(proxy, landed)
+    cut(proxy)
 
 
 @pytest.mark.parametrize("verb", ["patch", "put", "put new", "delete", "post", "post many", "patch many", "claim"])
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
-        await gateway_pid(gateway)
         proxy.mute_after = b"COMMIT;"
         key = once()
         write = asyncio.create_task(
@@ -105,7 +80,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
                 "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
             }[verb]()
         )
-        await landed_without_answer(race, proxy, b"COMMIT;")
+        await landed_without_answer(race, proxy)
         answer = await write
     assert isinstance(answer, Replayed), answer
     assert answer.answer is not None
@@ -117,8 +92,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
 @pytest.mark.parametrize("verb", ["patch", "delete", "post", "claim"])
 async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
-        await gateway_pid(gateway)
-        proxy.mute_after = b"\x00\x00\x00\x1f"  # the token 31, in binary
+        proxy.mute_after = TOKEN
         write = asyncio.create_task(
             {
                 "patch": lambda: patch(gateway, keyed("k", 31, n=1)),
@@ -127,7 +101,7 @@ async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race:
                 "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31))),
             }[verb]()
         )
-        await landed_without_answer(race, proxy, b"31")
+        await landed_without_answer(race, proxy)
         answer = await write
     resource = "orders/z" if verb == "post" else "orders/k"
     assert isinstance(answer, Problem), answer
@@ -141,18 +115,15 @@ async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race:
 
 async def test_when_somebody_newer_came_meanwhile_it_is_unknown_and_not_stale(race: Race) -> None:
     async with cut_off(race) as (gateway, proxy):
-        await gateway_pid(gateway)
-        proxy.mute_after = b"\x00\x00\x00\x1f"
+        proxy.mute_after = TOKEN
         write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
-        await asyncio.wait_for(proxy.muted.wait(), 10)
 
         async def landed() -> bool:
             return await race.live_mark("k") == 31
 
-        await eventually(landed)
+        await swallowed(proxy, landed)
         assert await race.update(race.b, "k", 40, n=2) is not None
-        proxy.mute_after = None
-        proxy.cut_all()
+        cut(proxy)
         answer = await write
     assert isinstance(answer, Problem)
     assert answer.name == "FP009", "stale would say that it had no effect"
@@ -163,8 +134,7 @@ async def test_when_somebody_newer_came_meanwhile_it_is_unknown_and_not_stale(ra
 
 async def test_many_rows_without_key_are_unknown(race: Race) -> None:
     async with cut_off(race) as (gateway, proxy):
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         request = FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body)
         write = await race.waits_at(pid, patch_many(gateway, request))
@@ -181,8 +151,7 @@ async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
 ) -> None:
     monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
     async with cut_off(race) as (gateway, proxy):
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, patch(gateway, keyed("k", 31, n=1)))
         proxy.refusing = True
@@ -206,7 +175,6 @@ async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
 ) -> None:
     monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
     async with cut_off(race) as (gateway, proxy):
-        await gateway_pid(gateway)
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         await asyncio.wait_for(proxy.muted.wait(), 10)
@@ -228,8 +196,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(
 ) -> None:
     monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
     async with cut_off(race) as (gateway, proxy):
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         proxy.refusing = True
@@ -250,7 +217,6 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
 ) -> None:
     monkeypatch.setattr(operation, "RESOLVED_WITHIN", 2)
     async with cut_off(race) as (gateway, proxy):
-        await gateway_pid(gateway)
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         await asyncio.wait_for(proxy.muted.wait(), 10)
@@ -274,7 +240,7 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
         assert told(await patch(gateway, keyed("k", 29, n=1))) == "FP001", "the statement is prepared now"
         os.kill(pid, signal.SIGSTOP)  # its statement stays unread in its socket
         try:
-            proxy.mute_after = b"\x00\x00\x00\x1f"
+            proxy.mute_after = TOKEN
             write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
             await asyncio.wait_for(proxy.muted.wait(), 10)
             proxy.cut_all()
@@ -299,8 +265,7 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
 
     monkeypatch.setattr(backends, "end", leave_it)
     async with cut_off(race) as (gateway, proxy):
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, patch(gateway, keyed("k", 31, n=1)))
         proxy.cut_all()

@@ -1,8 +1,6 @@
 """R15 where PostgreSQL refuses something on the way: a refusal of our own questions is none of the write."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,19 +8,18 @@ import asyncpg
 import pytest
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.idempotency_scenarios import applied, audited_race, once
-from tests.interleave import Connect, eventually
+from tests.interleave import Connect
+from tests.lost_answers import TOKEN, cut, cut_off, swallowed
 from tests.racing import Race, gateway_pid, keyed, open_gateway, posted, told
 
-from fencepost.cli.migrate import _GRANTS as GRANTS
+from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import operation
-from fencepost.gateway.core import Gateway
 from fencepost.gateway.write import patch, put
 from fencepost.gateway.write_many import insert
 from fencepost.storage import backends
 from fencepost.storage.engine import Backend
 
-TOKEN = b"\x00\x00\x00\x1f"  # 31, in binary
 REKEYING = """
 CREATE SEQUENCE public.made;
 CREATE FUNCTION public.rekey() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.order_id := {}; RETURN NEW; END $$;
@@ -35,26 +32,13 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
     return await audited_race(connect, database, request.param)
 
 
-@asynccontextmanager
-async def cut_off(race: Race, lock_timeout: float = 10) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url, lock_timeout=lock_timeout) as gateway:
-        await gateway_pid(gateway)
-        yield gateway, proxy
-
-
 async def landed(race: Race, proxy: CuttingProxy) -> None:
     """Return once a write is committed, and its answer swallowed."""
-    await asyncio.wait_for(proxy.muted.wait(), 10)
 
     async def is_there() -> bool:
         return await applied(race) > 0
 
-    await eventually(is_there, what="the write that landed")
-
-
-def cut(proxy: CuttingProxy) -> None:
-    proxy.mute_after = None
-    proxy.cut_all()
+    await swallowed(proxy, is_there)
 
 
 @pytest.mark.parametrize("key", ["'made-' || nextval('public.made')", "lower(NEW.order_id)"])

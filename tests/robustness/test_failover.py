@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conftest import _bin_dir, in_database
+from tests.conftest import in_database, server_bin_dir
 from tests.in_process import in_process
 from tests.interleave import Connection, eventually
 from tests.standby import Pair, replicated
@@ -28,7 +28,7 @@ CREATE TABLE public.jobs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'new
 
 @pytest.fixture(params=["embedded-18", "debian-15"])
 def bin_dir(request: pytest.FixtureRequest) -> Path:
-    return _bin_dir(request.param)
+    return server_bin_dir(request.param)
 
 
 @asynccontextmanager

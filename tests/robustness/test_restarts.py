@@ -16,7 +16,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 from tests.client.gateways import gateway_process
-from tests.conftest import _bin_dir, in_database
+from tests.conftest import in_database, server_bin_dir
 from tests.interleave import eventually
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.standby import free_port, new_directory
@@ -73,7 +73,7 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
     server_name: str, short_dir: Path
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
-    async with asyncio.timeout(WITHIN), server(_bin_dir(server_name)) as crashing:
+    async with asyncio.timeout(WITHIN), server(server_bin_dir(server_name)) as crashing:
         dsn = in_database(crashing.postgres.url, "shop")
         async with gateway_process(dsn, short_dir) as gateway:
             over = asyncio.Event()

@@ -11,7 +11,7 @@ from fencepost.storage.owner import act_sql
 from .database import database_url, on_database, reporting
 from .options import settings_options
 
-_GRANTS = (
+GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
     " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
@@ -50,7 +50,7 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
     for option, role in (("--owner", owner), ("--gateway-role", gateway_role)):
         if role is not None and not role.strip():
             raise click.BadParameter("a role's name is needed", param_hint=option)
-    grants = [act_sql(), *(grant.format(role=quote(gateway_role)) for grant in _GRANTS)] if gateway_role else []
+    grants = [act_sql(), *(grant.format(role=quote(gateway_role)) for grant in GRANTS)] if gateway_role else []
     if sql:
         script = "".join(f"{each};\n" for each in ("BEGIN", *grants, "COMMIT")) if grants else ""
         click.echo(migration.upgrade_sql(owner) + script)

@@ -62,7 +62,7 @@ class PostgresServer:
         port: int | None = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._bin_dir = bin_dir
+        self.bin_dir = bin_dir
         self._data_dir = data_dir.absolute()
         self._fixed_port = port
         self._settings = {**_SETTINGS, **options}
@@ -88,7 +88,7 @@ class PostgresServer:
         if self._child is not None:
             raise EmbeddedServerError(f"the embedded PostgreSQL in {self._data_dir} has already been started")
         account = Account.choose(self._data_dir)
-        binaries = reachable_binaries(self._bin_dir, account)
+        binaries = reachable_binaries(self.bin_dir, account)
         directory = DataDirectory(self._data_dir, account)
         try:
             directory.open()
