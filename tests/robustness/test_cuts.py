@@ -5,7 +5,6 @@ its outcome is said to be unknown.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -25,12 +24,6 @@ CUTS = 500
 WITHIN = 120.0  # seconds, of which it takes about twenty
 
 Begin = Callable[[int], Awaitable[tuple[Writers, list[CuttingProxy]]]]
-
-
-@pytest.fixture
-def seed() -> int:
-    """Give the seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
-    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
 
 
 @pytest.fixture

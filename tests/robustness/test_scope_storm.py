@@ -1,8 +1,6 @@
 """Many holders over few scopes of several tables, through two gateways and past them; some of them paused."""
 
 import asyncio
-import os
-import random
 from contextlib import AsyncExitStack
 
 import pytest
@@ -15,12 +13,6 @@ from fencepost.storage.protect import protect
 
 HOLDERS = 8
 WITHIN = 60.0  # seconds
-
-
-@pytest.fixture
-def seed() -> int:
-    """Give the storm's seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
-    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
 
 
 @pytest.fixture

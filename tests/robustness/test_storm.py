@@ -1,8 +1,6 @@
 """Many writers over few keys, all verbs, both rules; an audit inside the database judges what the gateway answered."""
 
 import asyncio
-import os
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -19,12 +17,6 @@ from fencepost.storage.protect import protect
 WITHIN = 30.0  # seconds, of which the storm itself takes a few
 
 StartGateways = Callable[[int], Awaitable[list[str]]]
-
-
-@pytest.fixture
-def seed() -> int:
-    """Give the storm's seed: a new one each time, or FENCEPOST_STORM_SEED to see one again."""
-    return int(os.environ.get("FENCEPOST_STORM_SEED") or random.SystemRandom().randrange(10**6))
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
   LEFT JOIN fencepost.protected p ON p.relation = c.oid
  WHERE c.oid = $1::int8::oid"""
 
-_KEY: Final = """
+COLUMNS: Final = """
 WITH RECURSIVE base(oid, below) AS (
   SELECT t.oid, t.oid FROM pg_type t
   UNION ALL
@@ -102,13 +102,18 @@ WITH RECURSIVE base(oid, below) AS (
 )
 SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
        bt.typtype = 'e' AS is_enum, bt.oid <> a.atttypid AS is_domain, bn.nspname = 'pg_catalog' AS builtin,
-       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic
-  FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
-  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic,
+       a.attnotnull AS not_null, a.attgenerated <> '' AS generated
+  FROM pg_attribute a
   JOIN base ON base.oid = a.atttypid
   JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
-  JOIN pg_namespace bn ON bn.oid = bt.typnamespace
- WHERE i.indrelid = $1::int8::oid AND i.indisprimary AND k.position <= i.indnkeyatts
+  JOIN pg_namespace bn ON bn.oid = bt.typnamespace"""
+"""Every column with the type that it comes down to."""
+
+_KEY: Final = f"""{COLUMNS}
+  JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+  CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
+ WHERE i.indrelid = $1::int8::oid AND a.attnum = k.attnum AND k.position <= i.indnkeyatts
  ORDER BY k.position"""
 
 _FIND: Final = """

@@ -7,7 +7,7 @@ from fencepost.fencing.scope import MalformedScopeError, Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
-from fencepost.storage.protect_check import KEY_TYPES, KeyColumn, ProtectError, Target
+from fencepost.storage.protect_check import COLUMNS, KEY_TYPES, KeyColumn, ProtectError, Target
 
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 """Types whose values have the same texts, so that tables may differ in them."""
@@ -15,19 +15,7 @@ _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "va
 PREFIX_OF: Final = "left(p.scope, strpos(p.scope, '/{') - 1)"
 """The name of a scope of fencepost.protected p, without its columns."""
 
-_COLUMNS: Final = """
-WITH RECURSIVE base(oid, below) AS (
-  SELECT t.oid, t.oid FROM pg_type t
-  UNION ALL
-  SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
-)
-SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
-       bt.typtype = 'e' AS is_enum, bt.oid <> a.atttypid AS is_domain, bn.nspname = 'pg_catalog' AS builtin,
-       a.attnotnull AS not_null, a.attgenerated <> '' AS generated,
-       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic
-  FROM pg_attribute a JOIN base ON base.oid = a.atttypid
-  JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
-  JOIN pg_namespace bn ON bn.oid = bt.typnamespace
+_COLUMNS: Final = f"""{COLUMNS}
  WHERE a.attrelid = $1::int8::oid AND a.attname = ANY ($2) AND a.attnum > 0 AND NOT a.attisdropped"""
 
 _SIBLINGS: Final = f"""
