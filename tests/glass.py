@@ -28,7 +28,10 @@ async def operators(observer: Connection, *, role: bool = True) -> AsyncIterator
     for login in (OPERATOR, STRANGER):
         await observer.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {login}")
     if role:
-        await observer.execute(f"CREATE ROLE {ROLE}; GRANT {ROLE} TO {OPERATOR}")
+        await observer.execute(
+            f"CREATE ROLE {ROLE}; GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO {ROLE};"
+            f" GRANT {ROLE} TO {OPERATOR}"
+        )
     try:
         yield
     finally:

@@ -33,6 +33,22 @@ async def a_column_of_the_scope_keeps_its_type(race: Race) -> None:
     assert await outcome(race.observer.execute("ALTER TABLE items DROP COLUMN account_id")) == "2BP01"
 
 
+async def a_renamed_column_stays_the_scopes(race: Race) -> None:
+    """Another column takes the name that the template has: the rows' scopes, and their marks, stay theirs."""
+    await race.observer.execute("ALTER TABLE items ADD other int NOT NULL DEFAULT 7")
+    await entered(race, race.a, 50, "account/42")
+    for old, new in (("account_id", "was"), ("other", "account_id")):
+        await race.observer.execute(f"ALTER TABLE items RENAME {old} TO {new}")
+    fresh = await asyncpg.connect(race.dsn)  # other sessions have plans that know the column by its name
+    try:
+        assert await race.direct(fresh, "UPDATE items SET n = 9 WHERE id = 1", 49) == "FP409"
+        assert await race.direct(fresh, "UPDATE items SET n = 9 WHERE id = 1", 51) == "ok"
+        assert await race.direct(fresh, "UPDATE items SET account_id = 8 WHERE id = 1", 52) == "ok", "no scope's column"
+        assert await race.direct(fresh, "UPDATE items SET was = 8 WHERE id = 1", 53) == "FP400"
+    finally:
+        await fresh.close()
+
+
 async def every_kind_of_statement_is_judged(race: Race) -> None:
     a = race.a
     await entered(race, a, 50, "account/42")

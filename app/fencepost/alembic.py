@@ -32,8 +32,7 @@ from fencepost.storage.engine import Connection
 from fencepost.storage.models import SCHEMA
 from fencepost.storage.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
 from fencepost.storage.protect_check import CONSTRAINT, ProtectError
-from fencepost.storage.protect_scope import MISMATCH
-from fencepost.storage.protect_table import TOO_HIGH
+from fencepost.storage.protect_table import MISMATCH, TOO_HIGH
 
 T = TypeVar("T")
 

@@ -245,6 +245,22 @@ BEGIN
   RETURN pruned;
 END $$;
 -- next
+-- A type that comes down to one of PostgreSQL's own, whose casts nobody but a superuser can make. Functions that run in
+-- our name ask it of a table's columns before they read them: its owner may have changed their types since, and defined
+-- what a cast to text does.
+CREATE FUNCTION fencepost.is_builtin(p_type oid) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  below oid;
+BEGIN
+  LOOP
+    SELECT t.typbasetype INTO below FROM pg_type t WHERE t.oid = p_type AND t.typtype = 'd';
+    EXIT WHEN NOT FOUND;
+    p_type := below;
+  END LOOP;
+  RETURN p_type < 16384;  -- FirstNormalObjectId
+END $$;
+-- next
 REVOKE EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean),
   fencepost.judge_insert(text, text, bigint, text), fencepost.judge_delete(text, text, bigint, text, xid),
   fencepost.mark_without_row(text, text), fencepost.mark_record(text), fencepost.floor_of(text), fencepost.prune(text, bigint) FROM PUBLIC;

@@ -14,27 +14,30 @@ CREATE TABLE fencepost.break_glass_log (
   application text NOT NULL DEFAULT current_setting('application_name'),
   client      inet DEFAULT inet_client_addr(),
   query       text,
-  CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, at, name, verb)
+  digest      bytea NOT NULL,
+  CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, at, name, verb, digest)
 );
 -- next
-COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table and verb; resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none.';
+COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement (digest is of these two); resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none.';
 -- next
--- Is the protection broken in this session? By SET LOCAL fencepost.break_glass = 'why', for members of one role:
--- fencepost_breakglass where it exists, else the role that owns this schema.
+-- Nobody calls it: whoever has the privilege to, may break the glass. The owner of this schema grants it; a role's name
+-- would not do, for whoever may create roles could make one of that name.
+CREATE FUNCTION fencepost.may_break_glass() RETURNS boolean LANGUAGE sql IMMUTABLE RETURN true;
+-- next
+-- Is the protection broken in this session? By SET LOCAL fencepost.break_glass = 'why'.
 CREATE FUNCTION fencepost.break_glass() RETURNS boolean LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   reason text := current_setting('fencepost.break_glass', true);
-  keeper name;
 BEGIN
   IF reason IS NULL OR reason = '' THEN RETURN false; END IF;
-  keeper := coalesce((SELECT r.rolname FROM pg_roles r WHERE r.rolname = 'fencepost_breakglass'),
-                     (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'));
-  IF NOT pg_has_role(session_user, keeper, 'MEMBER') THEN
+  IF NOT has_function_privilege(session_user, 'fencepost.may_break_glass()', 'EXECUTE') THEN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('%s may not break the glass: fencepost.break_glass is set', session_user),
-      DETAIL = format('That is for members of the role %s.', keeper),
-      HINT = format('GRANT %I TO %I, or write with a token: SET LOCAL fencepost.token = ''36''', keeper, session_user);
+      DETAIL = 'That is for roles which may execute fencepost.may_break_glass().',
+      HINT = format('Write with a token: SET LOCAL fencepost.token = ''36''. Or ask %s for: GRANT EXECUTE ON FUNCTION'
+        ' fencepost.may_break_glass() TO %I',
+        (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'), session_user);
   END IF;
   IF length(regexp_replace(reason, '[[:space:]]', '', 'g')) < 3 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('%L is no reason to break the glass', reason),
@@ -48,9 +51,13 @@ CREATE FUNCTION fencepost.record_break_glass(tab text, p_resource text, p_verb t
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF NOT fencepost.break_glass() THEN RETURN; END IF;
-  INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query)
-  VALUES (tab, p_verb, p_resource, current_setting('fencepost.break_glass'), current_query())
-  ON CONFLICT (xid, at, name, verb) DO NOTHING;
+  IF pg_trigger_depth() = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only triggers record what was written behind broken glass';
+  END IF;
+  INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query, digest)
+  VALUES (tab, p_verb, p_resource, current_setting('fencepost.break_glass'), current_query(),
+          sha256(convert_to(concat_ws(E'\n', current_setting('fencepost.break_glass'), current_query()), 'UTF8')))
+  ON CONFLICT (xid, at, name, verb, digest) DO NOTHING;
 END $$;
 -- next
 -- The mark of a row that is inserted behind broken glass: that of its key, which does not fall, or the token that was
@@ -87,6 +94,11 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
   refused_by bigint;
 BEGIN
+  IF octet_length(p_resource) > 2600 THEN  -- an index entry holds no more than 2704
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('the name of the resource %s… has %s bytes; a mark can be kept for names of at most 2600',
+                       left(p_resource, 40), octet_length(p_resource));
+  END IF;
   INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
   VALUES (p_resource, p_token, pg_current_xact_id(), p_row_absent)
   ON CONFLICT (resource) DO UPDATE
@@ -117,7 +129,10 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'FP428',
       MESSAGE = format('%s is protected: a write needs a fence token', resource),
       DETAIL = json_build_object('resource', resource)::text,
-      HINT = 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.';
+      HINT = CASE WHEN current_setting('fencepost.token', true) <> ''
+        THEN format('fencepost.token is %L, which is for another table: ''36'' is for all of them, ''orders=36'' for the'
+          ' table that Fencepost calls orders.', current_setting('fencepost.token', true))
+        ELSE 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.' END;
   END IF;
   RAISE EXCEPTION USING ERRCODE = 'FP409',
     MESSAGE = format('%s token %s for %s: its mark is %s',
@@ -130,8 +145,17 @@ BEGIN
       ELSE 'Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again.' END;
 END $$;
 -- next
--- As in 0001, but 0 in the column is no token (an ORM that writes defaults). What would be refused for its token passes
--- behind broken glass, and leaves the higher one as the mark.
+CREATE FUNCTION fencepost.malformed(token text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('malformed fence token %L', token),
+    HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
+END $$;
+-- next
+-- As in 0001, but a setting counts before the column, and 0 in the column is no token (an ORM that writes defaults). A
+-- row version that this transaction has written needs no token again: one transaction is one operation (R1), of which
+-- a trigger that goes on writing the row knows nothing. What would be refused for its token passes behind broken glass,
+-- and leaves the higher one as the mark.
 CREATE OR REPLACE FUNCTION fencepost.judge_update(tab text, resource text, rule text, old_mark bigint, new_mark bigint,
                                                   key_changed boolean, writer xid) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -143,11 +167,17 @@ BEGIN
       MESSAGE = format('%s: the primary key of a protected row cannot change', resource),
       HINT = 'Delete the row and insert it under its new key, each with a token.';
   END IF;
-  token := CASE WHEN new_mark < 0 THEN - new_mark
-                ELSE coalesce(fencepost.given(tab), nullif(nullif(new_mark, old_mark), 0)) END;
+  IF current_setting('fencepost.token', true) <> '' THEN token := fencepost.given(tab); END IF;
+  IF token IS NULL THEN
+    IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
+    token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
+  END IF;
   IF token IS NULL
      OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
-    IF NOT fencepost.break_glass() THEN PERFORM fencepost.refuse(resource, token, old_mark); END IF;
+    IF NOT fencepost.break_glass() THEN
+      IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
+      PERFORM fencepost.refuse(resource, token, old_mark);
+    END IF;
     PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
     RETURN greatest(old_mark, token);
   END IF;
@@ -168,21 +198,35 @@ BEGIN
     HINT = 'A restored dump or a replica without fencepost.floors? Bring its rows back, or `fencepost protect` the table again.';
 END $$;
 -- next
--- As in 0001. Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it.
--- Recorded even where the token would have done: it cannot be told from one that the glass gave.
+-- As in 0001. Under lease a token that equals the mark passes only if it was said (in fencepost.token, or out loud, which
+-- the BEFORE trigger notes in fencepost.said): a row that an ORM brings back with its old column is an echo.
+-- Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it. Recorded even
+-- where the token would have done: it cannot be told from one that the glass gave.
 CREATE OR REPLACE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   rule text := p_rule;
+  echo boolean := false;
   refused_by bigint;
 BEGIN
   IF current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
     PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
     rule := 'lease';
+  ELSIF p_token = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
+      DETAIL = json_build_object('resource', p_resource)::text,
+      HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
+  ELSIF rule = 'lease' AND fencepost.given(tab) IS DISTINCT FROM p_token
+        AND current_setting('fencepost.said', true) IS DISTINCT FROM concat(tab, '=', p_token) THEN
+    rule := 'strict';
+    echo := true;
   END IF;
   refused_by := CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)
                      ELSE fencepost.raise_mark(p_resource, p_token, rule, false) END;
-  IF refused_by IS NOT NULL THEN PERFORM fencepost.refuse(p_resource, p_token, refused_by); END IF;
+  IF refused_by IS NOT NULL THEN
+    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
+  END IF;
   IF current_setting('transaction_isolation') = 'read committed' THEN
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab;
   ELSE  -- an old snapshot must fail (40001), not read an old floor
@@ -190,11 +234,12 @@ BEGIN
   END IF;
   IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
   IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN
-    PERFORM fencepost.refuse(p_resource, p_token, refused_by);
+    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
   END IF;
 END $$;
 -- next
--- As in 0001. Behind broken glass the row's own mark stays behind (none, if it was never written through a fence).
+-- As in 0001; for a row version of this transaction's see judge_update. Behind broken glass the row's own mark stays
+-- behind (none, if it was never written through a fence).
 CREATE OR REPLACE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -202,8 +247,11 @@ DECLARE
 BEGIN
   IF token IS NULL
      OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
-    IF NOT fencepost.break_glass() THEN PERFORM fencepost.refuse(p_resource, token, old_mark); END IF;
-    PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
+    IF fencepost.break_glass() THEN
+      PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
+    ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.ours(writer) THEN
+      PERFORM fencepost.refuse(p_resource, token, old_mark);
+    END IF;
     token := greatest(old_mark, token);
     IF token = 0 THEN
       UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
@@ -217,4 +265,4 @@ BEGIN
          row_absent = true, changed_at = clock_timestamp();
 END $$;
 -- next
-REVOKE EXECUTE ON FUNCTION fencepost.meet_mark(text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION fencepost.meet_mark(text), fencepost.may_break_glass() FROM PUBLIC;

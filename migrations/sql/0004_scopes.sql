@@ -4,9 +4,11 @@
 --              ->  rows. Direct SQL has locked its row when the trigger enters: it may meet a 40P01, never a wrong answer.
 -- A scope's mark has row_absent = true: it is pruned, and replaced by its prefix's floor, like that of an absent key.
 
-ALTER TABLE fencepost.floors ADD COLUMN covers_rows boolean NOT NULL DEFAULT false;
+ALTER TABLE fencepost.floors ADD COLUMN covers_rows boolean NOT NULL DEFAULT false, ADD COLUMN relation oid;
 -- next
 COMMENT ON COLUMN fencepost.floors.covers_rows IS 'Whether the floor holds for rows that are there, too: the table has left a scope, whose marks its rows do not have. Its next protection by rows writes it into them.';
+-- next
+COMMENT ON COLUMN fencepost.floors.relation IS 'The table that was unprotected under this name: it may be renamed before it is protected again.';
 -- next
 -- Raise the marks of scopes, in a statement of its own: whatever follows sees what older holders have committed.
 -- refused_by is null where the token was accepted, else the mark or floor that refused it. If one refuses, the caller

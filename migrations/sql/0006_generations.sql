@@ -201,3 +201,12 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
 REVOKE EXECUTE ON FUNCTION fencepost.current_timeline(), fencepost.origin(), fencepost.raise_generation(text),
   fencepost.prune_horizon(), fencepost.prune_marks(bigint, xid8, double precision, text, integer),
   fencepost.sizes() FROM PUBLIC;
+-- next
+-- What runs in the writer's own name, where default privileges do not give it to everybody.
+GRANT EXECUTE ON FUNCTION fencepost.enc(text), fencepost.canon(date), fencepost.canon(timestamp),
+  fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea), fencepost.given(text),
+  fencepost.malformed(text), fencepost.ours(xid), fencepost.refuse(text, bigint, bigint),
+  fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid), fencepost.suppressed(text),
+  fencepost.outdated(text), fencepost.break_glass(), fencepost.record_break_glass(text, text, text),
+  fencepost.mark_behind_glass(text, text, bigint), fencepost.issued(), fencepost.oldest(),
+  fencepost.require_issued(text, bigint) TO PUBLIC;

@@ -49,6 +49,7 @@ def downgrade() -> None:
         "canon(timestamp)",
         "canon(date)",
         "enc(text)",
+        "is_builtin(oid)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
     for table in ("floors", "marks", "protected"):

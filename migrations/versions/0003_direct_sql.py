@@ -54,6 +54,8 @@ def downgrade() -> None:
         "mark_behind_glass(text, text, bigint)",
         "record_break_glass(text, text, text)",
         "break_glass()",
+        "may_break_glass()",
+        "malformed(text)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
     op.execute("ALTER TABLE fencepost.protected DROP COLUMN scope, DROP COLUMN requires_key")

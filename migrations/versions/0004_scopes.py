@@ -34,4 +34,4 @@ def downgrade() -> None:
         "no_scope(text, text, boolean)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
-    op.execute("ALTER TABLE fencepost.floors DROP COLUMN covers_rows")
+    op.execute("ALTER TABLE fencepost.floors DROP COLUMN covers_rows, DROP COLUMN relation")

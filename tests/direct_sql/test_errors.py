@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.glass import OPERATOR, REASON, ROLE, STRANGER, operators
+from tests.glass import OPERATOR, REASON, STRANGER, operators
 from tests.interleave import Connect, Connection
 from tests.racing import owner
 
@@ -75,7 +75,8 @@ REFUSALS = [
     Refusal(INSERT, None, "FP428", "orders/gone is protected: a write needs a fence token",
             of("orders/gone"), NO_TOKEN),
     Refusal(UPDATE, "lines=31", "FP428", "orders/k is protected: a write needs a fence token",
-            of("orders/k"), NO_TOKEN),
+            of("orders/k"), "fencepost.token is 'lines=31', which is for another table: '36' is for all of them,"
+            " 'orders=36' for the table that Fencepost calls orders."),
     Refusal(f"{UPDATE}, last_fence_token = 30", None, "FP428", "orders/k is protected: a write needs a fence token",
             of("orders/k"), NO_TOKEN),
     Refusal("UPDATE public.lines SET n = 1", None, "FP428", "lines/a%2Cb,7 is protected: a write needs a fence token",
@@ -136,8 +137,9 @@ REFUSALS = [
             stale("issued/1", 40, (1 << 48) - 1), GENERATION),
     # Break-glass
     Refusal(UPDATE, None, "42501", f"{STRANGER} may not break the glass: fencepost.break_glass is set",
-            f"That is for members of the role {ROLE}.",
-            f"GRANT {ROLE} TO {STRANGER}, or write with a token: SET LOCAL fencepost.token = '36'",
+            "That is for roles which may execute fencepost.may_break_glass().",
+            "Write with a token: SET LOCAL fencepost.token = '36'. Or ask postgres for: GRANT EXECUTE ON FUNCTION"
+            f" fencepost.may_break_glass() TO {STRANGER}",
             glass=REASON, login=STRANGER),
     Refusal(DELETE, None, "FP400", "'??' is no reason to break the glass", None, NO_REASON, glass="??", login=OPERATOR),
     Refusal("INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', 7)", None, "FP409",

@@ -159,7 +159,8 @@ async def test_a_token_in_the_column_is_one_too(race: Race, driver: Driver) -> N
         ("DEFAULT", "FP428"),
         ("NULL", "FP428"),
     )
-    inserts = ((29, "FP409"), (-29, "FP409"), (30, equal), (-30, equal), (31, "ok"), (-31, "ok"), (0, "FP428"))
+    echoed = "FP409" if race.strict else "FP428"
+    inserts = ((29, "FP409"), (-29, "FP409"), (30, echoed), (-30, equal), (31, "ok"), (-31, "ok"), (0, "FP428"))
     async with session(driver, race.dsn, CLERK) as sql:
         for token, expected in updates:
             for statement in (

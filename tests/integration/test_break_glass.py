@@ -166,21 +166,22 @@ async def test_a_floor_is_taken_up_and_does_not_fall_either(race: Race) -> None:
     assert await race.direct(race.a, UPDATE, 33) == "FP409"
 
 
-async def test_one_record_for_a_transaction_a_table_and_a_verb(plain: Race) -> None:
+async def test_one_record_for_a_transaction_a_table_a_verb_and_a_statement(plain: Race) -> None:
     race = plain
     await race.observer.execute("CREATE TABLE public.other (id int PRIMARY KEY); GRANT ALL ON other TO glass_operator")
     await protect(race.observer, "other")
     many = "INSERT INTO public.orders (order_id) SELECT 'n' || i FROM generate_series(1, 20) i"
-    work = [many, "UPDATE public.orders SET n = 1", UPDATE, "INSERT INTO public.other VALUES (1), (2)"]
+    work = [many, "UPDATE public.orders SET n = 1", UPDATE, UPDATE, "INSERT INTO public.other VALUES (1), (2)"]
     assert await run(race.a, work, login=OPERATOR) == "ok"
     found = await records(race.observer)
     assert sorted((table, verb) for table, verb, _ in found) == [
         ("orders", "INSERT"),
         ("orders", "UPDATE"),
+        ("orders", "UPDATE"),
         ("other", "INSERT"),
     ]
     assert await run(race.a, work[1], login=OPERATOR) == "ok"
-    assert await count(race) == 4, "another transaction"
+    assert await count(race) == 5, "another transaction"
 
 
 async def test_a_write_that_is_undone_leaves_no_record(plain: Race) -> None:
@@ -233,7 +234,7 @@ async def test_an_empty_reason_leaves_the_glass_whole(plain: Race) -> None:
     assert await run(plain.a, UPDATE, glass=None, login=OPERATOR) == "FP428"
 
 
-async def test_a_stranger_is_told_whose_member_he_would_have_to_be(plain: Race) -> None:
+async def test_a_stranger_is_told_what_he_lacks(plain: Race) -> None:
     for statement in (UPDATE, DELETE, INSERT.replace("'k'", "'z'")):
         assert await run(plain.a, statement, login=STRANGER) == "42501"
     await plain.a.execute(f"SET SESSION AUTHORIZATION {STRANGER}")
@@ -242,13 +243,29 @@ async def test_a_stranger_is_told_whose_member_he_would_have_to_be(plain: Race) 
     finally:
         await plain.a.execute("RESET SESSION AUTHORIZATION")
     assert message(refused) == f"{STRANGER} may not break the glass: fencepost.break_glass is set"
-    assert getattr(refused, "detail", "") == f"That is for members of the role {ROLE}."
-    assert getattr(refused, "hint", "").startswith(f"GRANT {ROLE} TO {STRANGER}, or write with a token")
+    assert getattr(refused, "detail", "") == "That is for roles which may execute fencepost.may_break_glass()."
+    assert getattr(refused, "hint", "").endswith(f"GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO {STRANGER}")
     assert await run(plain.a, UPDATE, token=31, login=STRANGER) == "ok", "a good token needs no glass"
     assert await count(plain) == 0
 
 
-async def test_without_that_role_it_is_for_who_owns_the_schema(connect: Connect, database: str) -> None:
+async def test_a_role_that_somebody_else_made_opens_nothing(plain: Race) -> None:
+    """Whoever may create roles could make one of any name, and is its member: only our own privilege counts."""
+    race = plain
+    await race.observer.execute("CREATE ROLE glass_maker LOGIN CREATEROLE; GRANT ALL ON public.orders TO glass_maker")
+    try:
+        make = ("DROP ROLE IF EXISTS fencepost_operators", "CREATE ROLE fencepost_operators")
+        assert await run(race.a, make, glass=None, login="glass_maker") == "ok"
+        assert await run(race.a, UPDATE, login="glass_maker") == "42501"
+        grant = "GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO glass_maker"
+        assert await run(race.a, grant, glass=None, login="glass_maker") == "42501"
+        await race.observer.execute(grant)
+        assert await run(race.a, UPDATE, login="glass_maker") == "ok"
+    finally:
+        await race.observer.execute("DROP OWNED BY glass_maker; DROP ROLE fencepost_operators, glass_maker")
+
+
+async def test_without_such_a_role_it_is_for_who_owns_the_schema(connect: Connect, database: str) -> None:
     race = await open_race(connect, database)
     await race.insert(race.a, "k", 30)
     async with operators(race.observer, role=False):
@@ -280,7 +297,7 @@ async def test_the_log_is_append_only_for_its_owner_too(plain: Race) -> None:
         "DELETE FROM fencepost.break_glass_log",
         "TRUNCATE fencepost.break_glass_log",
         "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('a', 'b', 'c', 'd')"
-        " ON CONFLICT (xid, at, name, verb) DO UPDATE SET reason = 'x'",
+        " ON CONFLICT (xid, at, name, verb, digest) DO UPDATE SET reason = 'x'",
     )
     for statement in tamper:
         assert await race.direct(race.observer, statement) == "42501", statement
@@ -346,11 +363,34 @@ async def test_whoever_may_not_break_the_glass_records_and_learns_nothing(plain:
     assert await count(race) == 0
 
 
+async def test_no_record_hides_another(plain: Race) -> None:
+    """Nobody writes a harmless one first, and what is written for another reason is another record."""
+    race = plain
+    record = "SELECT fencepost.record_break_glass('orders', 'orders/harmless', 'UPDATE')"
+    assert await run(race.a, record, login=OPERATOR) == "42501"
+    trigger = (
+        "CREATE TEMP TABLE mine (a int)",
+        "CREATE FUNCTION pg_temp.forge() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN {record.replace('SELECT', 'PERFORM')}; RETURN NULL; END $$",
+        "CREATE TRIGGER forge AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION pg_temp.forge()",
+        "INSERT INTO mine VALUES (1)",
+    )
+    another = "SET LOCAL fencepost.break_glass = 'INC-124: and another thing'"
+    assert await run(race.a, [*trigger, UPDATE, UPDATE, another, UPDATE], login=OPERATOR) == "ok"
+    rows = await race.observer.fetch("SELECT resource, reason FROM fencepost.break_glass_log ORDER BY reason, resource")
+    assert [(row["resource"], row["reason"][:7]) for row in rows] == [
+        ("orders/harmless", "INC-123"),
+        ("orders/k", "INC-123"),
+        ("orders/k", "INC-124"),
+    ]
+
+
 async def test_records_of_another_servers_transactions_do_not_hide_a_new_one(plain: Race) -> None:
     """Transaction numbers begin anew in a cluster that a dump was restored into; the log has old ones."""
     race = plain
     old = (
-        "INSERT INTO fencepost.break_glass_log (at, name, verb, resource, reason) VALUES ('2020-01-01', $1, $2, $3, $4)"
+        "INSERT INTO fencepost.break_glass_log (at, name, verb, resource, reason, digest)"
+        " VALUES ('2020-01-01', $1, $2, $3, $4, '')"
     )
     async with race.observer.transaction():
         await race.observer.execute(old, "orders", "UPDATE", "orders/k", "of another server")
@@ -551,13 +591,16 @@ DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
 
 # Function, line, what becomes of it, and the test that sees it.
 MUTANTS = [
-    (BREAK, "NOT pg_has_role(session_user, keeper, 'MEMBER')", "false",
-     test_a_stranger_is_told_whose_member_he_would_have_to_be),
-    (BREAK, "pg_has_role(session_user,", "pg_has_role(current_user,",
+    (BREAK, "NOT has_function_privilege(session_user, 'fencepost.may_break_glass()', 'EXECUTE')", "false",
+     test_a_stranger_is_told_what_he_lacks),
+    (BREAK, "has_function_privilege(session_user,", "has_function_privilege(current_user,",
      test_a_function_that_runs_as_its_owner_does_not_open_the_case_for_its_caller),
     (BREAK, "OR reason = ''", "", test_an_empty_reason_leaves_the_glass_whole),
-    (BREAK, "WHERE r.rolname = 'fencepost_breakglass'", "WHERE false",
-     test_an_operator_writes_without_a_token_and_no_mark_falls),
+    ("record_break_glass(text, text, text)", "pg_trigger_depth() = 0", "false", test_no_record_hides_another),
+    ("record_break_glass(text, text, text)", "concat_ws(E'\\n', current_setting('fencepost.break_glass'), ",
+     "concat(", test_no_record_hides_another),
+    ("record_break_glass(text, text, text)", "'fencepost.break_glass'), current_query())", "'fencepost.break_glass'))",
+     test_one_record_for_a_transaction_a_table_a_verb_and_a_statement),
     ("record_break_glass(text, text, text)", "IF NOT fencepost.break_glass() THEN", "IF false THEN",
      test_whoever_may_not_break_the_glass_records_and_learns_nothing),
     ("record_break_glass(text, text, text)", "current_query()", "''", test_a_record_says_who_why_and_how),

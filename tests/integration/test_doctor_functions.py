@@ -254,11 +254,11 @@ async def test_nothing_is_left_of_a_table_that_changed_sides_and_names(owner: Co
     await owner.execute("ALTER TABLE t ADD COLUMN account_id int NOT NULL DEFAULT 1")
     for number, (scope, parts) in enumerate(
         (
-            ("account/{account_id}", {"scope", "name"}),
+            ("account/{account_id}", {"scope", "of", "name"}),
             ("", rows),
-            ("account/{account_id}", {"scope", "name"}),
-            ("id/{id}", {"scope", "name"}),
-            ("id/{id}", {"scope", "name"}),
+            ("account/{account_id}", {"scope", "of", "name"}),
+            ("id/{id}", {"scope", "of", "name"}),
+            ("id/{id}", {"scope", "of", "name"}),
             ("", rows),
         )
     ):

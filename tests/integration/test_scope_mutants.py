@@ -90,7 +90,7 @@ MUTANTS = {
         direct.broken_glass_is_recorded_and_a_claim_waits_for_it),
     "rows without a scope pass": Mutant(NO_SCOPE, "RAISE EXCEPTION", "RETURN; RAISE EXCEPTION",
                                         scenarios.direct_sql_is_judged),
-    "rows change their scope": Mutant(TRIGGER, "IF TG_OP = 'UPDATE' AND (", "IF false AND (",
+    "rows change their scope": Mutant(TRIGGER, "IF scope IS DISTINCT FROM ", "IF false AND scope IS DISTINCT FROM ",
                                       scenarios.direct_sql_is_judged),
     "a null in the template is let through": Mutant(TRIGGER, "IF scope IS NULL THEN", "IF false THEN",
                                                     scenarios.direct_sql_is_judged),
@@ -103,7 +103,12 @@ MUTANTS = {
         "", "", "DROP TRIGGER zzz_fencepost_scope_upd ON items",
         direct.a_later_trigger_moves_no_row_into_a_scope_unjudged),
     "nothing depends on the columns of the scope": Mutant(
-        "", "", "DROP TRIGGER zzz_fencepost_scope_upd ON items", direct.a_column_of_the_scope_keeps_its_type),
+        "", "", "DROP TRIGGER zzz_fencepost_scope_upd ON items;"
+        "CREATE OR REPLACE FUNCTION fencepost.{of}(r items) RETURNS text LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN RETURN 'account/' || r.account_id; END $$", direct.a_column_of_the_scope_keeps_its_type),
+    "the scope is read by the columns' names": Mutant(
+        "", "", "CREATE OR REPLACE FUNCTION fencepost.{of}(r items) RETURNS text LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN RETURN 'account/' || r.account_id; END $$", direct.a_renamed_column_stays_the_scopes),
     "TRUNCATE passes": Mutant("", "", "DROP TRIGGER zzz_fencepost_trunc ON items", scenarios.direct_sql_is_judged),
     "DELETE is not judged": Mutant(
         "", "", "CREATE OR REPLACE TRIGGER zzz_fencepost_scope BEFORE INSERT OR UPDATE ON items FOR EACH ROW"
@@ -126,7 +131,7 @@ async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> N
 async def mutate(race: Race, mutant: Mutant) -> None:
     stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'items'")
     if not mutant.function:
-        await race.observer.execute(mutant.new.format(function=f'"{stem}_scope"'))
+        await race.observer.execute(mutant.new.format(function=f'"{stem}_scope"', of=f'"{stem}_of"'))
         return
     function = mutant.function.format(stem=stem)
     called = function if function.startswith("fencepost.") else f'fencepost."{function}"()'

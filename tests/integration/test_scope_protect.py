@@ -2,6 +2,7 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.in_process import in_process
@@ -19,7 +20,7 @@ TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');
 CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, note text, ratio float8 NOT NULL DEFAULT 0,
   twice int GENERATED ALWAYS AS (id * 2) STORED NOT NULL,
-  mood mood NOT NULL DEFAULT 'fair');
+  mood mood NOT NULL DEFAULT 'fair', place varchar(9) NOT NULL DEFAULT 'fair');
 CREATE TABLE notes (account_id bigint, no int, name text NOT NULL DEFAULT '', PRIMARY KEY (account_id, no));
 CREATE TABLE account (id int PRIMARY KEY)"""
 
@@ -46,6 +47,7 @@ async def owner(connect: Connect) -> Connection:
         ("acc/{note}", "note can be null: ALTER TABLE … ALTER COLUMN note SET NOT NULL"),
         ("acc/{ratio}", "ratio is of type double precision, whose equal values have several texts"),
         ("acc/{twice}", "twice is generated"),
+        ("acc/{mood}", "mood is of the enum public.mood: whoever renamed one of its values"),
     ],
 )
 async def test_a_scope_that_cannot_be_is_refused_with_its_reason(owner: Connection, wanted: str, reason: str) -> None:
@@ -73,8 +75,18 @@ async def test_tables_of_a_scope_agree_in_types_rule_and_source(owner: Connectio
     assert "its name is that of a scope" in str(refused.value)
 
 
-async def test_an_enum_and_several_columns_make_a_scope(owner: Connection) -> None:
-    await protect(owner, "items", scope="place/{mood},{account_id}")
+async def test_a_name_that_is_too_long_for_a_mark_is_refused_with_its_reason(owner: Connection) -> None:
+    await owner.execute("CREATE TABLE long (id int PRIMARY KEY, a text NOT NULL)")
+    await protect(owner, "long", scope="acc/{a}")
+    insert = "SELECT set_config('fencepost.token', '5', false); INSERT INTO long VALUES (1, repeat('ab/', {}))"
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await owner.execute(insert.format(600))
+    assert (refused.value.sqlstate, "3004 bytes" in str(refused.value)) == ("FP400", True)
+    await owner.execute(insert.format(500))
+
+
+async def test_several_columns_make_a_scope(owner: Connection) -> None:
+    await protect(owner, "items", scope="place/{place},{account_id}")
     insert = "SELECT set_config('fencepost.token', '{}', false); INSERT INTO items (id, account_id) VALUES ({}, 42)"
     await owner.execute(insert.format(5, 1))
     assert await owner.fetchval("SELECT resource FROM fencepost.marks") == "place/fair,42"

@@ -112,11 +112,19 @@ SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.a
 UNKNOWN_DEFAULT: Final = "…"
 """Stands for a default whose expression could not be read."""
 
+BOUND: Final = """ARRAY(
+         SELECT a.attname::text FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid
+           JOIN pg_attribute a ON a.attrelid = p.relation AND a.attnum = d.refobjsubid
+          WHERE f.pronamespace = 'fencepost'::regnamespace AND f.proname = p.functions || '_of'
+            AND d.refclassid = 'pg_class'::regclass AND d.refobjid = p.relation ORDER BY 1)"""
+"""The columns of fencepost.protected p that its function reads a row's scope from, as they are called now."""
+
 # What protect made, and whether it is all still there: the row triggers (enabled, on partitions too) and the column.
 FENCES: Final = f"""
 SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
+       {BOUND} AS bound,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
            AND t.tgenabled IN ('O', 'A')) AS triggers,
        NOT EXISTS (
@@ -162,7 +170,11 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
     if scope is None:
         whole = row["triggers"] == TRIGGERS and row["column"]
     else:
-        whole = row["triggers"] == SCOPE_TRIGGERS and set(scope.columns) <= set(row["not_null"])
+        whole = (
+            row["triggers"] == SCOPE_TRIGGERS
+            and set(scope.columns) <= set(row["not_null"])
+            and set(scope.columns) == set(row["bound"])
+        )
     whole = whole and row["partitions_too"]
     # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
     return Fence(

@@ -8,7 +8,7 @@ import asyncpg
 from fencepost.fencing.scope import parse_scope
 from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
-from fencepost.storage.catalog_load import api_name
+from fencepost.storage.catalog_load import BOUND, api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import CONSTRAINT
 from fencepost.storage.protect_table import PREFIX
@@ -128,11 +128,11 @@ async def examine_server(connection: Connection) -> list[Finding]:
     return findings
 
 
-_TABLES: Final = """
+_TABLES: Final = f"""
 SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns, p.scope,
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnotnull AND a.attnum > 0
                 AND NOT a.attisdropped) AS not_null,
-       c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
+       {BOUND} AS bound, c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
        c.relpersistence::text AS persistence, c.relhasrules AS has_rules,
        (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped) AS column,
@@ -152,7 +152,7 @@ SELECT p.name, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functi
        (SELECT array_agg(i.inhrelid::regclass::text) FROM pg_inherits i
          WHERE i.inhparent = c.oid AND c.relkind = 'r') AS heirs,
        (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
-            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'name'] END) part
+            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'of', 'name'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
                             WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_' || part))
          AS functions_gone,
@@ -198,6 +198,9 @@ def _broken(row: asyncpg.Record) -> list[str]:
     if scope is not None:
         if gone := sorted(set(scope.columns) - set(_names(row["not_null"]))):
             broken.append(f"columns of its scope {scope.template} are gone or can be null ({', '.join(gone)})")
+        elif set(scope.columns) != set(_names(row["bound"])):
+            bound = ", ".join(_names(row["bound"])) or "nothing"
+            broken.append(f"columns of its scope {scope.template} are others now: it is read from {bound}")
     elif row["column"] != "bigint NOT NULL":
         broken.append(f"the column {MARK_COLUMN} is {row['column'] or 'gone'}")
     if row["validated"] is None and scope is None:

@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import INET, REGCLASS, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import INET, OID, REGCLASS, TIMESTAMP, UUID
 from sqlalchemy.types import UserDefinedType
 
 SCHEMA = "fencepost"
@@ -91,6 +91,11 @@ floors = Table(
         server_default=text("false"),
         comment="Whether the floor holds for rows that are there, too: the table has left a scope, whose marks its "
         "rows do not have. Its next protection by rows writes it into them.",
+    ),
+    Column(
+        "relation",
+        OID,
+        comment="The table that was unprotected under this name: it may be renamed before it is protected again.",
     ),
     comment="Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be "
     "inserted under such a token (R6). Outlives unprotect.",
@@ -203,10 +208,11 @@ break_glass_log = Table(
     Column("application", Text, nullable=False, server_default=text("current_setting('application_name')")),
     Column("client", INET, server_default=text("inet_client_addr()")),
     Column("query", Text),
-    PrimaryKeyConstraint("xid", "at", "name", "verb", name="break_glass_log_pkey"),
-    comment="Writes without a token by operators (R14): one record per transaction, table and verb; resource is the "
-    "first that was written, at is when the transaction began. In the transaction of the write: a write that is undone "
-    "leaves none.",
+    Column("digest", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("xid", "at", "name", "verb", "digest", name="break_glass_log_pkey"),
+    comment="Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement "
+    "(digest is of these two); resource is the first that was written, at is when the transaction began. In the "
+    "transaction of the write: a write that is undone leaves none.",
 )
 
 idempotency = Table(

@@ -16,10 +16,10 @@ from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
-from fencepost.storage.protect_scope import MISMATCH, ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
+from fencepost.storage.protect_scope import ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
 from fencepost.storage.protect_scope_check import examine_name, examine_scope, read_template
 from fencepost.storage.protect_sql import RowDdl, unprotect_sql
-from fencepost.storage.protect_table import TOO_HIGH
+from fencepost.storage.protect_table import MISMATCH, TOO_HIGH
 
 LOCK_TIMEOUT_MS: Final = 1000
 PAUSE: Final = 0.5
@@ -73,7 +73,8 @@ async def plan_protect(
         if now and now.scope is not None
         else []
     )
-    return Plan(target.name, [*leaving, *raise_rows_sql(target), *ddl.protect()], [ddl.validate()])
+    statements = [*ddl.begin(), *leaving, *raise_rows_sql(target), *ddl.protect()]
+    return Plan(target.name, statements, [ddl.validate()])
 
 
 async def plan_unprotect(connection: Connection, table: str) -> Plan:

@@ -62,6 +62,8 @@ class Target:
     partitions: tuple[str, ...]
     """The table and all its partitions, as SQL names: statement triggers are not cloned."""
     registered: Registered | None = None
+    formerly: tuple[str, ...] = ()
+    """Names under which it was protected before; it was renamed while it was not, and its marks bear them."""
 
 
 _RELATION: Final = """
@@ -126,6 +128,13 @@ SELECT p.relation::text FROM fencepost.protected p
  WHERE p.name = $1 AND p.relation <> $2::int8::oid AND EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)"""
 
 
+_FORMERLY: Final = """
+SELECT o.name FROM fencepost.floors o
+ WHERE o.relation = $1::int8::oid AND o.name <> $2
+   AND NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.name = o.name OR p.relation = o.relation)
+ ORDER BY o.name"""
+
+
 async def find(connection: Connection, name: str) -> int:
     """Find a table by the catalog's spelling, with or without schema; ProtectError when there is none, or two."""
     oids = await connection.fetch(_FIND, name)
@@ -158,7 +167,8 @@ async def examine(connection: Connection, name: str) -> Target:
         )
     if reasons:
         raise ProtectError(api, reasons)
-    return _target(row, key)
+    formerly = await connection.fetch(_FORMERLY, oid, api)
+    return _target(row, key, tuple(each["name"] for each in formerly))
 
 
 async def as_it_is(connection: Connection, oid: int) -> Target | None:
@@ -172,7 +182,7 @@ async def as_it_is(connection: Connection, oid: int) -> Target | None:
     return _target(row, key) if [k["name"] for k in key] == list(row["registered_key"]) else None
 
 
-def _target(row: asyncpg.Record, key: list[asyncpg.Record]) -> Target:
+def _target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[str, ...] = ()) -> Target:
     return Target(
         oid=row["oid"],
         schema=row["schema"],
@@ -190,6 +200,7 @@ def _target(row: asyncpg.Record, key: list[asyncpg.Record]) -> Target:
         )
         if row["registered_name"]
         else None,
+        formerly=formerly,
     )
 
 

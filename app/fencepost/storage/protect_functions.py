@@ -11,7 +11,7 @@ from typing import Final
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
-from fencepost.storage.protect_check import Target
+from fencepost.storage.protect_check import KEY_TYPES, Target
 from fencepost.storage.row_sql import comparison, literal, resource_sql
 
 PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
@@ -25,6 +25,8 @@ _LE: Final = "OPERATOR(pg_catalog.<=)"
 _GE: Final = "OPERATOR(pg_catalog.>=)"
 _LT: Final = "OPERATOR(pg_catalog.<)"
 _PINNED: Final = "SET search_path = pg_catalog, pg_temp"
+SAYS: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
+"""Whether direct SQL has given its token in a setting, which counts before the column (R14)."""
 
 
 def function_stem(target: Target) -> str:
@@ -87,6 +89,7 @@ class Functions:
             "REVOKE EXECUTE ON FUNCTION "
             + ", ".join(f"{self.called(part)}()" for part in ("upd", "ins", "insmark", "del"))
             + " FROM PUBLIC",
+            f"GRANT EXECUTE ON FUNCTION {self.called('name')}, {self.called('delete')} TO PUBLIC",
             give_functions([self.called(part) for part in bodies]),
         ]
 
@@ -107,7 +110,7 @@ class Functions:
 
     def _update(self) -> str:
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
-        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key}"
+        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SAYS} IS NOT TRUE"
         judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.called("name")}(OLD), \
 {literal(self.rule)},
     OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
@@ -136,10 +139,18 @@ END"""
 
     def _insert(self) -> str:
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
+        said = f"PERFORM set_config('fencepost.said', concat({self.name}, '=', token), true);"
+        out_loud = f"\n    {said}" if self.rule == "lease" else ""
         return f"""
+DECLARE
+  token bigint;
 BEGIN
-  NEW.{MARK_COLUMN} := CASE WHEN NEW.{MARK_COLUMN} <> 0 THEN abs(NEW.{MARK_COLUMN})
-                            ELSE fencepost.given({self.name}) END;
+  IF {SAYS} THEN token := fencepost.given({self.name}); END IF;
+  IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
+    IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
+    token := - NEW.{MARK_COLUMN};{out_loud}
+  END IF;
+  NEW.{MARK_COLUMN} := coalesce(token, nullif(NEW.{MARK_COLUMN}, 0));
   IF NEW.{MARK_COLUMN} IS NULL OR current_setting('fencepost.break_glass', true) <> '' THEN
     NEW.{MARK_COLUMN} := coalesce(
       fencepost.mark_behind_glass({self.name}, {self.called("name")}(NEW), NEW.{MARK_COLUMN}), NEW.{MARK_COLUMN});
@@ -152,6 +163,7 @@ END"""
         resource, mark = self.resource("NEW"), f"NEW.{MARK_COLUMN}"
         return f"""
 BEGIN
+  {self._unchanged("NEW")}
   PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{self._issued(resource, mark)}
   RETURN NULL;
 END"""
@@ -161,10 +173,22 @@ END"""
         given = f"fencepost.given({self.name})"
         return f"""
 BEGIN
+  {self._unchanged("OLD")}
   PERFORM fencepost.judge_delete({self.name}, {resource}, {mark}, {literal(self.rule)}, OLD.xmin);\
 {self._issued(resource, given)}
   RETURN NULL;
 END"""
+
+    def _unchanged(self, record: str) -> str:
+        """Look at the columns' types before anything reads them: what follows runs in our name, and the table's owner
+        may have changed them, and made casts. An enum is read by its output function, which is nobody's.
+        """
+        strange = [f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"]
+        for key in self.target.key:
+            if key.base_name in KEY_TYPES:
+                of = f"pg_typeof({record}.{quote(key.name)})::oid"
+                strange.append(f"{of} >= 16384 AND NOT fencepost.is_builtin({of})")
+        return f"IF {' OR '.join(strange)} THEN PERFORM fencepost.outdated({self.name}); END IF;"
 
     def _issued(self, resource: str, token: str) -> str:
         if self.source != BUILTIN:

@@ -12,20 +12,20 @@ from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import Target
-from fencepost.storage.protect_functions import dollar, drop_functions, give_functions
+from fencepost.storage.protect_functions import dollar, drop_functions, function_stem, give_functions
 from fencepost.storage.protect_scope_check import PREFIX_OF, Scoped
 from fencepost.storage.protect_table import (
+    MISMATCH,
     ROW_PARTS,
     TableDdl,
-    drop_scope_function,
+    as_owner_sql,
+    drop_scope_functions,
     drop_triggers,
     drop_truncate_triggers,
     issue_beyond_sql,
 )
 from fencepost.storage.row_sql import encode_name, literal, resource_sql
 
-MISMATCH: Final = "55000"
-"""The SQLSTATE (object_not_in_prerequisite_state) of a plan whose scope has another rule or source meanwhile."""
 SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
 
 
@@ -43,35 +43,52 @@ def leave_sql(table: str, name: str, now_called: str, stem: str, scope: Scope) -
     return [
         f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
         lock_prefix(scope.prefix),
-        f"INSERT INTO fencepost.floors AS f (name, floor, covers_rows)"
-        f" SELECT n.name, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
+        f"INSERT INTO fencepost.floors AS f (name, relation, floor, covers_rows)"
+        f" SELECT n.name, {literal(table)}::regclass::oid,"
+        f" greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
         f" WHERE starts_with(m.resource, {literal(encode_name(scope.prefix) + '/')})),"
         f" (SELECT p.floor FROM fencepost.floors p WHERE p.name = {prefix}), 0), true FROM (VALUES {names}) AS n(name)"
-        f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true",
+        f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true,"
+        f" relation = excluded.relation",
         f"UPDATE fencepost.protected SET scope = NULL WHERE name = {literal(name)}",
         *drop_triggers(table, SCOPE_PARTS),
-        drop_scope_function(stem),
+        *drop_scope_functions(stem),
     ]
 
 
+def covering(relation: str, name: str) -> str:
+    """The floors f that hold for a table's rows: it has left a scope, and may have been renamed since. `relation` and
+    `name` are SQL.
+    """
+    return (
+        f"f.covers_rows AND (f.relation = {relation}::oid OR f.name = {name}"
+        f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = f.relation AND c.oid <> {relation}))"
+    )
+
+
 def raise_rows_sql(target: Target) -> list[str]:
-    """List what precedes a protection by rows: rows that were in a scope take up the table's floor as their mark."""
+    """List what precedes a protection by rows: rows that were in a scope take the table's floor as their mark. What
+    their column holds is of no account, nobody has guarded it.
+    """
     table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
+    floors = covering(f"{literal(table)}::regclass", name)
+    write = f"UPDATE {table} AS r SET {MARK_COLUMN} = $1 WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<>) $1;"
     body = f"""
 DECLARE
   lowest bigint;
+  names text[];
+  marks bigint[];
 BEGIN
-  SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = {name} AND f.covers_rows;
-  IF NOT FOUND THEN RETURN; END IF;
-  LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;
-  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0;
-  SET LOCAL row_security = off;
-  UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} < lowest;
-  SET LOCAL row_security TO DEFAULT;
-  UPDATE fencepost.floors f SET covers_rows = false WHERE f.name = {name};
+  SELECT max(f.floor) INTO lowest FROM fencepost.floors f WHERE {floors};
+  IF lowest IS NULL THEN RETURN; END IF;
+  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0;{
+        as_owner_sql(table, function_stem(target), write)
+    }
+  INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
+  ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
+  UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};
 END"""
-    # The table's own triggers may fire here: they find their names as always.
-    return ["SET LOCAL search_path TO DEFAULT", "DO " + dollar(body), "SET LOCAL search_path = pg_catalog"]
+    return ["DO " + dollar(body)]
 
 
 class ScopeDdl(TableDdl):
@@ -93,7 +110,7 @@ class ScopeDdl(TableDdl):
             else []
         )
         return [
-            f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE",
+            *self.begin(*self.columns),
             *leaving,
             lock_prefix(self.scope.prefix),
             # Tables that were dropped without unprotect would have a say in the rule.
@@ -106,7 +123,7 @@ class ScopeDdl(TableDdl):
             *(drop_functions(now.functions) if now is not None else []),
             *self._functions(),
             *self._triggers(),
-            *([drop_scope_function(now.functions)] if now is not None and now.functions != self.functions.stem else []),
+            *(drop_scope_functions(now.functions) if now is not None and now.functions != self.functions.stem else []),
             *self.register(self.scope.template),
             *self.issue_beyond_marks(),
             "NOTIFY fencepost, 'reload'",
@@ -138,17 +155,17 @@ END"""
         now = self.target.registered
         if now is not None and now.scope == self.scope.template and now.name == self.target.name:
             return []
-        of_keys = [
-            literal(encode_name(name) + "/") for name in {self.target.name, now.name if now else self.target.name}
-        ]
+        called = {self.target.name, *self.target.formerly, *([now.name] if now is not None else [])}
         # While rows are watched their columns are their marks; else rows may have gone, and their marks do not say so.
         absent = " AND m.row_absent" if now is not None and now.scope is None else ""
-        theirs = " OR ".join(f"starts_with(m.resource, {key})" for key in of_keys)
-        names = ", ".join(literal(name) for name in {self.target.name, now.name if now else self.target.name})
+        theirs = " OR ".join(f"starts_with(m.resource, {literal(encode_name(each) + '/')})" for each in sorted(called))
+        names = ", ".join(literal(each) for each in sorted(called))
+        # Rows that have left a scope have no marks: the column, if there is one, is of no account.
         body = f"""
 BEGIN
   IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
-                AND NOT a.attisdropped) THEN
+                AND NOT a.attisdropped)
+     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {covering(self.relation, self.name)}) THEN
     SET LOCAL row_security = off;
     INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
     SELECT s.scope, s.mark, '0', true
@@ -160,7 +177,7 @@ BEGIN
   END IF;
   UPDATE fencepost.floors f SET floor = greatest(f.floor,
       (SELECT max(m.last_fence_token) FROM fencepost.marks m WHERE ({theirs}){absent}),
-      (SELECT max(t.floor) FROM fencepost.floors t WHERE t.name IN ({names})))
+      (SELECT max(t.floor) FROM fencepost.floors t WHERE t.name IN ({names}) OR t.relation = {self.relation}::oid))
    WHERE f.name = {self.prefix};
 END"""
         return ["DO " + dollar(body)]
@@ -168,26 +185,53 @@ END"""
     def _functions(self) -> list[str]:
         bodies = self.bodies()
         pinned = "SET search_path = pg_catalog, pg_temp"
+        of = self.functions.called("of")
         return [
             f"CREATE OR REPLACE FUNCTION {self.functions.called('name')}(r {self.table}) RETURNS text"
             f" LANGUAGE plpgsql IMMUTABLE {pinned} AS {dollar(bodies['name'])}",
+            *self._bind(of),
             f"CREATE OR REPLACE FUNCTION {self.functions.called('scope')}() RETURNS trigger LANGUAGE plpgsql"
             f" SECURITY DEFINER {pinned} AS {dollar(bodies['scope'])}",
             # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
             f"REVOKE EXECUTE ON FUNCTION {self.functions.called('scope')}() FROM PUBLIC",
-            give_functions([self.functions.called(part) for part in bodies]),
+            f"GRANT EXECUTE ON FUNCTION {self.functions.called('name')}, {of} TO PUBLIC",
+            give_functions([*(self.functions.called(part) for part in bodies), of]),
+        ]
+
+    def _bind(self, of: str) -> list[str]:
+        """Make the function that names a row's scope. PostgreSQL keeps its expression parsed: it means the columns
+        themselves, whatever they are called later, and keeps them from being dropped or getting another type, with
+        other texts for equal values. Nor could another type's owner say what its cast to text does, in our name.
+
+        Renamed since, the template's names may mean other columns now: then every scope of the prefix is fenced up to
+        its highest mark, for none of the marks may be where it belongs.
+        """
+        bound = f"(SELECT pg_get_function_sqlbody(to_regprocedure({literal(f'{of}({self.table})')})))"
+        raised = f"""
+BEGIN
+  IF current_setting('fencepost.bound') <> '' AND current_setting('fencepost.bound') <> {bound} THEN
+    UPDATE fencepost.floors f SET floor = greatest(f.floor, (SELECT max(m.last_fence_token) FROM fencepost.marks m
+       WHERE starts_with(m.resource, {literal(encode_name(self.scope.prefix) + "/")}))) WHERE f.name = {self.prefix};
+  END IF;
+END"""
+        return [
+            f"SELECT set_config('fencepost.bound', coalesce({bound}, ''), true)",
+            f"CREATE OR REPLACE FUNCTION {of}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
+            f" RETURN {self.expression('r')}",
+            "DO " + dollar(raised),
         ]
 
     def bodies(self) -> dict[str, str]:
         """Write what each of the table's functions does, by its part of their names."""
-        changed = " OR ".join(f"NEW.{quote(c.name)} IS DISTINCT FROM OLD.{quote(c.name)}" for c in self.columns)
-        template = literal(self.scope.template)
+        of, template = self.functions.called("of"), literal(self.scope.template)
         judging = f"""
 DECLARE
   scope text;
 BEGIN
-  IF TG_OP = 'UPDATE' AND ({changed}) THEN PERFORM fencepost.no_scope({self.name}, {template}, true); END IF;
-  IF TG_OP = 'DELETE' THEN scope := {self.expression("OLD")}; ELSE scope := {self.expression("NEW")}; END IF;
+  IF TG_OP = 'DELETE' THEN scope := {of}(OLD); ELSE scope := {of}(NEW); END IF;
+  IF TG_OP = 'UPDATE' THEN
+    IF scope IS DISTINCT FROM {of}(OLD) THEN PERFORM fencepost.no_scope({self.name}, {template}, true); END IF;
+  END IF;
   IF scope IS NULL THEN PERFORM fencepost.no_scope({self.name}, {template}, false); END IF;
   PERFORM fencepost.judge_scope({self.name}, {self.prefix}, scope, TG_OP);
   IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;

@@ -110,15 +110,15 @@ async def _template_columns(
         if row is None:
             reasons.append(f"the scope's column {name} is no column of {target.name}.")
             continue
-        if not ((row["is_enum"] and not row["is_domain"]) or (row["builtin"] and row["base_name"] in KEY_TYPES)):
+        if row["is_enum"]:
+            reasons.append(
+                f"the scope's column {name} is of the enum {row['type']}: whoever renamed one of its values would give"
+                " a scope a new name, without a mark. Let the scope have a text column, with a CHECK."
+            )
+        elif not (row["builtin"] and row["base_name"] in KEY_TYPES):
             reasons.append(
                 f"the scope's column {name} is of type {row['type']}, whose equal values have several texts; it can"
-                f" be of {', '.join(KEY_TYPES)}, a domain over one of these, or an enum."
-            )
-        elif row["is_enum"] and row["base_name"] in KEY_TYPES:
-            reasons.append(
-                f"the scope's column {name} is of an enum that is called {row['base_name']}, like one of"
-                " PostgreSQL's own types: rename it."
+                f" be of {', '.join(KEY_TYPES)}, or a domain over one of these."
             )
         if not row["deterministic"]:
             reasons.append(

@@ -2,11 +2,12 @@
 
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT
-from fencepost.storage.protect_functions import dollar, drop_functions
+from fencepost.storage.protect_functions import SAYS, dollar, drop_functions
 from fencepost.storage.protect_table import (
     PREFIX,
     ROW_PARTS,
     TableDdl,
+    as_owner_sql,
     drop_triggers,
     drop_truncate_triggers,
     issue_beyond_sql,
@@ -29,10 +30,11 @@ class RowDdl(TableDdl):
             ),
             self._column_comment(),
             f"INSERT INTO fencepost.floors (name) VALUES ({self.name}) ON CONFLICT DO NOTHING",
-            *self._take_up_marks(),
             *self.functions.create(),
-            *self._triggers(),
             *self._move_marks(),
+            self._take_up_marks(),
+            *self._triggers(),
+            *self._drop_old_functions(),
             *self.register(),
             *self.issue_beyond_marks(),
             "NOTIFY fencepost, 'reload'",
@@ -48,32 +50,44 @@ class RowDdl(TableDdl):
         )
         return f"COMMENT ON COLUMN {self.table}.{MARK_COLUMN} IS {text}"
 
-    def _take_up_marks(self) -> list[str]:
+    def _take_up_marks(self) -> str:
         """Protected once before? Rows that came back while nobody watched take up the marks that their keys had, and
         keys whose rows went are known to be without. So do the rows of partitions that were attached since: those lack
         the TRUNCATE trigger, which is no partition's by inheritance.
         """
         prefix = literal(encode_name(self.target.name) + "/")
+        named = f"{self.functions.called('name')}(r)"
+        write = (
+            f"UPDATE {self.table} AS r SET {MARK_COLUMN} = m.mark "
+            f" FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS m(name, mark)"
+            f" WHERE m.name OPERATOR(pg_catalog.=) {named} AND r.{MARK_COLUMN} OPERATOR(pg_catalog.<) m.mark;"
+        )
         body = f"""
+DECLARE
+  lowest bigint;
+  names text[];
+  marks bigint[];
 BEGIN
   IF EXISTS (SELECT FROM fencepost.marks WHERE starts_with(resource, {prefix}))
-     AND (NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {literal(self.table)}::regclass)
-          OR EXISTS (SELECT FROM pg_partition_tree({literal(self.table)}) AS p WHERE p.isleaf AND NOT EXISTS (
+     AND (NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {self.relation}::oid)
+          OR EXISTS (SELECT FROM pg_partition_tree({self.relation}) AS p WHERE p.isleaf AND NOT EXISTS (
                      SELECT FROM pg_trigger t WHERE t.tgrelid = p.relid AND t.tgname = '{PREFIX}trunc'))) THEN
-    UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m
-     WHERE m.resource = {self.functions.resource("r")} AND r.{MARK_COLUMN} < m.last_fence_token;
+    SELECT array_agg(m.resource), array_agg(m.last_fence_token) INTO names, marks
+      FROM {self.table} AS r JOIN fencepost.marks AS m ON m.resource = {named}
+     WHERE r.{MARK_COLUMN} < m.last_fence_token;
+    IF names IS NOT NULL THEN{as_owner_sql(self.table, self.functions.stem, write)}
+    END IF;
     UPDATE fencepost.marks AS m SET row_absent = true WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent
-       AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {self.functions.resource("r")} = m.resource);
+       AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {named} = m.resource);
   END IF;
 END"""
-        # The table's own triggers may fire here: they find their names as always.
-        return ["SET LOCAL search_path TO DEFAULT", "DO " + dollar(body), "SET LOCAL search_path = pg_catalog"]
+        return "DO " + dollar(body)
 
     def _triggers(self) -> list[str]:
-        absent = f" WHEN (NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
+        given = f" WHEN ({SAYS} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
         return [
             self.trigger("upd", "BEFORE UPDATE", "upd"),
-            self.trigger("ins", "BEFORE INSERT", "ins", absent),
+            self.trigger("ins", "BEFORE INSERT", "ins", given),
             self.trigger("insmark", "AFTER INSERT", "insmark"),
             self.trigger("del", "AFTER DELETE", "del"),
             *self.truncate_triggers(),
@@ -81,10 +95,13 @@ END"""
 
     def _move_marks(self) -> list[str]:
         """Renamed since it was protected: marks and floor move to the new name, in the same transaction."""
-        old = self.target.registered
-        if old is None or old.name == self.target.name:
-            return []
-        return [*move_marks(old.name, self.target.name), *drop_functions(old.functions)]
+        now = self.target.registered
+        old = [*self.target.formerly, *([now.name] if now is not None and now.name != self.target.name else [])]
+        return [statement for each in old for statement in move_marks(each, self.target.name)]
+
+    def _drop_old_functions(self) -> list[str]:
+        now = self.target.registered
+        return [] if now is None or now.functions == self.functions.stem else drop_functions(now.functions)
 
     def issue_beyond_marks(self) -> list[str]:
         """Becoming a table of the built-in source: its tokens go on from above all marks that are there.
@@ -137,6 +154,11 @@ def move_marks(old: str, new: str) -> list[str]:
     ]
 
 
+def remember_sql(table: str, name: str) -> str:
+    """Remember whose floor and marks these are: the table may be renamed before it is protected again."""
+    return f"UPDATE fencepost.floors SET relation = {literal(table)}::regclass::oid WHERE name = {literal(name)}"
+
+
 def unprotect_sql(
     table: str, name: str, now_called: str, stem: str, partitions: tuple[str, ...], *, keep_marks: bool
 ) -> list[str]:
@@ -158,6 +180,7 @@ def unprotect_sql(
         *drop_truncate_triggers(table, partitions),
         *([kept] if keep_marks else []),
         *(move_marks(name, now_called) if name != now_called else []),
+        remember_sql(table, now_called),
         *drop_functions(stem),
         f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
         "NOTIFY fencepost, 'reload'",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import quote
-from fencepost.storage.protect_check import Target
+from fencepost.storage.catalog import MARK_COLUMN, quote
+from fencepost.storage.protect_check import CONSTRAINT, KEY_TYPES, KeyColumn, Target
 from fencepost.storage.protect_functions import Functions, dollar
 from fencepost.storage.row_sql import literal
 
@@ -16,6 +16,8 @@ HIGHEST_MARK: Final = 2**62
 """Above it, too little would be left for the tokens that must come after a mark."""
 TOO_HIGH: Final = "54000"
 """The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK."""
+MISMATCH: Final = "55000"
+"""The SQLSTATE (object_not_in_prerequisite_state) of a plan whose table, or scope, is not what was looked at."""
 
 
 class TableDdl:
@@ -30,6 +32,31 @@ class TableDdl:
         self.table = self.functions.table
         self.name = self.functions.name
         self.relation = f"{literal(self.table)}::regclass"
+
+    def begin(self, *columns: KeyColumn) -> list[str]:
+        """Lock the table, and look again: until now its owner could have put something of his own in its place, and
+        what follows runs in the name of whoever protects it. `columns` are read besides the key's.
+        """
+        read = {column.name: column for column in (*self.target.key, *columns)}
+        types = ", ".join(
+            f"({literal(c.name)}::name, {literal(c.type)}::regtype::oid, {str(c.base_name in KEY_TYPES).lower()})"
+            for c in read.values()
+        )
+        body = f"""
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = {self.relation} AND c.relkind IN ('r', 'p'))
+     OR EXISTS (SELECT FROM (VALUES {types}) AS w(name, type, builtin) LEFT JOIN pg_attribute a
+                    ON a.attrelid = {self.relation} AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
+                 WHERE a.atttypid IS DISTINCT FROM w.type OR w.builtin AND NOT fencepost.is_builtin(w.type))
+     OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
+                   AND a.atttypid <> 'bigint'::regtype)
+     OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = {self.relation} AND k.conname = {literal(CONSTRAINT)}
+                   AND NOT starts_with(pg_get_constraintdef(k.oid), 'CHECK (({MARK_COLUMN} >= 0))')) THEN
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}',
+      MESSAGE = 'the table was changed at the same moment, or is another one: look at it, and run this again.';
+  END IF;
+END"""
+        return [f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE", "DO " + dollar(body)]
 
     def trigger(self, part: str, event: str, function: str, condition: str = "") -> str:
         """Make one of the table's triggers for each row; `function` is the part of its functions' names."""
@@ -50,6 +77,7 @@ class TableDdl:
         """Enter the table in fencepost.protected, with its scope's template if it has one."""
         key = ", ".join(literal(k.name) for k in self.target.key)
         return [
+            f"UPDATE fencepost.floors SET relation = NULL WHERE relation = {self.relation}::oid",
             # A table of this name that was dropped without unprotect.
             f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {self.relation}"
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
@@ -61,6 +89,33 @@ class TableDdl:
             f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
             f" requires_key = excluded.requires_key, scope = excluded.scope",
         ]
+
+
+def as_owner_sql(table: str, stem: str, work: str) -> str:
+    """Write to a table's rows in the name of its owner: triggers, checks and policies of his run then, and must not run
+    as a superuser who protects the table. They find their names as always, so `work` names its operators in full.
+
+    PL/pgSQL, for the body of a DO whose search_path is pg_catalog. In `work`, $1 to $3 are what is in the caller's
+    variables lowest, names and marks. Only a superuser can give a function to anybody; others write as themselves.
+    """
+    function = f"fencepost.{quote(f'{stem}_raise')}"
+    body = f"""
+BEGIN
+  SET LOCAL search_path TO DEFAULT;
+  SET LOCAL row_security = off;
+  {work}
+END"""
+    return f"""
+  CREATE FUNCTION {function}(bigint, text[], bigint[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+    AS {dollar(body)};
+  IF (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
+    EXECUTE (SELECT format('ALTER FUNCTION %s OWNER TO %I', {literal(function)}, pg_get_userbyid(c.relowner))
+               FROM pg_class c WHERE c.oid = {literal(table)}::regclass);
+  END IF;
+  PERFORM {function}(lowest, names, marks);
+  SET LOCAL search_path = pg_catalog;
+  SET LOCAL row_security TO DEFAULT;
+  DROP FUNCTION {function};"""
 
 
 def issue_beyond_sql(marks: str) -> list[str]:
@@ -98,6 +153,6 @@ def drop_truncate_triggers(table: str, partitions: Sequence[str]) -> list[str]:
     return [statement for each in partitions or (table,) for statement in drop_triggers(each, ("trunc",))]
 
 
-def drop_scope_function(stem: str) -> str:
-    """Drop the function that judges a table's scope."""
-    return f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_scope')}"
+def drop_scope_functions(stem: str) -> list[str]:
+    """Drop the functions that judge and name a table's scope."""
+    return [f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_{part}')}" for part in ("scope", "of")]

@@ -1,0 +1,125 @@
+"""R14: a token in fencepost.token and a value in the column at once. The setting counts, whatever the column says.
+
+An ORM writes all columns: the value in the column is then what it has read, and the setting what it was granted.
+"""
+
+import pytest
+from tests.interleave import Connect
+from tests.racing import Race, open_race
+
+UPSERT = (
+    "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"
+    " ON CONFLICT (order_id) DO UPDATE SET n = 2, last_fence_token = excluded.last_fence_token"
+)
+UPDATE = "UPDATE orders SET n = 2, last_fence_token = {0}"
+INSERT = "INSERT INTO orders (order_id, last_fence_token) VALUES ('new', {0})"
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    race = await open_race(connect, database, request.param)
+    await race.insert(race.a, "k", 30)
+    return race
+
+
+@pytest.mark.parametrize("statement", [UPDATE, UPSERT])
+@pytest.mark.parametrize("column", [1, 30, 31, 45, 70, -31, -70])
+async def test_of_an_update_the_setting_counts(race: Race, statement: str, column: int) -> None:
+    sql = statement.format(column)
+    assert await race.direct(race.a, sql, 29) == "FP409", "stale, whatever the column says"
+    assert await race.live_mark("k") == 30
+    assert await race.direct(race.a, sql, 50) == "ok"
+    assert await race.live_mark("k") == 50, "no older holder gets in below it"
+    assert await race.direct(race.a, sql, "orders=51") == "ok"
+    assert await race.live_mark("k") == 51
+    assert await race.direct(race.a, "UPDATE orders SET n = 3", 50) == "FP409"
+
+
+@pytest.mark.parametrize("column", [1, 30, 45, 70, -31, -70])
+async def test_of_an_insert_the_setting_counts(race: Race, column: int) -> None:
+    sql = INSERT.format(column)
+    assert await race.direct(race.a, sql, 50) == "ok"
+    assert await race.live_mark("new") == 50
+    assert await race.direct(race.a, "DELETE FROM orders WHERE order_id = 'new'", 60) == "ok"
+    assert await race.direct(race.a, sql, 55) == "FP409"
+    assert await race.direct(race.a, sql, 61) == "ok", "and no echo of an old mark is in its holder's way"
+    assert await race.live_mark("new") == 61
+
+
+async def test_a_setting_for_another_table_is_none_for_this_one(race: Race) -> None:
+    assert await race.direct(race.a, UPDATE.format(31), "lines=40") == "ok"
+    assert await race.direct(race.a, INSERT.format(32), "lines=40") == "ok"
+    assert await race.live_mark("k") == 31
+    assert await race.live_mark("new") == 32
+
+
+async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race) -> None:
+    """As an ORM merges a row that it had read before it was deleted; under lease too, where its token was the last."""
+    assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
+    back = "INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 36)"
+    assert await race.direct(race.a, back) == ("FP409" if race.strict else "FP428")
+    assert await race.direct(race.a, back.replace("36", "35")) == "FP409"
+    # Said, in a setting or out loud, it is one.
+    said = "FP409" if race.strict else "ok"
+    assert await race.direct(race.a, back, 36) == said
+    if not race.strict:
+        assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
+    assert await race.direct(race.a, back.replace("36", "-36")) == said
+    if not race.strict:
+        assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
+        assert await race.direct(race.a, back) == "FP428", "said in another transaction"
+
+
+async def test_behind_a_delete_that_is_under_way_an_echo_waits_and_is_none(race: Race) -> None:
+    holder = await race.begin(race.a)
+    await race.a.execute("SET LOCAL fencepost.token = '36'; DELETE FROM orders")
+    back = "INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 36)"
+    write = await race.waits(race.b, race.direct(race.b, back))
+    await holder.commit()
+    assert await write == ("FP409" if race.strict else "FP428")
+    assert await race.live_mark("k") is None
+
+
+async def test_what_the_built_in_source_never_issued_is_refused_in_either_place(
+    connect: Connect, database: str
+) -> None:
+    race = await open_race(connect, database, source="builtin")
+    await race.observer.execute("SELECT setval('fencepost.tokens', 100)")
+    assert await race.direct(race.a, INSERT.format(50)) == "ok"
+    for statement in (UPDATE, INSERT.replace("new", "newer")):
+        assert await race.direct(race.a, statement.format(60), 9_000_000) == "FP018"
+    assert await race.direct(race.a, UPDATE.format(9_000_000), 60) == "FP018", "a new value is a token too"
+    assert await race.direct(race.a, UPDATE.format(60), 61) == "ok"
+
+
+@pytest.mark.parametrize("statement", [UPDATE, INSERT])
+async def test_the_lowest_number_is_no_token(race: Race, statement: str) -> None:
+    assert await race.direct(race.a, statement.format(-(2**63))) == "FP400"
+
+
+AFTER = """
+CREATE FUNCTION public.slug() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN
+  UPDATE public.orders SET status = 'seen' WHERE order_id = NEW.order_id AND status <> 'seen';
+  RETURN NULL;
+END $$;
+CREATE TRIGGER slug AFTER INSERT OR UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.slug()"""
+
+
+async def test_a_trigger_that_goes_on_writing_the_row_needs_no_token_of_its_own(race: Race) -> None:
+    """The row version is its transaction's, which is one operation (R1); another transaction's is not."""
+    await race.observer.execute(AFTER)
+    assert await race.direct(race.a, UPDATE.format(31)) == "ok"
+    assert await race.direct(race.a, INSERT.format(32)) == "ok"
+    assert await race.observer.fetch("SELECT DISTINCT status FROM orders") == [("seen",)]
+    assert (await race.live_mark("k"), await race.live_mark("new")) == (31, 32)
+    await race.observer.execute("DROP TRIGGER slug ON public.orders")
+    begun = await race.begin(race.b)
+    await race.b.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")  # a lock is no version of ours
+    await begun.rollback()
+    assert await race.direct(race.b, "SELECT FROM orders FOR UPDATE; UPDATE orders SET n = 5") == "FP428"
+    twice = "UPDATE orders SET n = 1, last_fence_token = {} WHERE order_id = 'k'; {}"
+    assert await race.direct(race.a, twice.format(33, "DELETE FROM orders WHERE order_id = 'k'")) == "ok"
+    assert await race.recorded("k") == (33, True)
+    new = "UPDATE orders SET n = 1, last_fence_token = 40 WHERE order_id = 'new'; INSERT INTO orders VALUES ('b')"
+    assert await race.direct(race.a, new) == "FP428", "another row needs its own"

@@ -1,0 +1,227 @@
+"""What a table's owner does to his own table must not run in the name of the schema's owner, nor of who protects it."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from tests.integration.test_owner_role import House, building
+from tests.interleave import Connection
+
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.inspect import examine_tables
+from fencepost.storage.inspect_functions import examine_functions
+from fencepost.storage.migrate import upgrade
+from fencepost.storage.protect import ProtectError, apply, plan_protect, protect, unprotect
+
+EVIL = """
+CREATE TYPE public.ct AS (x text);
+CREATE FUNCTION public.evil(public.ct) RETURNS {type} LANGUAGE plpgsql AS
+$$ BEGIN INSERT INTO public.seen VALUES (current_user); RETURN {value}; END $$;
+CREATE TABLE public.seen (who name);
+GRANT INSERT ON public.seen TO PUBLIC;
+CREATE CAST (public.ct AS {type}) WITH FUNCTION public.evil(public.ct) AS IMPLICIT;
+"""
+
+
+@pytest.fixture
+async def house(postgres: PostgresServer) -> AsyncIterator[House]:
+    async with building(postgres) as house:
+        await upgrade(house.url)
+        yield house
+
+
+async def seen_as(house: House) -> set[str]:
+    """In whose names the owner's code has run."""
+    return {row[0] for row in await house.root.fetch("SELECT DISTINCT who::text FROM public.seen")}
+
+
+async def tried(connection: Connection, sql: str, token: int = 90) -> str:
+    """Run SQL under a token; "ok" or the SQLSTATE."""
+    try:
+        await connection.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; {sql}; COMMIT")
+    except asyncpg.PostgresError as error:
+        await connection.execute("ROLLBACK")
+        return error.sqlstate or "?"
+    return "ok"
+
+
+CHANGES = {
+    "the key's type": ("text", "'x'", "ALTER TABLE t ALTER id TYPE public.ct USING ROW(id)::public.ct",
+                       "INSERT INTO t (id, last_fence_token) VALUES (ROW('b'), 91)", "DELETE FROM t"),
+    "another column takes the key's name": (
+        "text", "'x'", "ALTER TABLE t RENAME id TO was; ALTER TABLE t ADD id public.ct DEFAULT ROW('q')",
+        "INSERT INTO t (was, last_fence_token) VALUES ('b', 91)", "DELETE FROM t"),
+    "the mark's type": (
+        "bigint", "77", "DROP TRIGGER zzz_fencepost_ins ON t; DROP TRIGGER zzz_fencepost_upd ON t;"
+        "ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ALTER last_fence_token DROP DEFAULT;"
+        "ALTER TABLE t ALTER last_fence_token TYPE public.ct USING ROW(last_fence_token)::public.ct",
+        "INSERT INTO t VALUES ('b', 1, ROW('91'))", "DELETE FROM t"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_column_that_gets_a_type_of_its_owners_is_not_read_in_our_name(house: House, change: str) -> None:
+    type_, value, alter, insert, delete = CHANGES[change]
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.t (id text PRIMARY KEY, n int)")
+    await protect(house.root, "t")
+    await app.execute("INSERT INTO t (id, last_fence_token) VALUES ('a', 10)")
+    await app.execute(EVIL.format(type=type_, value=value))
+    await app.execute(alter)
+    fresh = await house.login(house.app)
+    for statement in (insert, delete):
+        assert await tried(fresh, statement) == "FP000", statement
+    # The gateway's grants, and whose code ran at all: nobody's but the owner's.
+    assert await seen_as(house) <= {house.app}
+
+
+async def test_a_domain_over_a_type_of_postgresqls_is_read(house: House) -> None:
+    app = await house.login(house.app)
+    await app.execute(
+        "CREATE DOMAIN public.name AS varchar(9); CREATE DOMAIN public.nick AS public.name CHECK (value <> '');"
+        "CREATE TABLE public.t (id public.nick PRIMARY KEY, n int)"
+    )
+    await protect(house.root, "t")
+    for token, statement in enumerate(("INSERT INTO t VALUES ('a', 1)", "UPDATE t SET n = 2", "DELETE FROM t"), 90):
+        assert await tried(app, statement, token) == "ok", statement
+    assert await house.root.fetchval("SELECT resource FROM fencepost.marks") == "t/a"
+
+
+async def test_a_key_may_get_another_of_postgresqls_types(house: House) -> None:
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.t (id int PRIMARY KEY, n int)")
+    await protect(house.root, "t")
+    await app.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 10); ALTER TABLE t ALTER id TYPE bigint")
+    fresh = await house.login(house.app)
+    for token, statement in enumerate(("INSERT INTO t VALUES (2, 1)", "UPDATE t SET n = 2", "DELETE FROM t"), 90):
+        assert await tried(fresh, statement, token) == "ok", statement
+
+
+async def test_the_columns_of_a_scope_keep_their_types(house: House) -> None:
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.t (id int PRIMARY KEY, a text NOT NULL)")
+    await protect(house.root, "t", scope="acc/{a}")
+    await app.execute(EVIL.format(type="text", value="'x'"))
+    await app.execute("DROP TRIGGER zzz_fencepost_scope_upd ON t")
+    retype = "ALTER TABLE t ALTER a TYPE public.ct USING ROW(a)::public.ct"
+    assert await tried(app, retype) == "0A000"
+    await app.execute("ALTER TABLE t RENAME a TO was; ALTER TABLE t ADD a public.ct NOT NULL DEFAULT ROW('q')")
+    fresh = await house.login(house.app)
+    assert await tried(fresh, "INSERT INTO t VALUES (1, 'b', ROW('c'))") == "ok"
+    assert await house.root.fetchval("SELECT resource FROM fencepost.marks") == "acc/b"
+    assert await seen_as(house) == set()
+
+
+async def test_protect_is_not_led_astray_by_operators_in_public(house: House) -> None:
+    """Of types for which pg_catalog has no operator of their own, somebody's in public would be the better match."""
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.seen (who name); GRANT INSERT ON public.seen TO PUBLIC")
+    for number, (left, right) in enumerate((("regclass", "regclass"), ("varchar", "varchar"), ("varchar", "text"))):
+        for operator in ("=", "<>", "<"):
+            await app.execute(
+                f"CREATE FUNCTION public.evil_{number}_{'elg'['=<'.find(operator)]}({left}, {right}) RETURNS boolean"
+                " LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (current_user); RETURN true; END $$"
+            )
+            await app.execute(
+                f"CREATE OPERATOR public.{operator} (leftarg = {left}, rightarg = {right},"
+                f" function = public.evil_{number}_{'elg'['=<'.find(operator)]})"
+            )
+    await house.root.execute(
+        "SET search_path = public; CREATE TABLE t (id varchar(9) PRIMARY KEY, a varchar(9) NOT NULL)"
+    )
+    await protect(house.root, "t")
+    await house.root.execute("INSERT INTO t VALUES ('a', 'b', 10), ('c', 'b', 10)")
+    assert await tried(house.root, "DELETE FROM t WHERE id OPERATOR(pg_catalog.=) 'c'") == "ok"
+    await protect(house.root, "t")
+    await unprotect(house.root, "t")
+    await house.root.execute("INSERT INTO t VALUES ('c', 'b', 0)")
+    await protect(house.root, "t")
+    assert await house.root.fetchval("SELECT min(last_fence_token) FROM t WHERE starts_with(id, 'c')") == 90
+    await protect(house.root, "t", scope="acc/{a}")
+    await protect(house.root, "t", scope="")
+    await protect(house.root, "t", source="builtin")
+    await unprotect(house.root, "t")
+    assert await seen_as(house) == set()
+
+
+TRIGGER = """
+CREATE TABLE public.seen (who name); GRANT INSERT ON public.seen TO PUBLIC;
+CREATE FUNCTION public.spy() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN INSERT INTO seen VALUES (current_user); RETURN NEW; END $$;
+CREATE TRIGGER spy BEFORE UPDATE ON public.t FOR EACH ROW EXECUTE FUNCTION public.spy()"""
+
+
+@pytest.mark.parametrize("way", ["rows", "scope"])
+async def test_marks_are_written_to_rows_in_their_owners_name(house: House, way: str) -> None:
+    """Somebody else's triggers, checks and policies run then; a superuser who protects the table lends them nothing."""
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    await protect(house.root, "t", scope="acc/{a}" if way == "scope" else "")
+    assert await tried(app, "INSERT INTO t VALUES (1)") == "ok"
+    if way == "rows":
+        assert await tried(app, "DELETE FROM t") == "FP409"
+        await app.execute("BEGIN; SET LOCAL fencepost.token = '91'; DELETE FROM t; COMMIT")
+    await unprotect(house.root, "t")
+    if way == "rows":
+        await app.execute("INSERT INTO t VALUES (1)")
+    await app.execute(TRIGGER)
+    await protect(house.root, "t", scope="")
+    assert await house.root.fetchval("SELECT last_fence_token FROM t") == (91 if way == "rows" else 90)
+    assert await seen_as(house) == {house.app}
+    assert await house.root.fetchval("SELECT count(*) FROM pg_proc WHERE proname LIKE '%\\_raise'") == 0
+
+
+async def test_a_table_that_changes_between_look_and_lock_is_not_protected(house: House) -> None:
+    app = await house.login(house.app)
+    await app.execute(EVIL.format(type="text", value="'x'"))
+    for change in (
+        "ALTER TABLE t ALTER id TYPE public.ct USING ROW(id)::public.ct",
+        "ALTER TABLE t RENAME TO was; CREATE VIEW public.t AS SELECT * FROM was",
+        "ALTER TABLE t ADD last_fence_token numeric",
+        "ALTER TABLE t ADD last_fence_token bigint, ADD CONSTRAINT fencepost_mark CHECK (n > 0)",
+        "DROP TABLE t",
+    ):
+        await app.execute("DROP TABLE IF EXISTS public.was CASCADE; CREATE TABLE public.t (id text PRIMARY KEY, n int)")
+        plans = [await plan_protect(house.root, "t", None, None)]
+        plans.append(await plan_protect(house.root, "t", None, None, scope="acc/{id}"))
+        await app.execute(change)
+        for plan in plans:
+            with pytest.raises((ProtectError, asyncpg.PostgresError)) as refused:
+                await apply(house.root, plan)
+            assert "changed at the same moment" in str(refused.value) or "does not exist" in str(refused.value)
+        await app.execute("DROP VIEW IF EXISTS t" if "VIEW" in change else "DROP TABLE IF EXISTS t")
+    assert await seen_as(house) <= {house.app}
+
+
+async def test_where_nothing_is_given_to_everybody_plain_roles_write_with_their_tokens(house: House) -> None:
+    """`ALTER DEFAULT PRIVILEGES … REVOKE EXECUTE … FROM PUBLIC`: what runs in the writers' names is granted by name."""
+    app = await house.login(house.app)
+    await house.root.execute("DROP SCHEMA fencepost CASCADE")
+    await house.root.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+    await upgrade(house.url)
+    await house.root.execute(
+        "CREATE TYPE public.mood AS ENUM ('fair'); CREATE TABLE public.t (id mood, d date, t timestamp, z timestamptz,"
+        " x numeric, b bytea, n int, PRIMARY KEY (id, d, t, z, x, b));"
+        f" CREATE TABLE public.i (id int PRIMARY KEY, n int); GRANT ALL ON t, i TO {house.app}"
+    )
+    keyed = "INSERT INTO t VALUES ('fair', '2026-01-01', '2026-01-01', '2026-01-01Z', 1.5, '\\x00')"
+    for source, token in (("external", 90), ("builtin", 90)):
+        await protect(house.root, "t", source=source)
+        await protect(house.root, "i", scope="acc/{id}", source=source)
+        await house.root.execute("SELECT setval('fencepost.tokens', greatest(fencepost.issued(), 1000))")
+        for number, statement in enumerate(
+            (keyed, "UPDATE t SET n = 2", "DELETE FROM t", "INSERT INTO i VALUES (1)", "DELETE FROM i")
+        ):
+            said = token + number + (100 if source == "builtin" else 0)
+            await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{said}'; {statement}; COMMIT")
+        assert await tried(app, "INSERT INTO i VALUES (1)") == "FP409"
+        assert await tried(app, keyed.replace("fair", "fair")) == "FP409"
+        await app.execute("INSERT INTO t SELECT 'fair', '2027-01-01', '2026-01-01', '2026-01-01Z', 1, '', 1, 500; ")
+        for refused in ("UPDATE t SET n = 3", "DELETE FROM t"):
+            with pytest.raises(asyncpg.PostgresError) as error:
+                await app.execute(refused)
+            assert error.value.sqlstate == "FP428"
+        await app.execute("BEGIN; SET LOCAL fencepost.token = '600'; DELETE FROM t; COMMIT")
+        await house.root.execute("DELETE FROM fencepost.marks")
+    findings = [*await examine_tables(house.root), *await examine_functions(house.root)]
+    assert [each for each in findings if each.level == "error"] == []
