@@ -203,7 +203,7 @@ REVOKE EXECUTE ON FUNCTION fencepost.current_timeline(), fencepost.origin(), fen
   fencepost.sizes() FROM PUBLIC;
 -- next
 -- What runs in the writer's own name, where default privileges do not give it to everybody.
-GRANT EXECUTE ON FUNCTION fencepost.enc(text), fencepost.canon(date), fencepost.canon(timestamp),
+GRANT EXECUTE ON FUNCTION fencepost.enc(text), fencepost.is_builtin(oid), fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea), fencepost.given(text),
   fencepost.malformed(text), fencepost.ours(xid), fencepost.refuse(text, bigint, bigint),
   fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid), fencepost.suppressed(text),

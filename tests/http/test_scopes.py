@@ -152,3 +152,37 @@ async def test_the_description_says_what_a_scope_asks_for(api: Api) -> None:
     assert {"X-Fence-Mark", "X-Fence-Scope"} <= insert["responses"]["201"]["headers"].keys()
     changed = described["paths"]["/v1/data/items/{id}"]["patch"]["responses"]["200"]
     assert "X-Fence-Scope" in changed["headers"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "scope"),
+    [
+        ("PATCH", "data/items/1", {"n": 1}, "account/42"),
+        ("PATCH", "data/items/1", {}, "account/42"),
+        ("PUT", "data/items/1", {"account_id": 42}, "account/42"),
+        ("PUT", "data/items/8", {"account_id": 42}, "account/42"),
+        ("DELETE", "data/items/1", None, "account/42"),
+        ("POST", "data/items", {"id": 9, "account_id": 42}, "account/42"),
+        ("POST", "data/items", [{"id": 9, "account_id": 42}], "account/42"),
+        ("POST", "claims", {"resource": "account/42"}, "account/42"),
+        ("POST", "data/items", [{"id": 9, "account_id": 42}, {"id": 10, "account_id": 42}], None),
+        ("PATCH", "data/items?id=eq.1", {"n": 1}, None),
+        ("DELETE", "data/items?id=eq.1", None, None),
+    ],
+)
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
+async def test_answers_about_one_scope_name_it_with_its_mark(
+    api: Api, method: str, path: str, body: object, scope: str | None, key: dict[str, str]
+) -> None:
+    for _ in (1, 2) if key else (1,):
+        answer = await api.ask(method, path, body, token=50, headers=key)
+        assert answer.is_success, answer.text
+        assert answer.headers.get("x-fence-scope") == scope
+        assert answer.headers.get("x-fence-mark") == (None if scope is None else "50")
+
+
+async def test_a_read_of_one_row_has_its_scopes_mark_and_one_by_filters_has_none(api: Api) -> None:
+    await api.ask("PATCH", "data/items/1", {"n": 1}, token=50)
+    for path, mark in (("data/items/2", "50"), ("data/items?id=eq.2", None)):
+        answer = await api.ask("GET", path)
+        assert (answer.headers.get("x-fence-mark"), answer.headers.get("x-fence-scope")) == (mark, None)

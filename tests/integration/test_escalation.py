@@ -11,7 +11,7 @@ from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.inspect import examine_tables
 from fencepost.storage.inspect_functions import examine_functions
 from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import ProtectError, apply, plan_protect, protect, unprotect
+from fencepost.storage.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 
 EVIL = """
 CREATE TYPE public.ct AS (x text);
@@ -71,7 +71,23 @@ async def test_a_column_that_gets_a_type_of_its_owners_is_not_read_in_our_name(h
     fresh = await house.login(house.app)
     for statement in (insert, delete):
         assert await tried(fresh, statement) == "FP000", statement
-    # The gateway's grants, and whose code ran at all: nobody's but the owner's.
+    await unprotect(house.root, "t")
+    assert await seen_as(house) <= {house.app}, "in nobody's name but the owner's"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_unprotect_reads_no_column_that_has_changed_since_it_looked(house: House, change: str) -> None:
+    type_, value, alter, *_ = CHANGES[change]
+    app = await house.login(house.app)
+    await app.execute("CREATE TABLE public.t (id text PRIMARY KEY, n int)")
+    await protect(house.root, "t")
+    await app.execute("INSERT INTO t (id, last_fence_token) VALUES ('a', 10)")
+    await app.execute(EVIL.format(type=type_, value=value))
+    plan = await plan_unprotect(house.root, "t")
+    await app.execute(alter)
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await apply(house.root, plan)
+    assert refused.value.sqlstate == "FP000"
     assert await seen_as(house) <= {house.app}
 
 

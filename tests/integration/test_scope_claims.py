@@ -10,11 +10,11 @@ from tests.racing import Race, gateway_pid, keyed, open_gateway, told
 from tests.scope_scenarios import entered, mark, scoped_race
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
+from fencepost.fencing.resource import Resource, parse_resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.acquire import Acquire, Granted, acquire
 from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.core import Done, Gateway
+from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.explain import Explained, explain
 from fencepost.gateway.write import patch
 from fencepost.storage.protect import plan_protect, plan_unprotect, protect
@@ -167,3 +167,77 @@ async def test_scopes_of_two_templates_and_rows_are_claimed_in_one_order(race: R
             assert {done.resource for lease in leases for done in lease.claims} == set(names)
     newest = max(lease.lease.tokens[0] for lease in leases)
     assert newest - 1 <= (await mark(race) or 0) <= newest
+
+
+STORED = """
+CREATE DOMAIN public.even AS int CHECK (VALUE % 2 = 0);
+CREATE DOMAIN public.short AS varchar(3)"""
+
+FITTING = [
+    ("numeric(10,2)", "1.50", True),
+    ("numeric(10,2)", "1.5", True),
+    ("numeric(10,2)", "1.499", False),
+    ("numeric(4,2)", "100", False),
+    ("varchar(3)", "abc", True),
+    ("varchar(3)", "abcdef", False),
+    ("varchar(3)", "abc ", False),
+    ("char(3)", "ab ", True),
+    ("char(3)", "abcd", False),
+    ("timestamptz(0)", "2026-01-02T03:04:05Z", True),
+    ("timestamptz(0)", "2026-01-02T03:04:05.6Z", False),
+    ("timestamp(0)", "2026-01-02T03:04:05.6", False),
+    ("public.short", "abcd", False),
+    ("public.even", "2", True),
+    ("public.even", "3", False),
+    ("int", "0000000042", True),
+    ("int", "3000000000", False),
+    ("smallint", "40000", False),
+    ("bigint", "3000000000", True),
+    ("text", "as long as you like", True),
+]
+
+
+async def claimed(gateway: Gateway, by: str, resource: str) -> Outcome | Granted:
+    if by == "claim":
+        return await claim(gateway, Claim(parse_resource(resource), Token(50)))
+    asking = asked(resource, secret="t" * 32)
+    return await acquire(gateway, asking, asyncio.get_running_loop().create_future())
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "fits", "by"),
+    [(*each, "claim") for each in FITTING] + [(*each, "lease") for each in FITTING[:5]],
+)
+async def test_a_scope_that_no_row_can_have_is_not_claimed(
+    race: Race, gateway: Gateway, type_: str, value: str, by: str, *, fits: bool
+) -> None:
+    """Such a claim would fence nobody: what is stored has another name, or is not stored."""
+    await race.observer.execute(STORED)
+    await race.observer.execute(f"CREATE TABLE kept (id int PRIMARY KEY, k {type_} NOT NULL)")
+    await protect(race.observer, "kept", scope="ks/{k}", source="builtin")
+    await gateway.catalog.reload()
+    answer = await claimed(gateway, by, f"ks/{value}")
+    marks = await race.observer.fetchval("SELECT count(*) FROM fencepost.marks WHERE resource LIKE 'ks/%'")
+    if fits:
+        assert not isinstance(answer, Problem), answer
+        assert marks == 1
+    else:
+        assert isinstance(answer, Problem)
+        assert (answer.http_status, marks) == (400, 0)
+        assert f"resource: the scope ks/{value} would be changed, or refused, when stored in kept" in answer.detail
+
+
+async def test_a_scope_is_claimed_when_one_of_its_tables_can_have_such_a_row(race: Race, gateway: Gateway) -> None:
+    for name, type_ in (("a", "numeric(10,2)"), ("b", "numeric(4,1)"), ("c", "numeric(12,3)")):
+        await race.observer.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, k {type_} NOT NULL)")
+        await protect(race.observer, name, scope="ks/{k}", source="builtin")
+    await gateway.catalog.reload()
+    assert told(await claim(gateway, Claim(Resource("ks", ("1.499",)), Token(50)))) == "ok"
+    refused = await claim(gateway, Claim(Resource("ks", ("1.4999",)), Token(50)))
+    assert isinstance(refused, Problem)
+    assert refused.detail.endswith("when stored in a, b, c")
+    await granted(gateway, asked("ks/1.498", secret="u" * 32))
+    await race.observer.execute("CREATE TABLE d (id int PRIMARY KEY, k numeric NOT NULL)")
+    await protect(race.observer, "d", scope="ks/{k}", source="builtin")
+    await gateway.catalog.reload()
+    assert told(await claim(gateway, Claim(Resource("ks", ("1.4999",)), Token(50)))) == "ok"

@@ -198,9 +198,26 @@ async def test_a_trigger_that_moves_a_row_to_another_scope_is_told(race: Race, g
     refused = await insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items"))
     assert isinstance(refused, Problem)
     assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", "account/7")
+    assert "A trigger of items moved the row to the scope account/7" in refused.detail
+    assert "the gateway cannot write such rows" in refused.detail
+    made = await put(gateway, keyed("95", 50, "items", account_id=42))
+    assert isinstance(made, Problem)
+    assert (made.http_status, made.detail) == (409, refused.detail)
     assert told(await patch(gateway, keyed("1", 50, "items", n=5))) == "FP016"
     assert told(await insert(gateway, posted(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
     assert await mark(race) is None
+
+
+async def test_a_trigger_that_writes_a_row_of_another_scope_moves_none(race: Race, gateway: Gateway) -> None:
+    await race.observer.execute(
+        "CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO public.notes VALUES (7, NEW.id); RETURN NEW; END';"
+        "CREATE TRIGGER note BEFORE INSERT ON public.items FOR EACH ROW EXECUTE FUNCTION public.note()"
+    )
+    refused = await insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items"))
+    assert isinstance(refused, Problem)
+    assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", "account/7")
+    assert "also writes to account/7" in refused.detail
 
 
 async def test_a_cascade_into_another_scope_is_refused_and_into_the_same_is_not(race: Race, gateway: Gateway) -> None:
@@ -213,6 +230,7 @@ async def test_a_cascade_into_another_scope_is_refused_and_into_the_same_is_not(
         refused = await delete(gateway, keyed(key, 51, "items"))
         assert isinstance(refused, Problem)
         assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", resource)
+        assert f"also writes to {resource}" in refused.detail
     assert await item(race, 2) == (42, 0)
     assert await mark(race) == 50
 
@@ -237,6 +255,57 @@ async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rul
     key = 1 if verb == "patch" else 97
     assert await race.observer.fetchval("SELECT last_fence_token FROM items WHERE id = $1", key) == 50
     assert await mark(race) is None
+
+
+@pytest.mark.parametrize("verb", ["patch", "put", "put new", "post", "delete", "patch many", "delete many"])
+async def test_a_table_that_enters_a_scope_meanwhile_is_written_by_its_new_rule(
+    race: Race, gateway: Gateway, verb: str
+) -> None:
+    """The request was on its way by the rule of rows, and the scope's trigger has no token of it."""
+    await race.observer.execute("CREATE TABLE late (id int PRIMARY KEY, account_id int NOT NULL, status text, n int)")
+    await race.observer.execute("INSERT INTO late VALUES (1, 42, 'new', 0)")
+    await protect(race.observer, "late")
+    await gateway.catalog.reload()
+    plan = await plan_protect(race.observer, "late", None, None, scope=SCOPE)
+    changing = await race.begin(race.c)
+    for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
+        await race.c.execute(statement)
+    filtered = FilteredWrite("late", NEW, Token(50), body(n=5))
+    write = await waits(race, gateway, {
+        "patch": lambda: patch(gateway, keyed("1", 50, "late", n=5)),
+        "put": lambda: put(gateway, keyed("1", 50, "late", account_id=42)),
+        "put new": lambda: put(gateway, keyed("2", 50, "late", account_id=42)),
+        "post": lambda: insert(gateway, posted(50, {"id": 2, "account_id": 42}, table="late")),
+        "delete": lambda: delete(gateway, keyed("1", 50, "late")),
+        "patch many": lambda: patch_many(gateway, filtered),
+        "delete many": lambda: delete_many(gateway, filtered),
+    }[verb]())  # fmt: skip
+    await changing.commit()
+    outcome = await write
+    assert told(outcome) == ("created" if verb in ("post", "put new") else "ok"), outcome
+    assert await mark(race) == 50
+
+
+@pytest.mark.parametrize("table", ["plain", "items"])
+async def test_a_trigger_that_writes_to_another_table_is_told_without_reading_the_catalog_anew(
+    race: Race, gateway: Gateway, table: str
+) -> None:
+    """By rows and by scope: FP428 has the gateway look whether the table has changed, and that is all."""
+    await race.observer.execute(
+        "CREATE TABLE plain (id int PRIMARY KEY, account_id int, n int); INSERT INTO plain VALUES (1, 42, 0);"
+        "CREATE FUNCTION public.elsewhere() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN UPDATE public.other SET n = 1; RETURN NEW; END';"
+        "CREATE TABLE other (id int PRIMARY KEY, n int); INSERT INTO other VALUES (1, 0);"
+        f"CREATE TRIGGER elsewhere BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION public.elsewhere()"
+    )
+    for name in ("plain", "other"):
+        await protect(race.observer, name)
+    version = (await gateway.catalog.reload()).version
+    refused = await patch(gateway, keyed("1", 50, table, n=5))
+    assert isinstance(refused, Problem)
+    assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", "other/1")
+    assert "also writes to other/1" in refused.detail
+    assert gateway.catalog.current.version == version
 
 
 async def test_a_table_that_was_dropped_has_no_say_in_the_scopes_rule(race: Race) -> None:

@@ -63,10 +63,11 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
             return token
 
         scoped = ScopedWrite.of(table, fence, token)
+        sharing = gateway.catalog.current.scopes.get(request.resource.table, ())
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
-                return await claim_scope(connection, scoped, key)
+                return await claim_scope(connection, scoped, sharing, key)
             return await claim_on(connection, table, fence, key, token)
 
         operation = Operation(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -48,6 +49,9 @@ class Done:
 
 Outcome = Done | Problem
 
+Doubt = Literal["catalog", "session"] | None
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
@@ -72,23 +76,24 @@ async def on_table(
     use: Callable[[Table], Awaitable[Outcome]],
     find: Callable[[Catalog, str], Table | None] = table_named,
 ) -> Outcome:
-    """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated.
-    `find` says which table is meant.
+    """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated, or
+    in a fresh session when that one's plans do. `find` says which table is meant.
 
     Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
     arrived = asyncio.get_running_loop().time()
     table = find(gateway.catalog.current, name)
-    outcome, doubtful = await _attempt(table, name, use)
-    if doubtful:
-        try:
-            if await gateway.catalog.has_changed(name, table):
-                table = find(await gateway.catalog.begun_after(arrived), name)
-                outcome, _ = await _attempt(table, name, use)
-        except UnavailableError as error:
-            outcome = unavailable(error)
-        except RefusedError as error:
-            outcome = problem_of_refused(error)
+    outcome, doubt = await _attempt(table, name, use)
+    try:
+        if doubt is not None and await gateway.catalog.has_changed(name, table):
+            table = find(await gateway.catalog.begun_after(arrived), name)
+            outcome, doubt = await _attempt(table, name, use)
+        if doubt == "session":  # all sessions are new by now
+            outcome, _ = await _attempt(table, name, use)
+    except UnavailableError as error:
+        outcome = unavailable(error)
+    except RefusedError as error:
+        outcome = problem_of_refused(error)
     if isinstance(outcome, Problem):
         outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
@@ -98,24 +103,25 @@ async def on_table(
 
 async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage can say
     table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]
-) -> tuple[Outcome, bool]:
-    """Run once; the bool says that an outdated catalog may be why it failed."""
+) -> tuple[Outcome, Doubt]:
+    """Run once, and say what may be why it failed."""
     if table is None:
-        return Problem(UNKNOWN_TABLE, f"There is no table {name}."), True
+        return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
     try:
         outcome = await use(table)
     except QueryError as error:
-        return bad_request(f"{error}"), isinstance(error, UnknownColumnError)
+        return bad_request(f"{error}"), "catalog" if isinstance(error, UnknownColumnError) else None
     except RefusedError as error:
         if error.sqlstate == SUPPRESSED and table.row_security:
-            return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), False
-        return problem_of_refused(error), error.may_be_outdated
+            return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
+        doubt: Doubt = "session" if error.of_an_old_plan else "catalog" if error.may_be_outdated else None
+        return problem_of_refused(error, table), doubt
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the write landed: {error}"
-        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), False
+        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
     except UnavailableError as error:
-        return unavailable(error), False
-    return outcome, isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE
+        return unavailable(error), None
+    return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE else None
 
 
 def unavailable(error: UnavailableError) -> Problem:

@@ -1,6 +1,7 @@
 """The claims of a lease, made in the transaction that grants it (R7, R9): all of them, or the lease is not granted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from fencepost.fencing.problem_types import (
@@ -14,18 +15,28 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claim import claim_on
 from fencepost.gateway.core import Done, require_fence, require_key
-from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
+from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
 from fencepost.locks.postgres import Overtaken
 from fencepost.storage import reading
 from fencepost.storage.catalog import Catalog, Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.errors import translated
+from fencepost.storage.fenced import Key
 from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
 from fencepost.storage.scope_marks import marks as scope_marks
 from fencepost.storage.scoped import scopes_typed
 
-Claimed = tuple[Table, Fence, tuple[str, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a lease is to claim: the row with a key, or the scope with these values."""
+
+    table: Table
+    fence: Fence
+    key: Key
+    sharing: Sequence[Table] = ()
+    """The tables of the scope."""
 
 
 class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a grant back
@@ -56,7 +67,7 @@ def resolve(catalog: Catalog, claims: Sequence[tuple[str, Resource]]) -> list[Cl
             return bad_request(f"claim: {text}: {error}")
         if scope is None and fence.scope is not None:
             return claim_the_scope(table, resource.key, fence.scope)
-        claimed.append((table, fence, resource.key))
+        claimed.append(Claimed(table, fence, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
     return claimed
 
 
@@ -65,22 +76,22 @@ async def claim_all(connection: Connection, claimed: Sequence[Claimed], token: T
     one = _reread if repeated else _claim
     done = await _claim_scopes(connection, claimed, token, repeated=repeated)
     by_table: dict[str, list[int]] = {}
-    for number, (table, _, _) in enumerate(claimed):
+    for number, each in enumerate(claimed):
         if number in done:
             continue
-        by_table.setdefault(table.name, []).append(number)
+        by_table.setdefault(each.table.name, []).append(number)
     for name in sorted(by_table):
         numbers = by_table[name]
-        table, fence, _ = claimed[numbers[0]]
+        table, fence = claimed[numbers[0]].table, claimed[numbers[0]].fence
         if len(numbers) == 1:
             order = [(0, "")]
         else:
             with translated(writing=False):
-                order = await in_key_order(connection, table, fence, [claimed[number][2] for number in numbers])
+                order = await in_key_order(connection, table, fence, [claimed[number].key for number in numbers])
         known_as: dict[str, Done] = {}
         for position, resource in order:
             if resource not in known_as:
-                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]][2], token)
+                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]].key, token)
             done[numbers[position]] = known_as[resource]
     return [done[number] for number in range(len(claimed))]
 
@@ -91,10 +102,12 @@ async def _claim_scopes(
     """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
     done: dict[int, Done] = {}
     named: list[tuple[str, int, ScopedWrite]] = []
-    for number, (table, fence, key) in enumerate(claimed):
-        if (scoped := ScopedWrite.of(table, fence, token)) is not None:
+    for number, each in enumerate(claimed):
+        if (scoped := ScopedWrite.of(each.table, each.fence, token)) is not None:
             with translated(writing=False):
-                names = await scopes_typed(connection, table, scoped.scope, [key])
+                names = await scopes_typed(connection, each.table, scoped.scope, [each.key])
+            if not repeated:
+                await require_storable(connection, each.sharing, each.key)
             named.append((names[0], number, scoped))
     for name, number, scoped in sorted(named, key=lambda each: each[0].encode()):
         if repeated:

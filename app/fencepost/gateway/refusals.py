@@ -1,6 +1,7 @@
 """PostgreSQL's refusals, told as problems: which SQLSTATE is which status, and whose fault."""
 
 import json
+import re
 from typing import Final
 
 from fencepost.fencing.problem_types import (
@@ -19,7 +20,9 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Unissued
+from fencepost.storage.catalog import Table
 from fencepost.storage.errors import RefusedError
+from fencepost.storage.row_sql import encode_name
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT
@@ -55,9 +58,17 @@ _TOLD: Final[dict[str, frozenset[str]]] = {
 """What the functions of the schema fencepost raise, and what of it their DETAIL must have."""
 
 
-def problem_of_refused(error: RefusedError) -> Problem:
-    """Map an SQLSTATE. What the table does not name is 400: the statement was understood and refused."""
+_OUR_TRIGGER: Final = re.compile(r'(?:^|\s)fencepost\.(?:"(?:[^"]|"")+"|\w+)\(\)')
+"""One of our trigger functions in an error's context, in any language."""
+
+
+def problem_of_refused(error: RefusedError, table: Table | None = None) -> Problem:
+    """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
+    request's own.
+    """
     if error.sqlstate in _TOLD and (told := _told(error)) is not None:
+        if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, told.get("resource")):
+            return _moved(error, table, told["resource"])
         return _of_trigger(error, told)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
@@ -88,6 +99,31 @@ def _told(error: RefusedError) -> dict[str, str] | None:
     except ValueError:
         return None
     return told if isinstance(told, dict) and _TOLD[error.sqlstate] <= told.keys() else None
+
+
+def _is_moved(error: RefusedError, table: Table, resource: str | None) -> bool:
+    """Whether it is a row of the request that belongs to a scope which the gateway has not entered; and none that a
+    cascade or a trigger writes: then that is what our trigger was called from.
+    """
+    scope = table.fence.scope if table.fence is not None else None
+    if scope is None or resource is None or not resource.startswith(f"{encode_name(scope.prefix)}/"):
+        return False
+    outermost = error.context.rstrip().rpartition("\n")[2]
+    return _OUR_TRIGGER.search(outermost) is not None
+
+
+def _moved(error: RefusedError, table: Table, resource: str) -> Problem:
+    # The gateway enters the scopes that the request names, and no other: who holds one need not hold the other.
+    return Problem(
+        DATABASE_REFUSED,
+        f"A trigger of {table.name} moved the row to the scope {resource}, which is none that the request names: the"
+        " gateway cannot write such rows.",
+        code=error.sqlstate,
+        status=409,
+        details=str(error),
+        hint=f"Name the scope {resource} in the row itself, or write it in SQL, with a token for that scope.",
+        resource=resource,
+    )
 
 
 def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:

@@ -263,10 +263,28 @@ def claim_the_scope(table: Table, key: Key, scope: Scope) -> Problem:
     )
 
 
-async def claim(connection: Connection, write: ScopedWrite, values: Key) -> Outcome:
-    """Enter a scope without writing: nobody older can write to its rows from now on."""
+async def require_storable(connection: Connection, tables: Sequence[Table], values: Key) -> None:
+    """Refuse the claim of a scope that no row can have (QueryError): none of its tables stores the values as they are.
+    The claim would fence nobody.
+    """
+    sharing = [(table, table.fence.scope) for table in tables if table.fence is not None and table.fence.scope]
+    if any(not scoped.may_change(table, scope, values) for table, scope in sharing):
+        return
+    for table, scope in sharing:
+        with translated(writing=False):
+            if await scoped.stores(connection, table, scope, values):
+                return
+    if sharing:
+        named = f"{sharing[0][1].prefix}/{','.join(values)}"
+        where = ", ".join(table.name for table, _ in sharing)
+        raise QueryError(f"resource: the scope {named} would be changed, or refused, when stored in {where}")
+
+
+async def claim(connection: Connection, write: ScopedWrite, tables: Sequence[Table], values: Key) -> Outcome:
+    """Enter a scope without writing: nobody older can write to its rows from now on. `tables`: those that share it."""
     with translated(writing=False):
         names = await scoped.scopes_typed(connection, write.table, write.scope, [values])
+    await require_storable(connection, tables, values)
     if refused := await write.enter(connection, names):
         return write.refused(refused[0])
     return Done([], write.token, resource=names[0], scope=names[0])

@@ -21,12 +21,18 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
-def _headers(done: Done, answer: Answer) -> dict[str, str]:
-    headers = {"Cache-Control": "no-store"}
+def fence_headers(done: Done) -> dict[str, str]:
+    """Name the mark of the one resource that was written, claimed or read, and the scope whose mark it is."""
+    headers = {}
     if done.mark is not None:
         headers["X-Fence-Mark"] = str(done.mark)
     if done.scope:  # percent-encoded already, but for what a header cannot carry
         headers["X-Fence-Scope"] = quote(done.scope, safe=_PRINTABLE)
+    return headers
+
+
+def _headers(done: Done, answer: Answer) -> dict[str, str]:
+    headers = {"Cache-Control": "no-store"} | fence_headers(done)
     if answer is not None:
         headers["Preference-Applied"] = f"return={answer}"
     return headers

@@ -18,7 +18,7 @@ from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.explain import Explained, explain
 from fencepost.gateway.once import Once, Replayed
-from fencepost.http.answers import recorded, replayed
+from fencepost.http.answers import fence_headers, recorded, replayed
 from fencepost.http.openapi_answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
@@ -160,7 +160,7 @@ def _claimed(outcome: Outcome) -> Response:
         return replayed(outcome)
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
-    return json_response(body, {"X-Fence-Mark": str(outcome.mark)})
+    return json_response(body, fence_headers(outcome))
 
 
 def _resource_parameter(raw: bytes) -> Resource:

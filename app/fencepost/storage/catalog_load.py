@@ -260,7 +260,9 @@ async def is_outdated(connection: Connection, schemas: Iterable[str], name: str,
     a load of the whole catalog.
     """
     wanted = name if table is None else f"{table.schema}.{table.relation}"
-    found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
-    if table is None:
-        return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
+    async with connection.transaction(readonly=True):
+        await connection.execute("SET LOCAL search_path = pg_catalog")
+        found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
+        if table is None:
+            return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
     return found != {table.fingerprint}

@@ -188,7 +188,8 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
-        """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map.
+        """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map. One
+        that shows that the sessions have old plans (RefusedError.of_an_old_plan) makes all of them new.
 
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
         QuarantinedError (R19).
@@ -204,6 +205,10 @@ class Database:
                 await self._require_origin(connection)
                 behind.add_log_listener(behind.on_warning)
             yield connection
+        except RefusedError as error:
+            if error.of_an_old_plan:
+                await self._pool.expire_connections()
+            raise
         finally:
             if writing and not behind.is_closed():
                 behind.remove_log_listener(behind.on_warning)

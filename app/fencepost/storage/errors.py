@@ -17,8 +17,13 @@ import asyncpg
 RETRIED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing happened, and the same statement may succeed now (R4)."""
 
-_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "XX000"})
+_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", "XX000"})
 _OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
+
+# Who says that a value has another type than when the session planned an expression of a PL/pgSQL function. By name:
+# the text is in any language.
+_DATATYPE_MISMATCH: Final = "42804"
+_PLANNED_BEFORE: Final = ("ExecEvalParamExtern", "plpgsql_param_eval_")
 
 # Class 57P: the server ends the connection. Class 08: it is gone. A commit may have been under way.
 _CONNECTION_CLASSES: Final = ("08", "57P")
@@ -65,6 +70,16 @@ class RefusedError(StorageError):
         self.column: str | None = error.column_name
         self.constraint: str | None = error.constraint_name
         self.schema: str | None = error.schema_name
+        self.context: str = error.context or ""
+        """Where it was raised: a line or more for each function and statement, the outermost last, in any language."""
+        self._raised_by: str = getattr(error, "server_source_function", None) or ""
+
+    @property
+    def of_an_old_plan(self) -> bool:
+        """Whether the session has a plan in a trigger's function that a changed type made useless: there, it fails each
+        time; in a new session it does not.
+        """
+        return self.sqlstate == _DATATYPE_MISMATCH and self._raised_by.startswith(_PLANNED_BEFORE)
 
     @property
     def may_be_outdated(self) -> bool:

@@ -17,11 +17,13 @@ from fencepost.storage.row_sql import (
     MARK,
     body_columns,
     comparison,
+    equal,
     json_row,
     key_match,
     key_parameter,
     literal,
     lock_clause,
+    operator,
     parameter_resource,
     row_resource,
     stored_token,
@@ -152,13 +154,12 @@ def _issued(fence: Fence) -> str:
 
 async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
     """R5's question for every key in a JSON array, in key order."""
-    match = " AND ".join(f"r.{quote(c)} = b.{quote(c)}" for c in table.key)
     rows = await connection.fetch(
         f"SELECT n.resource, r.{MARK} AS live,"
         f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {_issued(fence)} AS issued"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
-        f" LEFT JOIN {table.sql_name} AS r ON {match} ORDER BY n.resource",
+        f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')} ORDER BY n.resource",
         body,
     )
     return [Standing(row["resource"], row["live"], row["without_row"], row["issued"]) for row in rows]
@@ -168,7 +169,9 @@ async def same_key(connection: Connection, table: Table, key: Key, named: tuple[
     """Whether the key columns that the body names have the path's values: compared as their types, not as text."""
     values = dict(zip(table.key, key, strict=True))
     tests = " AND ".join(
-        f"b.{quote(name)} IS NOT DISTINCT FROM CAST(${n}::text AS {table.columns[name].base_type})"
+        # Not IS NOT DISTINCT FROM, which looks for its `=` along the search_path.
+        f"(b.{quote(name)} {operator(table.columns[name], '=')} CAST(${n}::text AS {table.columns[name].base_type}))"
+        f" IS TRUE"
         for n, name in enumerate(named, 2)
     )
     result: bool = await connection.fetchval(
@@ -182,7 +185,8 @@ async def same_key(connection: Connection, table: Table, key: Key, named: tuple[
 async def fits(connection: Connection, table: Table, key: Key) -> bool:
     """Whether the path's key values survive storing: 1.234 would become 1.23 in numeric(5,2), another row's key."""
     tests = " AND ".join(
-        f"{key_parameter(table, n)} = CAST({key_parameter(table, n)} AS {table.columns[name].type})"
+        f"{key_parameter(table, n)} {operator(table.columns[name], '=')}"
+        f" CAST({key_parameter(table, n)} AS {table.columns[name].type})"
         for n, name in enumerate(table.key, 1)
     )
     result: bool = await connection.fetchval(f"SELECT {tests}", *key)
@@ -200,7 +204,8 @@ async def converts_value(connection: Connection, table: Table, column: str, body
     function = "json_to_recordset" if body.lstrip().startswith("[") else "json_to_record"
     return await _runs(
         connection,
-        f"SELECT count(b.{quote(column)}) FROM {function}($1::json) AS b({quote(column)} {table.columns[column].type})",
+        f"SELECT pg_catalog.count(b.{quote(column)})"
+        f" FROM {function}($1::json) AS b({quote(column)} {table.columns[column].type})",
         body,
     )
 

@@ -11,15 +11,24 @@ from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
-from fencepost.storage.row_sql import MARK, ORDINAL, body_columns, json_row, key_parameter, row_resource, suppressed_if
+from fencepost.storage.row_sql import (
+    MARK,
+    ORDINAL,
+    body_columns,
+    json_row,
+    key_parameter,
+    operator,
+    row_resource,
+    suppressed_if,
+)
 
 _REKEYS: Final = """
 WITH RECURSIVE part(oid) AS (
   SELECT $1::text::regclass::oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
 SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules)
     OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-                WHERE NOT t.tgisinternal AND t.tgtype & 7 = 7 AND t.tgenabled <> 'D'
-                  AND NOT starts_with(t.tgname, 'zzz_fencepost_'))"""
+                WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D'
+                  AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))"""
 """The first three bits of tgtype are ROW, BEFORE and INSERT."""
 
 
@@ -55,7 +64,7 @@ async def insert_rows(
     if table.key and set(table.key) <= set(columns):
         order = ", ".join(f"b.{quote(c)}" for c in table.key)
         returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
-        match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
+        match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
         inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"
         chosen = (
             f"SELECT * FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}) AS a"

@@ -21,6 +21,7 @@ from fencepost.storage.row_sql import (
     MARK,
     body_columns,
     comparison,
+    equal,
     json_row,
     literal,
     lock_clause,
@@ -88,8 +89,7 @@ def _answer(table: Table, fence: Fence, limit: int) -> str:
 
 
 def _write_if(table: Table, limit: int) -> str:
-    match = " AND ".join(f"r.{quote(c)} = hit.{quote(c)}" for c in table.key)
-    return f"{match} AND (SELECT bads = 0 AND hits <= {limit} FROM verdict)"
+    return f"{equal(table, table.key, 'r', 'hit')} AND (SELECT bads = 0 AND hits <= {limit} FROM verdict)"
 
 
 def _returning(table: Table, target: str) -> str:
@@ -155,8 +155,8 @@ async def delete_many(
     async with connection.transaction():
         # A table that only looks like the protected one would be emptied without leaving marks.
         ready = await connection.fetchval(
-            "SELECT set_config('fencepost.token', $1, true) FROM fencepost.protected p"
-            " WHERE p.relation = to_regclass($2)",
+            "SELECT pg_catalog.set_config('fencepost.token', $1, true) FROM fencepost.protected p"
+            " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)",
             f"{fence.name}={token}",
             table.sql_name,
         )

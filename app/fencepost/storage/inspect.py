@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from fencepost.fencing.scope import parse_scope
+from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import BOUND, api_name
@@ -196,11 +196,7 @@ def _broken(row: asyncpg.Record) -> list[str]:
     if missing:
         broken.append(f"triggers are missing or disabled ({', '.join(missing)})")
     if scope is not None:
-        if gone := sorted(set(scope.columns) - set(_names(row["not_null"]))):
-            broken.append(f"columns of its scope {scope.template} are gone or can be null ({', '.join(gone)})")
-        elif set(scope.columns) != set(_names(row["bound"])):
-            bound = ", ".join(_names(row["bound"])) or "nothing"
-            broken.append(f"columns of its scope {scope.template} are others now: it is read from {bound}")
+        broken += _columns_of(scope, row)
     elif row["column"] != "bigint NOT NULL":
         broken.append(f"the column {MARK_COLUMN} is {row['column'] or 'gone'}")
     if row["validated"] is None and scope is None:
@@ -215,6 +211,15 @@ def _broken(row: asyncpg.Record) -> list[str]:
     if row["functions_gone"]:
         broken.append("functions are missing from the schema fencepost")
     return broken
+
+
+def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
+    if gone := sorted(set(scope.columns) - set(_names(row["not_null"]))):
+        return [f"columns of its scope {scope.template} are gone or can be null ({', '.join(gone)})"]
+    if set(scope.columns) == set(_names(row["bound"])):
+        return []
+    bound = ", ".join(_names(row["bound"])) or "nothing"
+    return [f"columns of its scope {scope.template} are others now: it is read from {bound}"]
 
 
 def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:

@@ -32,8 +32,8 @@ class Issued:
 async def issued_to(connection: Connection, token: int) -> Issued | None:
     """Look a token up; None: it is not remembered, or another source's."""
     row = await connection.fetchrow(
-        "SELECT lease_id, names, owner, to_json(granted_at) #>> '{}' AS granted_at,"
-        " to_json(drawn_at) #>> '{}' AS issued_at FROM fencepost.issued_to($1)",
+        "SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at,"
+        " pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at FROM fencepost.issued_to($1)",
         token,
     )
     if row is None:

@@ -48,7 +48,7 @@ async def claim_absent(
             # of the built-in source either has done it, and is seen here, or waits until it can see this mark.
             await connection.execute(
                 "SELECT fencepost.require_issued($1, $2) FROM fencepost.protected p"
-                " WHERE p.relation = to_regclass($3) AND p.source = $4",
+                " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($3) AND p.source = $4",
                 resource,
                 token,
                 table.sql_name,
@@ -76,7 +76,8 @@ async def known(connection: Connection, table: Table, fence: Fence, key: Key) ->
     """Look a resource up, in one snapshot."""
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" m.last_fence_token AS recorded, m.row_absent, to_json(m.changed_at) #>> '{{}}' AS changed_at"
+        f" m.last_fence_token AS recorded, m.row_absent,"
+        f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
         f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n"
         f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
         *key,
@@ -103,10 +104,10 @@ async def in_key_order(
         value if (collation := table.columns[c].collation) is None else f"{value} COLLATE {collation}"
         for c, value in zip(table.key, values, strict=True)
     ]
-    arrays = ", ".join(f"${n}::text[]" for n in range(1, len(names) + 1))
+    arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
     rows = await connection.fetch(
         f"SELECT x.o::int - 1 AS position, {resource} AS resource"
-        f" FROM unnest({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(order)}, x.o",
+        f" FROM ROWS FROM ({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(order)}, x.o",
         *([key[n] for key in keys] for n in range(len(names))),
     )
     return [(row["position"], row["resource"]) for row in rows]

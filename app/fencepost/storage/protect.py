@@ -86,7 +86,10 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
                       JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
                      WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
                     AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                                   AND a.attname = 'last_fence_token') AS readable,
+                                   AND a.attname = 'last_fence_token' AND a.atttypid = 'bigint'::regtype)
+                    AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                                     WHERE a.attrelid = c.oid AND a.attname = ANY (p.key_columns) AND NOT a.attisdropped
+                                       AND t.typtype <> 'e' AND NOT fencepost.is_builtin(t.oid)) AS readable,
                   format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
                   c.relname::text AS relation,
                   pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,

@@ -105,8 +105,8 @@ class Functions:
         }
 
     def naming(self) -> str:
-        """Write what names the resource of a row."""
-        return f"BEGIN RETURN {self.resource('r')}; END"
+        """Write what names the resource of a row. Whoever unprotects the table calls it, a superuser maybe."""
+        return f"BEGIN {self._unchanged(self._strange_keys('r'))} RETURN {self.resource('r')}; END"
 
     def _update(self) -> str:
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
@@ -163,7 +163,7 @@ END"""
         resource, mark = self.resource("NEW"), f"NEW.{MARK_COLUMN}"
         return f"""
 BEGIN
-  {self._unchanged("NEW")}
+  {self._unchanged([self._strange_mark("NEW"), *self._strange_keys("NEW")])}
   PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{self._issued(resource, mark)}
   RETURN NULL;
 END"""
@@ -173,22 +173,26 @@ END"""
         given = f"fencepost.given({self.name})"
         return f"""
 BEGIN
-  {self._unchanged("OLD")}
+  {self._unchanged([self._strange_mark("OLD"), *self._strange_keys("OLD")])}
   PERFORM fencepost.judge_delete({self.name}, {resource}, {mark}, {literal(self.rule)}, OLD.xmin);\
 {self._issued(resource, given)}
   RETURN NULL;
 END"""
 
-    def _unchanged(self, record: str) -> str:
+    def _unchanged(self, strange: list[str]) -> str:
         """Look at the columns' types before anything reads them: what follows runs in our name, and the table's owner
-        may have changed them, and made casts. An enum is read by its output function, which is nobody's.
+        may have changed them, and made casts.
         """
-        strange = [f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"]
-        for key in self.target.key:
-            if key.base_name in KEY_TYPES:
-                of = f"pg_typeof({record}.{quote(key.name)})::oid"
-                strange.append(f"{of} >= 16384 AND NOT fencepost.is_builtin({of})")
-        return f"IF {' OR '.join(strange)} THEN PERFORM fencepost.outdated({self.name}); END IF;"
+        return f"IF {' OR '.join(strange)} THEN PERFORM fencepost.outdated({self.name}); END IF;" if strange else ""
+
+    @staticmethod
+    def _strange_mark(record: str) -> str:
+        return f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"
+
+    def _strange_keys(self, record: str) -> list[str]:
+        """Enums not: they are read by their output function, which is nobody's."""
+        types = [f"pg_typeof({record}.{quote(k.name)})::oid" for k in self.target.key if k.base_name in KEY_TYPES]
+        return [f"{of} >= 16384 AND NOT fencepost.is_builtin({of})" for of in types]
 
     def _issued(self, resource: str, token: str) -> str:
         if self.source != BUILTIN:

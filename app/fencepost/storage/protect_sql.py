@@ -168,6 +168,12 @@ def unprotect_sql(
     `keep_marks`: write live rows' marks down too, for their rows may go while nobody watches. Not possible when the key
     or the column has changed since.
     """
+    # The table's owner may have given the column a type of his own; the key's are looked at by our function.
+    same = (
+        f"IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {literal(table)}::regclass"
+        f" AND a.attname = {literal(MARK_COLUMN)} AND a.atttypid = 'bigint'::regtype) THEN"
+        f" PERFORM fencepost.outdated({literal(name)}); END IF;"
+    )
     kept = (
         f"INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)"
         f" SELECT fencepost.{quote(f'{stem}_name')}(r), r.{MARK_COLUMN}, pg_current_xact_id(), false"
@@ -178,7 +184,7 @@ def unprotect_sql(
     return [
         *drop_triggers(table, ROW_PARTS),
         *drop_truncate_triggers(table, partitions),
-        *([kept] if keep_marks else []),
+        *(["DO " + dollar(f"BEGIN {same} END"), kept] if keep_marks else []),
         *(move_marks(name, now_called) if name != now_called else []),
         remember_sql(table, now_called),
         *drop_functions(stem),

@@ -19,13 +19,15 @@ from fencepost.storage.query import (
     Selected,
     UnknownColumnError,
 )
+from fencepost.storage.row_sql import operator
 
 # PostgreSQL's own limits: of a target list (1664, less some room), and of a name (it would cut it silently).
 _MAX_TARGETS = 1600
 _MAX_NAME_BYTES = 63
 
 _COMPARISONS = {"eq": "=", "neq": "<>", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_PATTERNS = {"like": "LIKE", "ilike": "ILIKE"}
+_PATTERNS = {"like": "~~", "ilike": "~~*"}
+"""What LIKE and ILIKE stand for."""
 _IS = {"null": "NULL", "not_null": "NOT NULL", "true": "TRUE", "false": "FALSE", "unknown": "UNKNOWN"}
 
 
@@ -94,10 +96,11 @@ def _operand(table: Table, field: Field, parameters: Parameters, alias: str) -> 
         return sql, type_
     if column.base_name not in {"json", "jsonb"}:
         # As in PostgREST: a path leads into arrays and composites too.
-        sql, type_ = f"to_jsonb({sql})", "jsonb"
+        sql, type_ = f"pg_catalog.to_jsonb({sql})", "jsonb"
     for step in field.path:
         key = parameters.add(str(step.key)) + "::text"
-        sql += ("->>" if step.as_text else "->") + (f"CAST({key} AS integer)" if isinstance(step.key, int) else key)
+        arrow = "->>" if step.as_text else "->"
+        sql += f" OPERATOR(pg_catalog.{arrow}) " + (f"CAST({key} AS integer)" if isinstance(step.key, int) else key)
     return f"({sql})", "text" if field.path[-1].as_text else type_
 
 
@@ -118,33 +121,40 @@ def _condition(table: Table, condition: Condition, parameters: Parameters, alias
     if not condition.field.path and _is_enum_domain(table.columns[condition.field.column]):
         # `domain = enum` has no operator, unlike other domains; the cast costs nothing and keeps the index.
         operand = f"CAST({operand} AS {type_})"
-    operator, value = condition.operator, condition.value
+    value = condition.value
     if isinstance(value, tuple):
-        if operator != "in":
-            raise QueryError(f"{condition.field.column}: {operator} takes one value")
-        return _in(operand, type_, value, parameters)
-    match operator:
+        if condition.operator != "in":
+            raise QueryError(f"{condition.field.column}: {condition.operator} takes one value")
+        return _in(operand, _symbol(table, condition.field, "="), type_, value, parameters)
+    match condition.operator:
         case "eq" | "neq" | "gt" | "gte" | "lt" | "lte":
-            return f"{operand} {_COMPARISONS[operator]} CAST({parameters.add(value)}::text AS {type_})"
+            compares = _symbol(table, condition.field, _COMPARISONS[condition.operator])
+            return f"{operand} {compares} CAST({parameters.add(value)}::text AS {type_})"
         case "like" | "ilike":
             # No cast: PostgreSQL says itself which types have patterns (42883 for the others).
-            return f"{operand} {_PATTERNS[operator]} {parameters.add(value.replace('*', '%'))}::text"
+            matches = _symbol(table, condition.field, _PATTERNS[condition.operator])
+            return f"{operand} {matches} {parameters.add(value.replace('*', '%'))}::text"
         case "is":
             if value not in _IS:
                 raise QueryError(f"{condition.field.column}: is takes {', '.join(_IS)}")
             return f"{operand} IS {_IS[value]}"
         case "in":
             raise QueryError(f"{condition.field.column}: in takes a list")
-    assert_never(operator)
+    assert_never(condition.operator)
 
 
-def _in(operand: str, type_: str, values: tuple[str, ...], parameters: Parameters) -> str:
+def _symbol(table: Table, field: Field, symbol: str) -> str:
+    # What a path leads to is jsonb or text, whatever the column is.
+    return f"OPERATOR(pg_catalog.{symbol})" if field.path else operator(_column(table, field.column), symbol)
+
+
+def _in(operand: str, equals: str, type_: str, values: tuple[str, ...], parameters: Parameters) -> str:
     """One parameter however long the list: one statement text, and no limit of bound values."""
     placeholder = parameters.add(list(values))
     if type_.endswith("[]"):
         # There are no arrays of arrays to cast to.
-        return f"{operand} = ANY (SELECT CAST(v AS {type_}) FROM unnest({placeholder}::text[]) AS v)"
-    return f"{operand} = ANY (CAST({placeholder}::text[] AS {type_}[]))"
+        return f"{operand} {equals} ANY (SELECT CAST(v AS {type_}) FROM pg_catalog.unnest({placeholder}::text[]) AS v)"
+    return f"{operand} {equals} ANY (CAST({placeholder}::text[] AS {type_}[]))"
 
 
 def _target(table: Table, item: Selected, parameters: Parameters, alias: str) -> str:

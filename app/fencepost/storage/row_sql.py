@@ -2,13 +2,18 @@
 
 In each statement the table is `r`. Key values are bound as text, one parameter per key column from $1 on, and cast in
 SQL: PostgreSQL alone reads values.
+
+Statements run under the role's search_path, and there an operator or function of exactly the arguments' types is
+preferred to one that needs a coercion: who may create in such a schema could make a `=` of two varchar, and the gateway
+would run it. So columns are compared by `operator`, and functions are named in full, unless pg_catalog, which is
+searched first, has the exact one: bigint < bigint, text || text.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN, Table, quote
+from fencepost.storage.catalog import MARK_COLUMN, Column, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -54,6 +59,23 @@ def resource_sql(prefix: str, key: Iterable[tuple[str, str]]) -> str:
     return f"{literal(encode_name(prefix) + '/')} || {parts}"
 
 
+def is_builtin(column: Column) -> bool:
+    """Whether PostgreSQL's own operators are those of the column's type: all that lie in pg_catalog, and enums."""
+    return "." not in column.base_type or bool(column.enum_labels)
+
+
+def operator(column: Column, symbol: str) -> str:
+    """Write an operator on a column's values: PostgreSQL's own, in full; or, for a type of an extension (citext,
+    ltree), what the search_path finds.
+    """
+    return f"OPERATOR(pg_catalog.{symbol})" if is_builtin(column) else symbol
+
+
+def equal(table: Table, columns: Iterable[str], left: str, right: str) -> str:
+    """Match two rows by columns of the table."""
+    return " AND ".join(f"{left}.{quote(c)} {operator(table.columns[c], '=')} {right}.{quote(c)}" for c in columns)
+
+
 def key_parameter(table: Table, position: int) -> str:
     """Cast the key's parameter number `position` (from 1) to its column's type, without length or domain."""
     return f"CAST(${position}::text AS {table.columns[table.key[position - 1]].base_type})"
@@ -62,7 +84,8 @@ def key_parameter(table: Table, position: int) -> str:
 def key_match(table: Table) -> str:
     """Match the row whose key the first parameters give."""
     return " AND ".join(
-        f"r.{quote(name)} = {key_parameter(table, position)}" for position, name in enumerate(table.key, 1)
+        f"r.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, position)}"
+        for position, name in enumerate(table.key, 1)
     )
 
 
@@ -90,7 +113,7 @@ def body_columns(table: Table, columns: Sequence[str]) -> str:
 def json_row(selected: str, alias: str = "x") -> str:
     """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns)."""
     # x.* and not x, which would be a column of that name.
-    return f"(SELECT row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
+    return f"(SELECT pg_catalog.row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
 
 
 def comparison(rule: Rule) -> str:

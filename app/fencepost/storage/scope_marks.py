@@ -51,8 +51,8 @@ async def marks(connection: Connection, scope: Scope, scopes: Sequence[str]) -> 
     """Look scopes up, in one snapshot."""
     rows = await connection.fetch(
         "SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor,"
-        " to_json(m.changed_at) #>> '{}' AS changed_at"
-        " FROM unnest($2::text[]) AS u(scope) LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true",
+        " pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at"
+        " FROM pg_catalog.unnest($2::text[]) AS u(scope) LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true",
         scope.prefix,
         list(scopes),
     )
@@ -62,8 +62,8 @@ async def marks(connection: Connection, scope: Scope, scopes: Sequence[str]) -> 
 async def tables_of(connection: Connection, fence: Fence, scope: Scope) -> list[str]:
     """Name the tables that share the scopes; RefusedError (FP000) when the fence's table is none of them by now."""
     rows = await connection.fetch(
-        "SELECT p.name FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation"
-        " WHERE left(p.scope, strpos(p.scope, '/{') - 1) = $1 ORDER BY p.name",
+        "SELECT p.name FROM fencepost.protected p JOIN pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relation"
+        " WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1 ORDER BY p.name",
         scope.prefix,
     )
     names = [row["name"] for row in rows]

@@ -5,10 +5,13 @@ W   UPDATE | DELETE … WHERE key AND scope = ANY($scopes)   later, so that it s
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+import asyncpg
 
 from fencepost.fencing.scope import Scope
-from fencepost.storage.catalog import Fence, Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.catalog import Column, Fence, Table, quote
+from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_many import ManyOutcome, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter
@@ -16,9 +19,11 @@ from fencepost.storage.query_sql import Parameters, render_filters
 from fencepost.storage.row_sql import (
     ORDINAL,
     body_columns,
+    equal,
     json_row,
     literal,
     lock_clause,
+    operator,
     resource_sql,
     row_resource,
     suppressed_if,
@@ -26,6 +31,9 @@ from fencepost.storage.row_sql import (
 
 _WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_catalog.text"}
 """The tables of a scope may have integers of different widths: a scope's name is read as the widest."""
+
+_ALWAYS_FIT: Final = {"int2": 4, "int4": 9}
+"""So many characters of an integer fit into its type."""
 
 
 def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
@@ -38,7 +46,8 @@ def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
 def key_match(table: Table, key: Key, parameters: Parameters) -> str:
     """Match the row with this key."""
     return " AND ".join(
-        f"r.{quote(name)} = CAST({parameters.add(value)}::text AS {table.columns[name].base_type})"
+        f"r.{quote(name)} {operator(table.columns[name], '=')}"
+        f" CAST({parameters.add(value)}::text AS {table.columns[name].base_type})"
         for name, value in zip(table.key, key, strict=True)
     )
 
@@ -118,13 +127,44 @@ async def scopes_typed(
     for name, column in zip(names, (table.columns[c] for c in scope.columns), strict=True):
         wanted = _WIDEST.get(column.base_name, column.base_type)
         parts.append((column.base_name, f"CAST(x.{name} AS {wanted})"))
-    arrays = ", ".join(f"${n}::text[]" for n in range(1, len(names) + 1))
+    arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
     rows = await connection.fetch(
-        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM unnest({arrays}) WITH ORDINALITY AS"
+        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM ROWS FROM ({arrays}) WITH ORDINALITY AS"
         f" x({', '.join(names)}, o) ORDER BY x.o",
         *([value[n] for value in values] for n in range(len(names))),
     )
     return [row["scope"] for row in rows]
+
+
+def may_change(table: Table, scope: Scope, values: Sequence[str]) -> bool:
+    """Whether storing could change a scope's values, or refuse them: rounded numbers, texts cut to length, domains."""
+    return any(
+        _column_may_change(table.columns[name], value) for name, value in zip(scope.columns, values, strict=True)
+    )
+
+
+def _column_may_change(column: Column, value: str) -> bool:
+    is_domain = "." in column.type and column.type != column.base_type
+    if column.max_length is not None and not is_domain:
+        return len(value) > column.max_length
+    return column.type != column.base_type or len(value) > _ALWAYS_FIT.get(column.base_name, len(value))
+
+
+async def stores(connection: Connection, table: Table, scope: Scope, values: Sequence[str]) -> bool:
+    """Whether a row of the table can have these values of its scope, which can be read as the types."""
+    parameters = Parameters()
+    tests = []
+    for name, value in zip(scope.columns, values, strict=True):
+        column = table.columns[name]
+        wanted = _WIDEST.get(column.base_name, column.base_type)
+        named = f"CAST({parameters.add(value)}::text AS {wanted})"
+        tests.append(f"{named} {operator(column, '=')} CAST(CAST({named} AS {column.type}) AS {wanted})")
+    try:
+        async with undoing(connection):
+            same: bool = await connection.fetchval(f"SELECT {' AND '.join(tests)}", *parameters.values)
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # too large, or a domain's CHECK
+        return False
+    return same
 
 
 def _write(table: Table, fence: Fence, write: str, hit: str, answer: str, limit: int | None) -> str:
@@ -166,7 +206,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - one statement of two verbs
     )
     most = f" LIMIT {limit + 1}" if limit is not None else ""
     hit = f"SELECT {keys} FROM {table.sql_name} AS r WHERE {condition} AND {scopes} ORDER BY {keys}{most} {lock}"
-    match = " AND ".join(f"r.{quote(c)} = hit.{quote(c)}" for c in table.key)
+    match = equal(table, table.key, "r", "hit")
     if change is not None and not (change.columns or change.defaults):  # nothing to set: the rows as they are
         rows = await connection.fetch(
             f"WITH hit AS MATERIALIZED ({hit}) SELECT {json_row(target)}::text AS json FROM {table.sql_name} AS r, hit"
@@ -241,7 +281,7 @@ async def insert_rows(
     keyed = set(table.key) <= set(columns)
     order = ", ".join(f"b.{quote(c)}" for c in table.key) if keyed else f"b.{ORDINAL}"
     returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
-    match = " AND ".join(f"b.{quote(c)} = i.k{n}" for n, c in enumerate(table.key))
+    match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
     chosen = f"i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}" if keyed else "i"
     missing = "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)"
     rows = await connection.fetch(
