@@ -17,7 +17,7 @@ from fencepost.storage.fenced import Key
 from fencepost.storage.issued import Issued
 from fencepost.storage.marks import Known, known
 from fencepost.storage.scope_marks import marks, tables_of
-from fencepost.storage.scoped import scope_of_row, scopes_typed
+from fencepost.storage.scope_names import scope_of_row, scopes_typed
 
 
 @dataclass(frozen=True, slots=True)

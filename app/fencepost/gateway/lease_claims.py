@@ -25,7 +25,7 @@ from fencepost.storage.fenced import Key
 from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
 from fencepost.storage.scope_marks import marks as scope_marks
-from fencepost.storage.scoped import scopes_typed
+from fencepost.storage.scope_names import scopes_typed
 
 
 @dataclass(frozen=True, slots=True)

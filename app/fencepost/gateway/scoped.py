@@ -23,7 +23,7 @@ from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import refusal
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.operation import Evidence
-from fencepost.storage import scope_marks, scoped
+from fencepost.storage import scope_marks, scope_names, scoped
 from fencepost.storage.catalog import Catalog, Fence, Table
 from fencepost.storage.engine import Connection, undoing
 from fencepost.storage.errors import RefusedError, translated
@@ -106,7 +106,7 @@ class ScopedWrite:
     async def _existing(self, connection: Connection, key: Key, change: Change, write: Write) -> Outcome:
         self.entered = []
         with translated(writing=False):
-            name = await scoped.scope_of_row(connection, self.table, self.scope, key)
+            name = await scope_names.scope_of_row(connection, self.table, self.scope, key)
         if name is None:
             return await self._missing(connection, key, change)
         if refused := await self.enter(connection, [name]):
@@ -133,7 +133,7 @@ class ScopedWrite:
 
     async def _named(self, connection: Connection, key: Key, change: Change) -> str | None:
         with translated(writing=False):
-            return await scoped.scope_named(connection, self.table, self.scope, key, change.columns, change.body)
+            return await scope_names.scope_named(connection, self.table, self.scope, key, change.columns, change.body)
 
     async def put(self, connection: Connection, key: Key, change: Change) -> Outcome:
         """Create or replace a row. Whoever creates a row of this scope has to enter it, so only a row of another scope
@@ -153,7 +153,7 @@ class ScopedWrite:
         if row is not None:
             return Done([row], self.token, scope=name)
         with translated(writing=True):
-            other = await scoped.scope_of_row(connection, self.table, self.scope, key)
+            other = await scope_names.scope_of_row(connection, self.table, self.scope, key)
             if other is not None and other != name:
                 raise QueryError(
                     f"{self.table.name}/{','.join(key)} is in the scope {other}, and the request names {name}: a row's"
@@ -170,7 +170,7 @@ class ScopedWrite:
             if error.sqlstate != UNIQUE_VIOLATION:
                 raise
             with translated(writing=True):
-                taken = await scoped.scope_of_row(connection, self.table, self.scope, key) is not None
+                taken = await scope_names.scope_of_row(connection, self.table, self.scope, key) is not None
                 # A partition's key has a name that the catalog does not know.
                 if not taken and error.constraint != self.table.key_constraint:
                     raise
@@ -189,7 +189,7 @@ class ScopedWrite:
         if missing := [column for column in self.scope.columns if column not in columns]:
             raise QueryError(_lacking(self.table, self.scope, missing))
         with translated(writing=False):
-            names = await scoped.scopes_of_body(connection, self.table, self.scope, body)
+            names = await scope_names.scopes_of_body(connection, self.table, self.scope, body)
         known = [name for name in names if name is not None]
         if len(known) < len(names):
             raise QueryError(_lacking(self.table, self.scope, self.scope.columns))
@@ -209,7 +209,7 @@ class ScopedWrite:
         """
         self.entered = []
         with translated(writing=False):
-            names = await scoped.scopes_matching(connection, self.table, self.scope, filters, limit)
+            names = await scope_names.scopes_matching(connection, self.table, self.scope, filters, limit)
         if isinstance(names, TooManyRows) or not names:
             return names if isinstance(names, TooManyRows) else ManyWritten([])
         if refused := await self.enter(connection, names):
@@ -268,11 +268,11 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
     The claim would fence nobody.
     """
     sharing = [(table, table.fence.scope) for table in tables if table.fence is not None and table.fence.scope]
-    if any(not scoped.may_change(table, scope, values) for table, scope in sharing):
+    if any(not scope_names.may_change(table, scope, values) for table, scope in sharing):
         return
     for table, scope in sharing:
         with translated(writing=False):
-            if await scoped.stores(connection, table, scope, values):
+            if await scope_names.stores(connection, table, scope, values):
                 return
     if sharing:
         named = f"{sharing[0][1].prefix}/{','.join(values)}"
@@ -283,7 +283,7 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
 async def claim(connection: Connection, write: ScopedWrite, tables: Sequence[Table], values: Key) -> Outcome:
     """Enter a scope without writing: nobody older can write to its rows from now on. `tables`: those that share it."""
     with translated(writing=False):
-        names = await scoped.scopes_typed(connection, write.table, write.scope, [values])
+        names = await scope_names.scopes_typed(connection, write.table, write.scope, [values])
     await require_storable(connection, tables, values)
     if refused := await write.enter(connection, names):
         return write.refused(refused[0])

@@ -6,7 +6,7 @@ from fencepost.storage.fenced import FencedRow, Key
 from fencepost.storage.query import Query, Select
 from fencepost.storage.query_sql import Parameters, render_filters, render_order, render_select
 from fencepost.storage.row_sql import MARK, json_row, key_match, literal
-from fencepost.storage.scoped import row_scope
+from fencepost.storage.scope_names import row_scope
 
 
 def check(table: Table, query: Query) -> None:
