@@ -177,7 +177,10 @@ def _run(bind: SyncConnection, statements: Sequence[str], wait: float) -> None:
     while True:
         try:
             with bind.begin_nested(), _settings_kept(bind):
-                for statement in (f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}", "SET LOCAL search_path = pg_catalog"):
+                for statement in (
+                    f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}",
+                    "SET LOCAL search_path = pg_catalog, pg_temp",
+                ):
                     _execute(bind, statement)
                 for statement in statements:
                     _execute(bind, statement)

@@ -152,6 +152,28 @@ BEGIN
     HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
 END $$;
 -- next
+-- Under lease the token of a row that is inserted may equal the mark, if it was said out loud (-36). The BEFORE trigger
+-- stores 36; that it was said stands in the setting fencepost.said, for this resource, until it is asked for. ';' is in no
+-- resource's name.
+CREATE FUNCTION fencepost.note_said(resource text, token bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM set_config('fencepost.said',
+                     concat(current_setting('fencepost.said', true), ';', resource, '=', token, ';'), true);
+END $$;
+-- next
+CREATE FUNCTION fencepost.was_said(resource text, token bigint) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  said text := current_setting('fencepost.said', true);
+  entry text := concat(';', resource, '=', token, ';');
+  at integer := strpos(said, entry);
+BEGIN
+  IF at IS NULL OR at = 0 THEN RETURN false; END IF;
+  PERFORM set_config('fencepost.said', left(said, at - 1) || substr(said, at + length(entry)), true);
+  RETURN true;
+END $$;
+-- next
 -- As in 0001, but a setting counts before the column, and 0 in the column is no token (an ORM that writes defaults). A
 -- row version that this transaction has written needs no token again: one transaction is one operation (R1), of which
 -- a trigger that goes on writing the row knows nothing. What would be refused for its token passes behind broken glass,
@@ -171,6 +193,8 @@ BEGIN
   IF token IS NULL THEN
     IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
     token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
+    -- An upsert's proposed row had said it.
+    IF token IS NULL AND rule = 'lease' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
   IF token IS NULL
      OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
@@ -198,8 +222,7 @@ BEGIN
     HINT = 'A restored dump or a replica without fencepost.floors? Bring its rows back, or `fencepost protect` the table again.';
 END $$;
 -- next
--- As in 0001. Under lease a token that equals the mark passes only if it was said (in fencepost.token, or out loud, which
--- the BEFORE trigger notes in fencepost.said): a row that an ORM brings back with its old column is an echo.
+-- As in 0001. Under lease a token that equals the mark passes only if it was said, in fencepost.token or out loud: a row that an ORM brings back with its old column is an echo.
 -- Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it. Recorded even
 -- where the token would have done: it cannot be told from one that the glass gave.
 CREATE OR REPLACE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
@@ -217,8 +240,8 @@ BEGIN
       MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
       DETAIL = json_build_object('resource', p_resource)::text,
       HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
-  ELSIF rule = 'lease' AND fencepost.given(tab) IS DISTINCT FROM p_token
-        AND current_setting('fencepost.said', true) IS DISTINCT FROM concat(tab, '=', p_token) THEN
+  ELSIF rule = 'lease' AND NOT fencepost.was_said(p_resource, p_token)
+        AND fencepost.given(tab) IS DISTINCT FROM p_token THEN
     rule := 'strict';
     echo := true;
   END IF;

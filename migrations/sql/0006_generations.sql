@@ -205,7 +205,8 @@ REVOKE EXECUTE ON FUNCTION fencepost.current_timeline(), fencepost.origin(), fen
 -- What runs in the writer's own name, where default privileges do not give it to everybody.
 GRANT EXECUTE ON FUNCTION fencepost.enc(text), fencepost.is_builtin(oid), fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea), fencepost.given(text),
-  fencepost.malformed(text), fencepost.ours(xid), fencepost.refuse(text, bigint, bigint),
+  fencepost.malformed(text), fencepost.note_said(text, bigint),
+  fencepost.was_said(text, bigint), fencepost.ours(xid), fencepost.refuse(text, bigint, bigint),
   fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid), fencepost.suppressed(text),
   fencepost.outdated(text), fencepost.break_glass(), fencepost.record_break_glass(text, text, text),
   fencepost.mark_behind_glass(text, text, bigint), fencepost.issued(), fencepost.oldest(),

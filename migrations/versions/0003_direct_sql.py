@@ -56,6 +56,8 @@ def downgrade() -> None:
         "break_glass()",
         "may_break_glass()",
         "malformed(text)",
+        "note_said(text, bigint)",
+        "was_said(text, bigint)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
     op.execute("ALTER TABLE fencepost.protected DROP COLUMN scope, DROP COLUMN requires_key")

@@ -70,6 +70,35 @@ async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race
         assert await race.direct(race.a, back) == "FP428", "said in another transaction"
 
 
+async def test_what_was_said_of_one_row_was_said_of_no_other(connect: Connect, database: str) -> None:
+    """Tokens of a lock service that counts per lock are often equal."""
+    race = await open_race(connect, database, "lease")
+    insert = "INSERT INTO orders (order_id, last_fence_token) VALUES "
+    for key, token in (("a", 5), ("b", 6), ("c;d=5;", 5)):
+        assert await race.direct(race.a, f"{insert}('{key}', {token})") == "ok"
+        assert await race.direct(race.a, f"DELETE FROM orders WHERE order_id = '{key}'", token) == "ok"
+    echo = f"{insert}('a', 5)"
+    for said in (
+        f"{insert}('z', -5); {echo}",
+        f"{insert}('a', 5), ('z', -5)",
+        f"{insert}('z', -5) ON CONFLICT DO NOTHING; {echo}",
+        f"{insert}('c;d=5;', -5); {echo}",
+        f"SAVEPOINT s; {insert}('a', -5); ROLLBACK TO s; {echo}",
+    ):
+        assert await race.direct(race.a, said) == "FP428", said
+        assert await race.observer.fetchval("SELECT count(*) FROM orders") == 0
+    assert await race.direct(race.a, f"{insert}('a', -5), ('b', -6), ('c;d=5;', -5)") == "ok", "each its own"
+    assert await race.observer.fetchval("SELECT count(*) FROM orders") == 3
+    # An upsert whose proposed row says it; the same holder again.
+    upsert = (
+        f"{insert}('a', -7) ON CONFLICT (order_id) DO UPDATE SET n = 3, last_fence_token = excluded.last_fence_token"
+    )
+    assert await race.direct(race.a, upsert) == "ok"
+    assert await race.direct(race.a, upsert) == "ok"
+    assert await race.direct(race.a, upsert.replace("-7", "7")) == "FP428"
+    assert await race.direct(race.a, upsert.replace("-7", "-6")) == "FP409"
+
+
 async def test_behind_a_delete_that_is_under_way_an_echo_waits_and_is_none(race: Race) -> None:
     holder = await race.begin(race.a)
     await race.a.execute("SET LOCAL fencepost.token = '36'; DELETE FROM orders")

@@ -160,33 +160,6 @@ async def test_protect_is_not_led_astray_by_operators_in_public(house: House) ->
     assert await seen_as(house) == set()
 
 
-TRIGGER = """
-CREATE TABLE public.seen (who name); GRANT INSERT ON public.seen TO PUBLIC;
-CREATE FUNCTION public.spy() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN INSERT INTO seen VALUES (current_user); RETURN NEW; END $$;
-CREATE TRIGGER spy BEFORE UPDATE ON public.t FOR EACH ROW EXECUTE FUNCTION public.spy()"""
-
-
-@pytest.mark.parametrize("way", ["rows", "scope"])
-async def test_marks_are_written_to_rows_in_their_owners_name(house: House, way: str) -> None:
-    """Somebody else's triggers, checks and policies run then; a superuser who protects the table lends them nothing."""
-    app = await house.login(house.app)
-    await app.execute("CREATE TABLE public.t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
-    await protect(house.root, "t", scope="acc/{a}" if way == "scope" else "")
-    assert await tried(app, "INSERT INTO t VALUES (1)") == "ok"
-    if way == "rows":
-        assert await tried(app, "DELETE FROM t") == "FP409"
-        await app.execute("BEGIN; SET LOCAL fencepost.token = '91'; DELETE FROM t; COMMIT")
-    await unprotect(house.root, "t")
-    if way == "rows":
-        await app.execute("INSERT INTO t VALUES (1)")
-    await app.execute(TRIGGER)
-    await protect(house.root, "t", scope="")
-    assert await house.root.fetchval("SELECT last_fence_token FROM t") == (91 if way == "rows" else 90)
-    assert await seen_as(house) == {house.app}
-    assert await house.root.fetchval("SELECT count(*) FROM pg_proc WHERE proname LIKE '%\\_raise'") == 0
-
-
 async def test_a_table_that_changes_between_look_and_lock_is_not_protected(house: House) -> None:
     app = await house.login(house.app)
     await app.execute(EVIL.format(type="text", value="'x'"))

@@ -450,3 +450,33 @@ async def test_an_enum_that_is_called_like_a_type_of_postgresqls_is_no_key(house
         await protect(house.root, "t")
     with pytest.raises(ProtectError, match="like one of PostgreSQL's own types"):
         await protect(house.root, "t", scope="s/{v}")
+
+
+HIDING = """
+ALTER TABLE public.orders ENABLE ROW LEVEL SECURITY; ALTER TABLE public.orders FORCE ROW LEVEL SECURITY;
+CREATE POLICY few ON public.orders USING (id < 5)"""
+
+
+async def test_rows_that_a_policy_hides_from_an_admin_lose_no_marks_unnoticed(house: House) -> None:
+    """He may do all that the tables' owner may, and is no superuser: forced row security holds for him."""
+    assert (await house.command("migrate", "--owner", house.owner)).exit_code == 0
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.admin}; GRANT {house.app} TO {house.admin}')
+    app, admin = await house.login(house.app), await house.login(house.admin)
+    await app.execute(ORDERS)
+    await protect(admin, "orders")
+    await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (6, 70)")
+    await app.execute(HIDING)
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await unprotect(admin, "orders")
+    assert "row-level security" in str(refused.value)
+    await app.execute("ALTER TABLE public.orders NO FORCE ROW LEVEL SECURITY")
+    await unprotect(admin, "orders")
+    await app.execute("DELETE FROM public.orders; INSERT INTO public.orders VALUES (6, 'back')")
+    await app.execute("ALTER TABLE public.orders FORCE ROW LEVEL SECURITY")
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await protect(admin, "orders")
+    assert "row-level security" in str(refused.value)
+    assert await house.root.fetch("SELECT * FROM fencepost.marks WHERE row_absent") == []
+    await protect(house.root, "orders")  # whom no policy holds back
+    assert await house.root.fetchval("SELECT last_fence_token FROM public.orders") == 70
+    assert await house.root.fetchval("SELECT resource FROM fencepost.marks WHERE row_absent") == "orders/1"

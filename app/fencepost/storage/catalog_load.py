@@ -193,7 +193,7 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
     begun = asyncio.get_running_loop().time()
     wanted = list(schemas)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        await connection.execute("SET LOCAL search_path = pg_catalog")
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         relations = await connection.fetch(RELATIONS, wanted)
         columns = await connection.fetch(COLUMNS, wanted)
         fences = {row["oid"]: row for row in await connection.fetch(FENCES)}
@@ -261,7 +261,7 @@ async def is_outdated(connection: Connection, schemas: Iterable[str], name: str,
     """
     wanted = name if table is None else f"{table.schema}.{table.relation}"
     async with connection.transaction(readonly=True):
-        await connection.execute("SET LOCAL search_path = pg_catalog")
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
         if table is None:
             return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))

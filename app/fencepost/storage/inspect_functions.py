@@ -50,7 +50,7 @@ SELECT p.relation::oid::int8 AS oid, p.name, p.functions FROM fencepost.protecte
 async def examine_functions(connection: Connection) -> list[Finding]:
     """Look at owners, privileges, and versions."""
     async with connection.transaction():
-        await connection.execute("SET LOCAL search_path = pg_catalog")  # names are shown in full
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # names are shown in full
         functions = await connection.fetch(_FUNCTIONS)
         findings = _owners(functions, await connection.fetch(_STRAYS, list(RELATIONS))) or await _keeper(connection)
         findings += _privileges(functions)

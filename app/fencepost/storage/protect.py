@@ -39,7 +39,7 @@ class Plan:
         lines = [
             "BEGIN;",
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;",
-            "SET LOCAL search_path = pg_catalog;",
+            "SET LOCAL search_path = pg_catalog, pg_temp;",
             *(f"{s};" for s in self.statements),
             "COMMIT;",
         ]
@@ -138,7 +138,7 @@ async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> No
         try:
             async with connection.transaction(isolation="read_committed"):
                 await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-                await connection.execute("SET LOCAL search_path = pg_catalog")
+                await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
                 for statement in plan.statements:
                     await connection.execute(statement)
             break

@@ -153,7 +153,7 @@ async def examine(connection: Connection, name: str) -> Target:
     oid = await find(connection, name)
     async with connection.transaction():
         # Types are spelled with their schema, so that they mean the same where the DDL runs.
-        await connection.execute("SET LOCAL search_path = pg_catalog")
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         row = await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT)
         if row is None:
             raise ProtectError(name, ["the table was dropped meanwhile."])

@@ -139,7 +139,7 @@ END"""
 
     def _insert(self) -> str:
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
-        said = f"PERFORM set_config('fencepost.said', concat({self.name}, '=', token), true);"
+        said = f"PERFORM fencepost.note_said({self.called('name')}(NEW), token);"
         out_loud = f"\n    {said}" if self.rule == "lease" else ""
         return f"""
 DECLARE

@@ -12,17 +12,17 @@ from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import Target
-from fencepost.storage.protect_functions import dollar, drop_functions, function_stem, give_functions
+from fencepost.storage.protect_functions import dollar, drop_functions, give_functions
 from fencepost.storage.protect_scope_check import PREFIX_OF, Scoped
 from fencepost.storage.protect_table import (
     MISMATCH,
     ROW_PARTS,
     TableDdl,
-    as_owner_sql,
     drop_scope_functions,
     drop_triggers,
     drop_truncate_triggers,
     issue_beyond_sql,
+    write_rows_sql,
 )
 from fencepost.storage.row_sql import encode_name, literal, resource_sql
 
@@ -72,18 +72,14 @@ def raise_rows_sql(target: Target) -> list[str]:
     """
     table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
     floors = covering(f"{literal(table)}::regclass", name)
-    write = f"UPDATE {table} AS r SET {MARK_COLUMN} = $1 WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<>) $1;"
+    write = f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<>) lowest;"
     body = f"""
 DECLARE
   lowest bigint;
-  names text[];
-  marks bigint[];
 BEGIN
   SELECT max(f.floor) INTO lowest FROM fencepost.floors f WHERE {floors};
   IF lowest IS NULL THEN RETURN; END IF;
-  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0;{
-        as_owner_sql(table, function_stem(target), write)
-    }
+  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0;{write_rows_sql(write)}
   INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
   ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
   UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};

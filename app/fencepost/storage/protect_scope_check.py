@@ -67,7 +67,7 @@ async def scope_as_it_is(connection: Connection, target: Target, template: str) 
 async def examine_scope(connection: Connection, target: Target, scope: Scope, rule: Rule, source: str) -> Scoped:
     """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
     async with connection.transaction():
-        await connection.execute("SET LOCAL search_path = pg_catalog")
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         columns = await _template_columns(connection, target, target.oid, scope)
         reasons: list[str] = columns if isinstance(columns, list) else []
         tables = await connection.fetch(_TABLES, scope.prefix)

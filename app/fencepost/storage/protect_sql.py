@@ -7,10 +7,10 @@ from fencepost.storage.protect_table import (
     PREFIX,
     ROW_PARTS,
     TableDdl,
-    as_owner_sql,
     drop_triggers,
     drop_truncate_triggers,
     issue_beyond_sql,
+    write_rows_sql,
 )
 from fencepost.storage.row_sql import encode_name, literal
 
@@ -57,28 +57,21 @@ class RowDdl(TableDdl):
         """
         prefix = literal(encode_name(self.target.name) + "/")
         named = f"{self.functions.called('name')}(r)"
-        write = (
-            f"UPDATE {self.table} AS r SET {MARK_COLUMN} = m.mark "
-            f" FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS m(name, mark)"
-            f" WHERE m.name OPERATOR(pg_catalog.=) {named} AND r.{MARK_COLUMN} OPERATOR(pg_catalog.<) m.mark;"
+        write = write_rows_sql(
+            f"UPDATE {self.table} AS r SET {MARK_COLUMN} = m.last_fence_token FROM fencepost.marks AS m"
+            f" WHERE m.resource OPERATOR(pg_catalog.=) {named}"
+            f" AND r.{MARK_COLUMN} OPERATOR(pg_catalog.<) m.last_fence_token;"
         )
         body = f"""
-DECLARE
-  lowest bigint;
-  names text[];
-  marks bigint[];
 BEGIN
   IF EXISTS (SELECT FROM fencepost.marks WHERE starts_with(resource, {prefix}))
      AND (NOT EXISTS (SELECT FROM fencepost.protected WHERE relation = {self.relation}::oid)
           OR EXISTS (SELECT FROM pg_partition_tree({self.relation}) AS p WHERE p.isleaf AND NOT EXISTS (
-                     SELECT FROM pg_trigger t WHERE t.tgrelid = p.relid AND t.tgname = '{PREFIX}trunc'))) THEN
-    SELECT array_agg(m.resource), array_agg(m.last_fence_token) INTO names, marks
-      FROM {self.table} AS r JOIN fencepost.marks AS m ON m.resource = {named}
-     WHERE r.{MARK_COLUMN} < m.last_fence_token;
-    IF names IS NOT NULL THEN{as_owner_sql(self.table, self.functions.stem, write)}
-    END IF;
+                     SELECT FROM pg_trigger t WHERE t.tgrelid = p.relid AND t.tgname = '{PREFIX}trunc'))) THEN{write}
+    SET LOCAL row_security = off;
     UPDATE fencepost.marks AS m SET row_absent = true WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent
        AND NOT EXISTS (SELECT FROM {self.table} AS r WHERE {named} = m.resource);
+    SET LOCAL row_security TO DEFAULT;
   END IF;
 END"""
         return "DO " + dollar(body)
@@ -184,7 +177,7 @@ def unprotect_sql(
     return [
         *drop_triggers(table, ROW_PARTS),
         *drop_truncate_triggers(table, partitions),
-        *(["DO " + dollar(f"BEGIN {same} END"), kept] if keep_marks else []),
+        *(["DO " + dollar(f"BEGIN {same} SET LOCAL row_security = off; {kept}; END")] if keep_marks else []),
         *(move_marks(name, now_called) if name != now_called else []),
         remember_sql(table, now_called),
         *drop_functions(stem),
