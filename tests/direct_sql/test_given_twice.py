@@ -90,9 +90,8 @@ async def test_what_was_said_of_one_row_was_said_of_no_other(connect: Connect, d
     assert await race.direct(race.a, f"{insert}('a', -5), ('b', -6), ('c;d=5;', -5)") == "ok", "each its own"
     assert await race.observer.fetchval("SELECT count(*) FROM orders") == 3
     # An upsert whose proposed row says it; the same holder again.
-    upsert = (
-        f"{insert}('a', -7) ON CONFLICT (order_id) DO UPDATE SET n = 3, last_fence_token = excluded.last_fence_token"
-    )
+    update = "UPDATE SET n = 3, last_fence_token = excluded.last_fence_token"
+    upsert = f"{insert}('a', -7) ON CONFLICT (order_id) DO {update}"
     assert await race.direct(race.a, upsert) == "ok"
     assert await race.direct(race.a, upsert) == "ok"
     assert await race.direct(race.a, upsert.replace("-7", "7")) == "FP428"
