@@ -1,4 +1,4 @@
-"""What a table's owner does to his own table must not run in the name of the schema's owner, whenever anybody writes."""
+"""What a table's owner does to his table must not run in the name of the schema's owner, whenever anybody writes."""
 
 from collections.abc import AsyncIterator
 
