@@ -11,7 +11,7 @@ from tests.in_process import in_process
 from tests.interleave import Connect, Connection
 
 from fencepost.cli.main import main
-from fencepost.storage.inspect_functions import FOR_ALL, NOT_FOR_ALL
+from fencepost.storage.inspect_functions import FOR_ALL, FOR_NOBODY, NOT_FOR_ALL
 from fencepost.storage.protect import protect, unprotect
 
 TABLES = """
@@ -223,6 +223,26 @@ async def test_what_everybody_may_execute_and_must_not(owner: Connection, databa
         assert await said(database) == []
 
 
+async def test_what_default_privileges_gave_to_a_role(owner: Connection, database: str) -> None:
+    await owner.execute("CREATE ROLE default_app")
+    try:
+        await owner.execute("GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO default_app")
+        assert await said(database) == []
+        glass = "ok       break-glass: besides the schema's owner and superusers these may break the glass: default_app"
+        assert glass in (await command("doctor", database=database)).output.splitlines()
+        # As ALTER DEFAULT PRIVILEGES … GRANT EXECUTE ON FUNCTIONS TO default_app does when they are made.
+        await owner.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO default_app")
+        lines = await said(database)
+        assert len(lines) == 1
+        assert lines[0].startswith("ERROR    privileges: default_app may execute what only triggers should: REVOKE")
+        for name in FOR_NOBODY:
+            assert f"fencepost.{name}(" in lines[0]
+        await owner.execute(lines[0].partition(": REVOKE")[1].removeprefix(": ") + lines[0].partition(": REVOKE")[2])
+        assert await said(database) == []
+    finally:
+        await owner.execute("DROP OWNED BY default_app; DROP ROLE default_app")
+
+
 async def test_a_function_that_lost_its_search_path(owner: Connection, database: str) -> None:
     await owner.execute("ALTER FUNCTION fencepost.raise_mark(text, bigint, text, boolean) RESET search_path")
     (line,) = await said(database)
@@ -233,7 +253,7 @@ async def test_the_lists_of_who_may_execute_name_functions_that_there_are(owner:
     rows = await owner.fetch(
         "SELECT f.proname::text, f.prosecdef FROM pg_proc f WHERE f.pronamespace = 'fencepost'::regnamespace"
     )
-    assert {row[0] for row in rows if row[1]} >= FOR_ALL
+    assert {row[0] for row in rows if row[1]} >= FOR_ALL | FOR_NOBODY
     assert {row[0] for row in rows} >= NOT_FOR_ALL
 
 

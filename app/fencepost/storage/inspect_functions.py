@@ -6,6 +6,7 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.storage.catalog import quote
 from fencepost.storage.engine import Connection
 from fencepost.storage.inspect import Finding
 from fencepost.storage.owner import RELATIONS
@@ -18,6 +19,8 @@ FOR_ALL: Final = frozenset({"mark_behind_glass", "record_break_glass"})
 """SECURITY DEFINER functions that everybody's triggers call in the writer's own name; each asks who is calling."""
 NOT_FOR_ALL: Final = frozenset({"current_timeline", "issue_beyond", "prune", "raise_generation", "wake"})
 """Others that only some may execute."""
+FOR_NOBODY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
+"""SECURITY DEFINER functions that only triggers call: whoever else may, can shut others out."""
 
 _MOST: Final = 6
 """Names that one finding shows."""
@@ -28,7 +31,9 @@ SELECT f.oid::regprocedure::text AS called, f.proname::text AS name, f.prosrc AS
        pg_get_userbyid(n.nspowner)::text AS keeper, f.prorettype = 'trigger'::regtype AS of_trigger,
        coalesce(f.proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false) AS pinned,
        EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) g
-                WHERE g.grantee = 0 AND g.privilege_type = 'EXECUTE') AS for_all
+                WHERE g.grantee = 0 AND g.privilege_type = 'EXECUTE') AS for_all,
+       ARRAY(SELECT DISTINCT pg_get_userbyid(g.grantee)::text FROM aclexplode(f.proacl) g
+              WHERE g.grantee NOT IN (0, f.proowner) AND g.privilege_type = 'EXECUTE' ORDER BY 1) AS given_to
   FROM pg_proc f JOIN pg_namespace n ON n.oid = f.pronamespace WHERE n.nspname = 'fencepost' ORDER BY 1"""
 
 _STRAYS: Final = """
@@ -53,7 +58,7 @@ async def examine_functions(connection: Connection) -> list[Finding]:
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # names are shown in full
         functions = await connection.fetch(_FUNCTIONS)
         findings = _owners(functions, await connection.fetch(_STRAYS, list(RELATIONS))) or await _keeper(connection)
-        findings += _privileges(functions)
+        findings += [*_privileges(functions), *_given(functions)]
         bodies = {function["name"]: function["body"] for function in functions}
         for table in await connection.fetch(_PROTECTED):
             made = await _made(connection, table["oid"], table["functions"])
@@ -114,6 +119,29 @@ def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
     if unpinned := [each["called"] for each in functions if each["definer"] and not each["pinned"]]:
         text = f"functions run in their owner's name and under the caller's search_path: {', '.join(unpinned)}"
         findings.append(Finding("error", "privileges", text))
+    return findings
+
+
+def _given(functions: list[asyncpg.Record]) -> list[Finding]:
+    """Name the roles that may execute what is nobody's, by default privileges maybe; and who may break the glass."""
+    inner: dict[str, list[str]] = {}
+    for function in functions:
+        if function["definer"] and (function["name"] in FOR_NOBODY or function["of_trigger"]):
+            for role in function["given_to"]:
+                inner.setdefault(role, []).append(function["called"])
+    findings = [
+        Finding(
+            "error",
+            "privileges",
+            f"{role} may execute what only triggers should: REVOKE EXECUTE ON FUNCTION {', '.join(called)} FROM"
+            f" {quote(role)}",
+        )
+        for role, called in sorted(inner.items())
+    ]
+    glass = [role for each in functions if each["name"] == "may_break_glass" for role in each["given_to"]]
+    if glass:
+        text = f"besides the schema's owner and superusers these may break the glass: {', '.join(glass)}"
+        findings.append(Finding("ok", "break-glass", text))
     return findings
 
 
