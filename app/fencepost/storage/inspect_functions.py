@@ -58,7 +58,7 @@ async def examine_functions(connection: Connection) -> list[Finding]:
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # names are shown in full
         functions = await connection.fetch(_FUNCTIONS)
         findings = _owners(functions, await connection.fetch(_STRAYS, list(RELATIONS))) or await _keeper(connection)
-        findings += [*_privileges(functions), *_given(functions)]
+        findings += [*_privileges(functions), *_granted(functions)]
         bodies = {function["name"]: function["body"] for function in functions}
         for table in await connection.fetch(_PROTECTED):
             made = await _made(connection, table["oid"], table["functions"])
@@ -122,7 +122,7 @@ def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
     return findings
 
 
-def _given(functions: list[asyncpg.Record]) -> list[Finding]:
+def _granted(functions: list[asyncpg.Record]) -> list[Finding]:
     """Name the roles that may execute what is nobody's, by default privileges maybe; and who may break the glass."""
     inner: dict[str, list[str]] = {}
     for function in functions:

@@ -26,6 +26,32 @@ PAUSE: Final = 0.5
 """Seconds between two tries for the table's lock, in which its other users get through."""
 
 
+_STANDING: Final = """
+SELECT p.name, p.functions, p.scope, p.key_columns = ARRAY(
+         SELECT a.attname::text FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+          WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
+         AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                        AND a.attname = 'last_fence_token' AND a.atttypid = 'bigint'::regtype)
+         AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                          WHERE a.attrelid = c.oid AND a.attname = ANY (p.key_columns) AND NOT a.attisdropped
+                            AND t.typtype <> 'e' AND NOT fencepost.is_builtin(t.oid)) AS readable,
+       format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
+       c.relname::text AS relation,
+       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,
+       current_user::text AS me, pg_get_userbyid(f.nspowner)::text AS keeper,
+       has_table_privilege('fencepost.protected', 'DELETE') AND NOT EXISTS (
+         SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
+            AND NOT pg_has_role(o.proowner, 'USAGE')) AS may_drop,
+       (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname)) FROM pg_partition_tree(c.oid) pt
+          JOIN pg_class pc ON pc.oid = pt.relid
+          JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions
+  FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
+  JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_namespace f ON f.nspname = 'fencepost'
+ WHERE p.relation = $1::int8::oid"""
+"""How a table is protected, whether its marks can be read, and who may undo it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What will run: `statements` in one transaction, then `afterwards` by itself."""
@@ -80,31 +106,7 @@ async def plan_protect(
 async def plan_unprotect(connection: Connection, table: str) -> Plan:
     """Write what undoes `protect`; ProtectError when the table is not protected."""
     oid = await find(connection, table)
-    row = await connection.fetchrow(
-        """SELECT p.name, p.functions, p.scope, p.key_columns = ARRAY(
-                    SELECT a.attname::text FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
-                      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-                     WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
-                    AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                                   AND a.attname = 'last_fence_token' AND a.atttypid = 'bigint'::regtype)
-                    AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                                     WHERE a.attrelid = c.oid AND a.attname = ANY (p.key_columns) AND NOT a.attisdropped
-                                       AND t.typtype <> 'e' AND NOT fencepost.is_builtin(t.oid)) AS readable,
-                  format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
-                  c.relname::text AS relation,
-                  pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,
-                  current_user::text AS me, pg_get_userbyid(f.nspowner)::text AS keeper,
-                  has_table_privilege('fencepost.protected', 'DELETE') AND NOT EXISTS (
-                    SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
-                       AND NOT pg_has_role(o.proowner, 'USAGE')) AS may_drop,
-                  (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname)) FROM pg_partition_tree(c.oid) pt
-                     JOIN pg_class pc ON pc.oid = pt.relid
-                     JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions
-             FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
-             JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_namespace f ON f.nspname = 'fencepost'
-            WHERE p.relation = $1::int8::oid""",
-        oid,
-    )
+    row = await connection.fetchrow(_STANDING, oid)
     if row is None:
         raise ProtectError(table, ["it is not protected."])
     if not (row["owned"] and row["may_drop"]):

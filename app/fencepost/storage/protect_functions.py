@@ -25,7 +25,7 @@ _LE: Final = "OPERATOR(pg_catalog.<=)"
 _GE: Final = "OPERATOR(pg_catalog.>=)"
 _LT: Final = "OPERATOR(pg_catalog.<)"
 _PINNED: Final = "SET search_path = pg_catalog, pg_temp"
-SAYS: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
+SAID_IN_SETTING: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
 """Whether direct SQL has given its token in a setting, which counts before the column (R14)."""
 
 
@@ -110,7 +110,7 @@ class Functions:
 
     def _update(self) -> str:
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
-        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SAYS} IS NOT TRUE"
+        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SAID_IN_SETTING} IS NOT TRUE"
         judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.called("name")}(OLD), \
 {literal(self.rule)},
     OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
@@ -145,7 +145,7 @@ END"""
 DECLARE
   token bigint;
 BEGIN
-  IF {SAYS} THEN token := fencepost.given({self.name}); END IF;
+  IF {SAID_IN_SETTING} THEN token := fencepost.given({self.name}); END IF;
   IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
     IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
     token := - NEW.{MARK_COLUMN};{out_loud}

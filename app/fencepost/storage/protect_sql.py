@@ -2,7 +2,7 @@
 
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT
-from fencepost.storage.protect_functions import SAYS, dollar, drop_functions
+from fencepost.storage.protect_functions import SAID_IN_SETTING, dollar, drop_functions
 from fencepost.storage.protect_table import (
     PREFIX,
     ROW_PARTS,
@@ -77,7 +77,7 @@ END"""
         return "DO " + dollar(body)
 
     def _triggers(self) -> list[str]:
-        given = f" WHEN ({SAYS} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
+        given = f" WHEN ({SAID_IN_SETTING} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
         return [
             self.trigger("upd", "BEFORE UPDATE", "upd"),
             self.trigger("ins", "BEFORE INSERT", "ins", given),
