@@ -1,7 +1,6 @@
 """How a cell is run: its server is started, its load put on, and the outcome held against the database."""
 
 import asyncio
-import json
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Final
 from benchmarks import load, pgbench
 from benchmarks.cells import Cell
 from benchmarks.database import BenchmarkDatabase
-from benchmarks.load import DRAINED_WITHIN, HOST, Plan, Result, to_json
+from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
-from benchmarks.processes import run_module, running
+from benchmarks.processes import running
 from benchmarks.walk import STALE_TOKEN, TOKENS_PER_CELL
 
 _BODY: Final = '{"status": "paid"}'
@@ -88,9 +87,7 @@ def _load(bench: Bench, cell: Cell, port: int, first_token: int) -> Result:
         warmup=bench.warmup,
         seconds=bench.seconds,
     )
-    within = bench.warmup + bench.seconds + DRAINED_WITHIN + 20
-    result: Result = json.loads(run_module(load.__name__, to_json(plan), within=within))
-    return result
+    return load.generate(plan)
 
 
 def _request(cell: Cell) -> str:
@@ -103,7 +100,7 @@ def _request(cell: Cell) -> str:
     length = len(body.replace("%(key)d", "0" * _KEY_LENGTH))
     head = f"{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Fence-Token: %(token)d\r\n"
     if cell.operation == "keyed write":
-        head += "Idempotency-Key: %(key)d-%(token)d\r\n"
+        head += "Idempotency-Key: %(same)d-%(token)d\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
 
 

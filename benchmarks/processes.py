@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,11 +43,6 @@ def run(command: Sequence[str | Path], *, within: float, given: str = "", **vari
     if done.stderr:
         raise BenchmarkError(f"{command[0]} complained: {done.stderr[-2000:]}")
     return done.stdout
-
-
-def run_module(module: str, given: str, *, within: float) -> str:
-    """Run a Python module of ours to its end and return its stdout."""
-    return run([sys.executable, "-m", module], within=within, given=given)
 
 
 @contextmanager

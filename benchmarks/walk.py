@@ -20,6 +20,8 @@ TOKENS_PER_CELL: Final = 10_000_000_000
 """How far apart the tokens of two cells are: marks above its first token are a cell's own."""
 
 
-def row_key(connection: int, step: int, connections: int) -> int:
-    """Return the number in the key order-NUMBER."""
-    return FIRST_KEY + connection + connections * (step * STRIDE % (ROWS // connections))
+def row_key(
+    connection: int, step: int, connections: int, *, first_key: int = FIRST_KEY, rows: int = ROWS, stride: int = STRIDE
+) -> int:
+    """Return the number in the key order-NUMBER. `load.c` and `pgbench.py` say the same in their languages."""
+    return first_key + connection + connections * (step * stride % (rows // connections))
