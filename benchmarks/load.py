@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from benchmarks.compiled import compiled
 from benchmarks.processes import run
-from benchmarks.walk import FIRST_KEY, ROWS, STRIDE
+from benchmarks.walk import OVER_ROWS, Walk
 
 HOST: Final = "127.0.0.1"
 DRAINED_WITHIN: Final = 10.0
@@ -35,9 +35,7 @@ class Plan:
     """What an answer must contain."""
     warmup: float
     seconds: float
-    first_key: int = FIRST_KEY
-    rows: int = ROWS
-    stride: int = STRIDE
+    walk: Walk = OVER_ROWS
 
 
 class Result(TypedDict):
@@ -61,6 +59,7 @@ class Result(TypedDict):
 def generate(plan: Plan) -> Result:
     """Run the plan to its end."""
     fields = dataclasses.asdict(plan) | {"rising": int(plan.rising), "drained_within": DRAINED_WITHIN}
+    fields |= fields.pop("walk")
     request = fields.pop("request")
     given = "".join(f"{name} {value}\n" for name, value in fields.items()) + "\n" + request
     within = plan.warmup + plan.seconds + DRAINED_WITHIN + 20

@@ -7,11 +7,12 @@ from collections import defaultdict
 
 import pytest
 from benchmarks.load import HOST, Plan, Result, generate
-from benchmarks.walk import row_key
+from benchmarks.walk import Walk
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev")
 
-ROWS, FIRST_KEY, CONNECTIONS, FIRST_TOKEN = 30, 1000, 3, 500
+CONNECTIONS, FIRST_TOKEN = 3, 500
+WALK = Walk(first_key=1000, rows=30, stride=7)
 REQUEST = (
     "PATCH /v1/data/orders/order-%(key)d HTTP/1.1\r\nX-Fence-Token: %(token)d\r\n"
     "Idempotency-Key: %(same)d-%(token)d\r\nContent-Length: 0\r\n\r\n"
@@ -52,9 +53,7 @@ async def load(answer: bytes, request: str = REQUEST, text: str = "order-") -> t
             expected_text=text,
             warmup=0.05,
             seconds=0.1,
-            first_key=FIRST_KEY,
-            rows=ROWS,
-            stride=7,
+            walk=WALK,
         )
         result = await asyncio.to_thread(generate, plan)
     return result, sorted(recording.seen.values())
@@ -68,9 +67,9 @@ async def test_the_generator_in_c_walks_as_walk_py_does() -> None:
     result, seen = await load(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\norder-1")
     assert len(seen) == CONNECTIONS
     for requests in seen:
-        number = keys(requests[0])[0] % CONNECTIONS - FIRST_KEY % CONNECTIONS
+        number = keys(requests[0])[0] % CONNECTIONS - WALK.first_key % CONNECTIONS
         for step, request in enumerate(requests, 1):
-            key = row_key(number % CONNECTIONS, step, CONNECTIONS, first_key=FIRST_KEY, rows=ROWS, stride=7)
+            key = WALK.key(number % CONNECTIONS, step, CONNECTIONS)
             assert request == REQUEST.replace("%(token)d", f"{FIRST_TOKEN + step}").replace(
                 "%(key)d", f"{key}"
             ).replace("%(same)d", f"{key}")
@@ -86,10 +85,10 @@ async def test_a_request_with_several_keys_goes_on_in_the_walk() -> None:
     two = "PATCH / HTTP/1.1\r\nX: order-%(key)d order-%(key)d\r\n\r\n"
     result, seen = await load(b"HTTP/1.1 204 No Content\r\n\r\n", two, "")
     walked = [keys(request) for request in seen[0]]
-    number = (walked[0][0] - FIRST_KEY) % CONNECTIONS
-    expected = [row_key(number, step, CONNECTIONS, first_key=FIRST_KEY, rows=ROWS, stride=7) for step in range(1, 5)]
+    number = (walked[0][0] - WALK.first_key) % CONNECTIONS
+    expected = [WALK.key(number, step, CONNECTIONS) for step in range(1, 5)]
     assert walked[0] + walked[1] == expected
-    assert result["rows"] == ROWS
+    assert result["rows"] == WALK.rows
     assert result["rate"] == 0, "204 was not the expected status"
     assert result["accepted"] == sum(map(len, seen))
 
