@@ -72,7 +72,7 @@ test-servers:
 bench: $(VENV)/.installed-bench
 	benchmarks/setup
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
-	$(BIN)/python -m benchmarks.plot
+	$(BIN)/python -m benchmarks.plot benchmarks/results/latest.json benchmarks/results/latest.png
 	$(BIN)/python -m benchmarks.leases
 
 # Universal: one file for every platform and Python; hashes, and no registry's name.

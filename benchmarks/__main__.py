@@ -32,8 +32,8 @@ from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embe
     show_default=True,
     help="Where the database is made, and removed; not a tmpfs, where fsync costs nothing.",
 )
-@click.option("--output", type=click.Path(path_type=Path), default=report.LATEST, help="Where the result is written.")
-def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, output: Path) -> None:
+@click.option("--output", type=click.Path(path_type=Path), help="Where the result is written; else in results/.")
+def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, output: Path | None) -> None:
     """Measure on this machine, on an embedded PostgreSQL of its own and on loopback only."""
     wanted = [cell for cell in CELLS if only in cell.name]
     if not wanted:
@@ -59,6 +59,7 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
                 made["faults"].append("app/ was edited during the run: its cells did not measure the same code")
     except (BenchmarkError, EmbeddedServerError) as error:
         raise click.ClickException(str(error)) from error
+    output = output or (report.PART if only else report.LATEST)
     report.write(made, output)
     click.echo(report.table(made))
     click.echo(f"written to {output}")

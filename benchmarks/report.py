@@ -13,6 +13,10 @@ from benchmarks.ratios import NOT_HERE, OTHERS, WANTED, Ratio, compare
 
 RESULTS: Final = Path(__file__).parent / "results"
 LATEST: Final = RESULTS / "latest.json"
+PART: Final = RESULTS / "part.json"
+"""Of a run with --only, so that it does not replace a whole one."""
+KEPT: Final = RESULTS / "2-cores.json"
+"""Committed: what README shows."""
 
 _QUIET: Final = 0.1
 """Share of the cores that others may use without spoiling a run."""

@@ -6,6 +6,7 @@ one. One that keeps no rows of PostgreSQL's is a module with the functions of `S
 
 import importlib
 import importlib.util
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -37,6 +38,8 @@ class Peer:
     rows: int = ROWS
     own_tool: bool = False
     """Whether the load is that of the system's own tool, and not of Python clients."""
+    go_module: str = ""
+    """What `setup` built a program from; its version is pinned in a go.mod beside this file."""
 
 
 class Store(Protocol):
@@ -59,18 +62,20 @@ class Store(Protocol):
 
 
 _DEBIAN: Final = "benchmarks/setup as root, or apt-get install"
+_COMMIT: Final = "PostgreSQL's: the commit's WAL is flushed before the answer"
 _AOF: Final = (
     "appendonly yes, appendfsync always: fsync before the answer, one for all commands of an event loop's turn"
 )
 _RAFT: Final = "one node; the write-ahead log is fsynced before the answer, one fsync for a batch of proposals"
 _PEERS: Final[dict[Driver, Peer]] = {
-    "usual handler": Peer((), (), (), "", "PostgreSQL's: the commit's WAL is flushed before the answer"),
+    "usual handler": Peer((), (), (), "", _COMMIT),
     "prest": Peer(
         (str(BUILD / "prestd"),),
         (),
         (),
         "benchmarks/setup, which builds it with Go (1.21 or newer)",
-        "PostgreSQL's: the commit's WAL is flushed before the answer",
+        _COMMIT,
+        go_module="github.com/prest/prest",
     ),
     "redis": Peer(("redis-server",), (), ("redis",), f"{_DEBIAN} redis-server", _AOF, "redis"),
     "redis-benchmark": Peer(
@@ -91,6 +96,7 @@ _PEERS: Final[dict[Driver, Peer]] = {
         _RAFT,
         "etcd",
         own_tool=True,
+        go_module="go.etcd.io/etcd/v3",
     ),
     "zookeeper": Peer(
         ("java",),
@@ -127,8 +133,14 @@ def missing(driver: Driver) -> str | None:
 
 def about_peers(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
     """Say of the peers in these cells which versions they have, and what they do before they answer."""
-    return {
-        cell.driver: {"version": store(needs.store).version() if needs.store else "", "durability": needs.durability}
-        for cell in cells
-        if (needs := _PEERS.get(cell.driver)) is not None
-    }
+    used = {cell.driver: needs for cell in cells if (needs := _PEERS.get(cell.driver)) is not None}
+    return {driver: {"version": _version(needs), "durability": needs.durability} for driver, needs in used.items()}
+
+
+def _version(needs: Peer) -> str:
+    versions = [store(needs.store).version()] if needs.store else []
+    if needs.go_module:
+        pinned = re.compile(rf"{re.escape(needs.go_module)} v\S+")
+        pins = [file.read_text() for file in Path(__file__).parent.glob("*/go.mod")]
+        versions += [found[0] for text in pins if (found := pinned.search(text)) is not None]
+    return ", ".join(versions)
