@@ -40,6 +40,10 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
         raise click.ClickException(f"no cell has {only!r} in its name")
     left_out = {cell.name: why for cell in wanted if (why := missing(cell.driver)) is not None}
     cells = [cell for cell in wanted if cell.name not in left_out]
+    for name, why in left_out.items():
+        click.echo(f"left out: {name} ({why})", err=True)
+    if not cells:
+        raise click.ClickException("nothing is left to measure")
     try:
         with make_bench(directory, warmup, seconds, {cell.table for cell in cells}) as bench:
             about = {
