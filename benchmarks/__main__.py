@@ -2,10 +2,13 @@
 
 import asyncio
 import shutil
+import signal
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -40,6 +43,10 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
         raise click.ClickException(f"no cell has {only!r} in its name")
     left_out = {cell.name: why for cell in wanted if (why := missing(cell.driver)) is not None}
     cells = [cell for cell in wanted if cell.name not in left_out]
+    for name, why in left_out.items():
+        click.echo(f"left out: {name} ({why})", err=True)
+    if not cells:
+        raise click.ClickException("nothing is left to measure")
     try:
         with make_bench(directory, warmup, seconds, {cell.table for cell in cells}) as bench:
             about = {
@@ -69,7 +76,8 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
 
 @contextmanager
 def make_bench(parent: Path, warmup: float, seconds: int, tables: Collection[TableName] = ()) -> Iterator[Bench]:
-    """Make a database with these tables on a server of its own, gone afterwards."""
+    """Make a database with these tables on a server of its own, gone afterwards, also when SIGTERM ends us."""
+    signal.signal(signal.SIGTERM, _exit)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-bench-", dir=parent))
     directory.chmod(0o755)  # as root, PostgreSQL runs as another user and must get through
     bin_dir = embedded_bin_dir()
@@ -81,6 +89,10 @@ def make_bench(parent: Path, warmup: float, seconds: int, tables: Collection[Tab
             yield Bench(bin_dir, directory, database, warmup, seconds, untriggered_url)
     finally:
         shutil.rmtree(directory)
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _run(bench: Bench, cells: Sequence[Cell], rounds: int) -> dict[str, list[Measurement]]:
