@@ -9,10 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 from tests.interleave import Connect, Connection
 
 from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("fencepost", deadline=None)
+hypothesis.settings.load_profile("fencepost")
 
 TEMPLATE = "fencepost_template"
 _numbers = itertools.count(1)

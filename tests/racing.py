@@ -26,7 +26,8 @@ from fencepost.fencing.verdict import MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.fence import judge
 from fencepost.gateway.patch_rows import RowsPatch
-from fencepost.gateway.write import Body, KeyedWrite
+from fencepost.gateway.plans import Body, KeyedWrite
+from fencepost.gateway.turns import Turns
 from fencepost.gateway.write_many import Insert
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
@@ -37,6 +38,7 @@ from fencepost.storage.catalog_load import load
 from fencepost.storage.engine import Database, Limits, session_settings
 from fencepost.storage.fenced import Change, FencedRow, Standing
 from fencepost.storage.fenced_many import ManyOutcome
+from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.marks import Appeared, claim_absent
 from fencepost.storage.protect import protect
 from fencepost.storage.query import Condition, Field
@@ -265,7 +267,9 @@ async def open_gateway(
     try:
         catalog = CatalogCache(database, [], lambda _: None)
         await catalog.reload()
-        yield Gateway(database, catalog, lambda _: None, max_rows, PostgresLocks(database, Queue(database, 10, print)))
+        locks = PostgresLocks(database, Queue(database, 10, print))
+        turns = Turns(at_once=pool_size, wait=lock_timeout)
+        yield Gateway(database, catalog, lambda _: None, max_rows, locks, GroupCommit(database), turns)
     finally:
         await database.close()
 
@@ -276,8 +280,7 @@ async def gateway_pid(gateway: Gateway) -> int:
 
 
 def body(**values: object) -> Body:
-    scalars = {name: str(value) for name, value in values.items()}
-    return Body(json.dumps(values), tuple(values), scalars)
+    return Body(json.dumps(values), tuple(values), values)
 
 
 def keyed(key: Key, token: int, table: str = "orders", **values: object) -> KeyedWrite:

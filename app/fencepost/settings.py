@@ -45,6 +45,13 @@ class Settings(BaseSettings):
         default="", description="Schemas to serve, separated by commas; empty serves all of the user's."
     )
     pool_size: Positive = Field(default=10, description="Connections to PostgreSQL, per worker.")
+    lanes: Positive = Field(
+        default=4, description="More connections, per worker, which carry batches of single-row writes."
+    )
+    max_waiting: Positive = Field(
+        default=1000,
+        description="Most requests, per worker, that wait for PostgreSQL; others are answered 503 at once.",
+    )
     pool_timeout: Seconds = Field(
         default=5.0, description="How long a request waits for a connection before it is answered 503."
     )

@@ -1,14 +1,18 @@
 """Puts the parts together: the one place beside the command line that reads settings."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import asyncpg
 from fastapi import FastAPI
 
 from fencepost import background, wire
 from fencepost.gateway.core import Gateway
+from fencepost.gateway.turns import Turns
 from fencepost.http.app import Application, Parts
 from fencepost.locks.postgres import LeaseLimits, PostgresLocks
 from fencepost.locks.queue import Queue
@@ -21,7 +25,11 @@ from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import UNREADABLE_URL, Database, Limits
 from fencepost.storage.errors import StorageError, UnavailableError, translated
+from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.origin import ORIGIN
+
+PUBLISHED_EVERY: Final = 1.0
+"""Seconds between two looks at what each worker has in use."""
 
 
 class StartupError(Exception):
@@ -83,29 +91,39 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         logs.on_event(event)
         metrics.on_event(event)
 
-    def done(method: str, route: str, status: int, seconds: float) -> None:
-        metrics.request_done(method, route, status, seconds)
-        if runtime.gateway is not None:
-            metrics.pool(*runtime.gateway.database.sizes())
-
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with _opened(settings, dsn, emit) as gateway:
             runtime.gateway = gateway
+            # What is there now stays: no reason to look through it again and again for garbage.
+            gc.collect()
+            gc.freeze()
+            publishing = asyncio.create_task(_publish(gateway, metrics))
             try:
                 yield
             finally:
                 runtime.gateway = None
+                publishing.cancel()
 
     async def ready() -> wire.Readiness:
         return await _readiness(runtime.require())
 
     async def measure() -> None:
+        _publish_now(runtime.require(), metrics)
         await _count_locks(runtime.require(), metrics)
         await _measure_sizes(runtime.require(), metrics)
 
     return Application(
-        Parts(runtime.require, ready, metrics, measure, done, lifespan, settings.max_body_bytes, settings.access_log)
+        Parts(
+            runtime.require,
+            ready,
+            metrics,
+            measure,
+            metrics.request_done,
+            lifespan,
+            settings.max_body_bytes,
+            settings.access_log,
+        )
     )
 
 
@@ -120,13 +138,22 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
     await check_database(dsn)
     database = await Database.open(
         dsn,
-        Limits(settings.pool_size, settings.pool_timeout, settings.statement_timeout, settings.lock_timeout),
+        Limits(
+            settings.pool_size,
+            settings.pool_timeout,
+            settings.statement_timeout,
+            settings.lock_timeout,
+            settings.lanes,
+            settings.max_waiting,
+        ),
         lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
     )
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
     limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     locks = PostgresLocks(database, queue, limits, at_once=max(settings.pool_size // 2, 1))
+    group = GroupCommit(database, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout)
+    turns = Turns(at_once=max(settings.pool_size // 2, 1), wait=settings.lock_timeout)
     try:
         try:
             await catalog.reload()
@@ -138,11 +165,24 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )
         async with background.running(dsn, background.Upkeep(database, catalog, locks, retention, emit)):
-            yield Gateway(database, catalog, emit, settings.max_rows, locks)
+            yield Gateway(database, catalog, emit, settings.max_rows, locks, group, turns)
     finally:
         await queue.close()
         await catalog.close()
+        await group.close()
         await database.close()
+
+
+async def _publish(gateway: Gateway, metrics: Metrics) -> None:
+    """Publish for ever what another worker may be asked for."""
+    while True:
+        _publish_now(gateway, metrics)
+        await asyncio.sleep(PUBLISHED_EVERY)
+
+
+def _publish_now(gateway: Gateway, metrics: Metrics) -> None:
+    metrics.pool(*gateway.database.sizes())
+    metrics.writes_waiting(gateway.group.waiting)
 
 
 async def _count_locks(gateway: Gateway, metrics: Metrics) -> None:

@@ -6,7 +6,8 @@ from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outc
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.write import KeyedWrite, delete, patch, put
+from fencepost.gateway.plans import KeyedWrite
+from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
 
 

@@ -9,7 +9,8 @@ from tests.racing import Key, Race, gateway_pid, open_gateway, open_race, outcom
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.write import Body, KeyedWrite, delete, patch, put
+from fencepost.gateway.plans import Body, KeyedWrite
+from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
 from fencepost.storage.protect import protect
 from fencepost.storage.query import Condition, Field

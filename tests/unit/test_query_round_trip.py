@@ -145,20 +145,18 @@ def query_text(query: Query) -> bytes:
 
 
 @given(QUERIES)
-@settings(deadline=None)
 def test_a_query_written_as_text_is_read_back_the_same(query: Query) -> None:
     assert parse_query(query_text(query)) == query
 
 
 @given(st.one_of(st.binary(), st.text(alphabet='ab.,()"\\%&=:->*eqinots orderselect1{}').map(str.encode)))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_random_bytes_raise_nothing_but_query_errors(raw: bytes) -> None:
     with suppress(QueryError):
         parse_query(raw)
 
 
 @given(QUERIES, st.data())
-@settings(deadline=None)
 def test_a_damaged_query_raises_nothing_but_query_errors(query: Query, data: st.DataObject) -> None:
     text = query_text(query)
     start = data.draw(st.integers(0, len(text)))

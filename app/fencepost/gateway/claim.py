@@ -20,9 +20,10 @@ from fencepost.gateway.evidence import row_evidence
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Operation, perform
+from fencepost.gateway.plans import target_of
 from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
 from fencepost.gateway.scoped import claim as claim_scope
-from fencepost.gateway.write import needs_fitting, target_of
+from fencepost.gateway.write import needs_fitting
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection

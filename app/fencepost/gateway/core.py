@@ -18,12 +18,14 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import Token
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
+from fencepost.gateway.turns import Turns
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
 from fencepost.storage.catalog import MARK_COLUMN, Catalog, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
+from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.query import QueryError, UnknownColumnError
 
 RETRY_AFTER = 1
@@ -32,7 +34,7 @@ QUARANTINED_RETRY_AFTER = 10
 """The same, when somebody has to decide first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """What a use case has to say: rows as JSON texts, and the mark of a single protected row."""
 
@@ -62,6 +64,8 @@ class Gateway:
     emit: Emit
     max_rows: int
     locks: PostgresLocks
+    group: GroupCommit
+    turns: Turns
 
 
 def table_named(catalog: Catalog, name: str) -> Table | None:

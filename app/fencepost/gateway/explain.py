@@ -20,7 +20,7 @@ from fencepost.storage.scope_marks import marks, tables_of
 from fencepost.storage.scope_names import scope_of_row, scopes_typed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Explained(Done):
     """The answer of GET /v1/fences, as members of its JSON body."""
 

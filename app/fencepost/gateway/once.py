@@ -32,7 +32,7 @@ class Once:
     render: Callable[[Done], Recorded]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replayed(Done):
     """What was answered when the write landed."""
 

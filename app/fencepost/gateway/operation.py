@@ -28,8 +28,9 @@ from fencepost.gateway.once import Once, attempt_once, landed_meanwhile
 from fencepost.storage import backends
 from fencepost.storage.catalog import Table
 from fencepost.storage.engine import Connection, GatewayConnection, gateway_connection, retrying
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, translated
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, translated
 from fencepost.storage.fenced import Key
+from fencepost.storage.group_commit import Broken
 
 Attempt = Callable[[Connection], Awaitable[Outcome]]
 Explain = Callable[[Connection, RefusedError], Awaitable[Problem | None]]
@@ -76,16 +77,15 @@ class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transa
         self.problem = problem
 
 
-class _UncommittedError(OutcomeUnknownError):
-    """The connection broke before COMMIT was sent: the transaction is over, or will be when its backend is ended."""
+async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:
+    """Run an operation until it is decided, or it is certain that it cannot be known how it ended.
 
-
-async def perform(gateway: Gateway, operation: Operation) -> Outcome:
-    """Run an operation until it is decided, or it is certain that it cannot be known how it ended."""
+    `after`: it was tried in a batch already, which broke.
+    """
     loop = asyncio.get_running_loop()
-    unknown: OutcomeUnknownError | None = None
-    broken: GatewayConnection | None = None
-    deadline = 0.0
+    unknown: OutcomeUnknownError | None = after.error if after is not None else None
+    broken: GatewayConnection | None = after.connection if after is not None else None
+    deadline = 0.0 if after is None else loop.time() + RESOLVED_WITHIN
     while True:
         try:
             async with gateway.database.connection(writing=True) as connection:
@@ -103,7 +103,7 @@ async def perform(gateway: Gateway, operation: Operation) -> Outcome:
             pause = 0.0 if unknown is None else PAUSE
             deadline = deadline or loop.time() + RESOLVED_WITHIN
             # With a key, what came before is settled only by a look-up that was answered.
-            if unknown is None or operation.once is None or not isinstance(error, _UncommittedError):
+            if unknown is None or operation.once is None or not isinstance(error, UncommittedError):
                 unknown = error
         except UnavailableError:
             if unknown is None:
@@ -118,7 +118,7 @@ async def _settle(
     connection: Connection, operation: Operation, unknown: OutcomeUnknownError, broken: GatewayConnection
 ) -> Problem | None:
     """End the backend of the broken connection, and find out what it did. None: it can be tried again."""
-    uncommitted = isinstance(unknown, _UncommittedError)
+    uncommitted = isinstance(unknown, UncommittedError)
     if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
         return _unknown(unknown, Evidence(None), operation)
     try:
@@ -133,7 +133,7 @@ async def _settle(
 
 
 def _given_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
-    if isinstance(unknown, _UncommittedError):
+    if isinstance(unknown, UncommittedError):
         raise UnavailableError(f"nothing was written: {unknown}") from unknown
     return _unknown(unknown, Evidence(None), operation, may_still_land=True)
 
@@ -173,7 +173,7 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
         except OutcomeUnknownError as error:
             if committing:
                 raise
-            raise _UncommittedError(str(error)) from error
+            raise UncommittedError(str(error)) from error
         except RefusedError as error:
             if once is None or not landed_meanwhile(error):
                 raise

@@ -27,8 +27,8 @@ from fencepost.gateway.evidence import rows_evidence
 from fencepost.gateway.fence import ROUNDS, contended, judge, refused
 from fencepost.gateway.once import Once
 from fencepost.gateway.operation import Evidence, Operation, perform
+from fencepost.gateway.plans import Body, target_of
 from fencepost.gateway.scoped import ScopedWrite, all_refused
-from fencepost.gateway.write import Body, target_of
 from fencepost.gateway.write_many import not_one, ready_to_write, refused_rows, told, too_many
 from fencepost.storage import fenced, scope_names
 from fencepost.storage.catalog import Fence, Table

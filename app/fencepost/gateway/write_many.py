@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, NOT_ACCEPTABLE, SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
+from fencepost.gateway.batched import WriteLane, decide, lane
+from fencepost.gateway.batched_writes import Batched
 from fencepost.gateway.core import (
     Done,
     Gateway,
@@ -18,13 +20,15 @@ from fencepost.gateway.evidence import rows_evidence
 from fencepost.gateway.fence import judge, refused
 from fencepost.gateway.once import Once, require_once
 from fencepost.gateway.operation import Attempt, Evidence, Operation, perform
+from fencepost.gateway.plans import Body, remember, target_of
 from fencepost.gateway.scoped import ScopedWrite
-from fencepost.gateway.write import UNIQUE_VIOLATION, Body, may_need_fitting, target_of
+from fencepost.gateway.write import UNIQUE_VIOLATION, may_need_fitting
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.engine import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
+from fencepost.storage.fenced_batch import RowWrite
 from fencepost.storage.fenced_insert import insert_rows, keys_may_change
 from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter, QueryError, Select
@@ -73,12 +77,27 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        scoped = ScopedWrite.of(table, fence, token)
-        if scoped is not None:
-            return await perform(gateway, _insert_into_scopes(scoped, request, target))
-        return await perform(gateway, _insert_rows(table, fence, token, request, target))
+
+        def operation() -> Operation:
+            scoped = ScopedWrite.of(table, fence, token)
+            if scoped is not None:
+                return _insert_into_scopes(scoped, request, target)
+            return _insert_rows(table, fence, token, request, target)
+
+        one = _lane(table, fence, request, target) if request.count == 1 else None
+        return await decide(gateway, one, Batched(RowWrite((), token, request.body.text), request.once), operation)
 
     return await on_table(gateway, request.table, "post", use)
+
+
+def _lane(table: Table, fence: Fence, request: Insert, target: str) -> WriteLane | None:
+    """Find the lane of such single rows."""
+    name = ("post", request.body.columns, request.select, request.once is not None)
+    if name not in table.plans:
+        change = Change(request.body.columns, "", target)
+        remember(table, name, lane(table, fence, "post", change, keyed=request.once is not None))
+    found: WriteLane | None = table.plans[name]
+    return found
 
 
 def _insert_into_scopes(scoped: ScopedWrite, request: Insert, target: str) -> Operation:

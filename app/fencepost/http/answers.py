@@ -11,30 +11,31 @@ from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.once import Replayed
 from fencepost.http.problem_response import problem_response
+from fencepost.http.raw_response import JSON, NO_STORE, Header, RawResponse
 from fencepost.http.reading_requests import SINGULAR
 from fencepost.storage.idempotency import Recorded
 
 Answer = Literal["minimal", "representation", "headers-only"] | None
 
-_JSON = "application/json"
+_SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
-def fence_headers(done: Done) -> dict[str, str]:
+def fence_headers(done: Done) -> list[Header]:
     """Name the mark of the one resource that was written, claimed or read, and the scope whose mark it is."""
-    headers = {}
+    headers: list[Header] = []
     if done.mark is not None:
-        headers["X-Fence-Mark"] = str(done.mark)
+        headers.append((b"x-fence-mark", b"%d" % done.mark))
     if done.scope:  # percent-encoded already, but for what a header cannot carry
-        headers["X-Fence-Scope"] = quote(done.scope, safe=_PRINTABLE)
+        headers.append((b"x-fence-scope", quote(done.scope, safe=_PRINTABLE).encode("ascii")))
     return headers
 
 
-def _headers(done: Done, answer: Answer) -> dict[str, str]:
-    headers = {"Cache-Control": "no-store"} | fence_headers(done)
+def _headers(done: Done, answer: Answer) -> list[Header]:
+    headers = [NO_STORE, *fence_headers(done)]
     if answer is not None:
-        headers["Preference-Applied"] = f"return={answer}"
+        headers.append((b"preference-applied", b"return=" + answer.encode("ascii")))
     return headers
 
 
@@ -63,11 +64,9 @@ def replayed(outcome: Replayed) -> Response:
     answer = outcome.answer
     if answer is None:
         raise TypeError("a replay without its answer")
-    response = Response(answer.body, status_code=answer.status)
-    for name, value in answer.headers:
-        response.headers[name] = value
-    response.headers["Idempotent-Replayed"] = "true"
-    return response
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    headers.append((b"idempotent-replayed", b"true"))
+    return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
 
 
 def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
@@ -78,25 +77,39 @@ def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True)
         return replayed(outcome)
     headers = _headers(outcome, answer)
     if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
-        return Response(status_code=_CREATED if outcome.created else _NO_CONTENT, headers=headers)
-    status = _CREATED if outcome.created else _OK
-    return Response(outcome.rows[0].encode(), status_code=status, media_type=_JSON, headers=headers)
+        return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
+    headers.append(JSON)
+    return RawResponse(_CREATED if outcome.created else _OK, headers, outcome.rows[0].encode())
+
+
+def _without_body(status: int, headers: list[Header]) -> Response:
+    if status != _NO_CONTENT:
+        headers.append((b"content-length", b"0"))
+    return RawResponse(status, headers)
+
+
+def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) -> Response:
+    headers.append(_SINGULAR if singular else JSON)
+    body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)
+    return RawResponse(status, headers, body)
 
 
 def listed(outcome: Outcome, offset: int, *, singular: bool) -> Response:
     """Answer for a collection read, with PostgREST's Content-Range."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
+    headers = _headers(outcome, None)
     if singular:
-        if len(outcome.rows) != 1:
-            return _not_one(outcome)
-        return Response(outcome.rows[0].encode(), media_type=SINGULAR, headers=_headers(outcome, None))
+        return _rows(outcome, _OK, headers, singular=True) if len(outcome.rows) == 1 else _not_one(outcome)
     count = len(outcome.rows)
     span = f"{offset}-{offset + count - 1}" if count else "*"
-    headers = _headers(outcome, None)
-    headers["Content-Range"] = f"{span}/{'*' if outcome.total is None else outcome.total}"
+    headers.append(_content_range(f"{span}/{'*' if outcome.total is None else outcome.total}"))
     partial = outcome.total is not None and count < outcome.total
-    return Response(_array(outcome), status_code=_PARTIAL if partial else _OK, media_type=_JSON, headers=headers)
+    return _rows(outcome, _PARTIAL if partial else _OK, headers, singular=False)
+
+
+def _content_range(text: str) -> Header:
+    return (b"content-range", text.encode("ascii"))
 
 
 def _location(resource: str) -> str:
@@ -113,11 +126,10 @@ def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
         return replayed(outcome)
     headers = _headers(outcome, answer)
     if outcome.resource:
-        headers["Location"] = _location(outcome.resource)
+        headers.append((b"location", _location(outcome.resource).encode("ascii")))
     if answer in ("minimal", "headers-only"):
-        return Response(status_code=_CREATED, headers=headers)
-    body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)
-    return Response(body, status_code=_CREATED, media_type=SINGULAR if singular else _JSON, headers=headers)
+        return _without_body(_CREATED, headers)
+    return _rows(outcome, _CREATED, headers, singular=singular)
 
 
 def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
@@ -128,8 +140,7 @@ def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Respons
         return replayed(outcome)
     headers = _headers(outcome, answer)
     count = len(outcome.rows)
-    headers["Content-Range"] = f"0-{count - 1}/*" if count else "*/*"
+    headers.append(_content_range(f"0-{count - 1}/*" if count else "*/*"))
     if answer != "representation":
-        return Response(status_code=_NO_CONTENT, headers=headers)
-    body = outcome.rows[0].encode() if singular and count == 1 else _array(outcome)
-    return Response(body, status_code=_OK, media_type=SINGULAR if singular else _JSON, headers=headers)
+        return _without_body(_NO_CONTENT, headers)
+    return _rows(outcome, _OK, headers, singular=singular)

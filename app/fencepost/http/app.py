@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fencepost import __version__, wire
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.core import Gateway
-from fencepost.http.data import DataRoute
+from fencepost.http.data import PREFIX, DataRoutes
 from fencepost.http.docs import docs_routes
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.leases import lease_routes
@@ -71,12 +72,20 @@ class Application(FastAPI):
         # Whoever works under locks asks these often: FastAPI documents them, and plain routes to the same functions
         # answer them, which take the bare request.
         plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
-        self.router.routes[:0] = [DataRoute(parts.gateway, parts.max_body_bytes), *plain]
+        self.router.routes[:0] = plain
         self.router.routes.extend(docs_routes(self._catalog, version=__version__))
         self.router.routes.extend(problem_routes())
         self.add_middleware(Edge, done=parts.done, access_log=parts.access_log)
+        self._data = Edge(DataRoutes(parts.gateway, parts.max_body_bytes), done=parts.done, access_log=parts.access_log)
         self.add_exception_handler(HTTPException, _http_problem)
         self.add_exception_handler(RequestValidationError, _validation_problem)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer: what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
+        if scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX):
+            await self._data(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def _catalog(self) -> Catalog:
         return self._parts.gateway().catalog.current

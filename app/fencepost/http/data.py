@@ -1,16 +1,15 @@
 """/v1/data: PostgREST's dialect over fenced tables.
 
-A plain ASGI route, not FastAPI's: the path must be split before it is decoded (`%2F` is part of a key), and the hot
-path needs neither models nor dependencies. OpenAPI for it comes from the catalog.
+A plain ASGI application, called before FastAPI's router and middleware (app.py): the path must be split before it is
+decoded (`%2F` is part of a key), and the hot path needs neither models nor dependencies. OpenAPI for it comes from the
+catalog.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from starlette.datastructures import URLPath
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NO_ROUTE
@@ -19,13 +18,17 @@ from fencepost.fencing.resource import MalformedResourceError, decode_key, decod
 from fencepost.gateway.core import Done, Gateway
 from fencepost.gateway.once import Once
 from fencepost.gateway.patch_rows import RowsPatch, patch_rows
+from fencepost.gateway.plans import KeyedWrite
 from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
-from fencepost.gateway.write import KeyedWrite, delete, patch, put
+from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
 from fencepost.http.answers import created, listed, many_written, one, recorded
 from fencepost.http.problem_response import RequestError, problem_response
-from fencepost.http.query_params import parse_query
+from fencepost.http.query_params import NO_QUERY, parse_query
 from fencepost.http.reading_requests import (
+    Headers,
+    RawHeaders,
+    by_name,
     payload_hash,
     read_body,
     read_changes,
@@ -44,41 +47,47 @@ from fencepost.storage.query import Query, QueryError
 
 PREFIX: Final = b"/v1/data/"
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
+_UNNAMEABLE: Final = (("",), (".",), ("..",))
 ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
 
 Render = Callable[[Done], Response]
-Handler = Callable[["DataRoute", Request, str, tuple[str, ...]], Awaitable[Response]]
 
 
-class DataRoute(BaseRoute):
-    """Everything under /v1/data/, matched by the raw path."""
+@dataclass(slots=True)
+class Asked:
+    """A request, as far as it has been read."""
+
+    method: str
+    row: bytes
+    """The key in the path, as it came."""
+    query: bytes
+    raw_headers: RawHeaders
+    headers: Headers
+    receive: Receive
+
+
+Handler = Callable[["DataRoutes", Asked, str, tuple[str, ...]], Awaitable[Response]]
+
+
+class DataRoutes:
+    """Everything under /v1/data/, told apart by the raw path."""
 
     def __init__(self, gateway: Callable[[], Gateway], max_body_bytes: int) -> None:
         self._gateway = gateway
         self._max_body_bytes = max_body_bytes
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match by what the client sent, before any decoding."""
-        mine = scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX)
-        return (Match.FULL, {}) if mine else (Match.NONE, {})
-
-    def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
-        """Paths here are not named."""
-        raise NoMatchFound(name, path_params)
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request = Request(scope, receive)
         try:
-            response = await self._respond(request, scope["raw_path"][len(PREFIX) :])
+            response = await self._respond(scope, receive)
         except RequestError as error:
             response = problem_response(error.problem)
         except QueryError as error:
             response = problem_response(bad_request(str(error)))
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request, rest: bytes) -> Response:
-        table, slash, raw_key = rest.partition(b"/")
+    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+        table, slash, raw_key = scope["raw_path"][len(PREFIX) :].partition(b"/")
         if b"/" in raw_key or not table:
             raise RequestError(
                 Problem(NO_ROUTE, "The path is /v1/data/{table} or /v1/data/{table}/{key}; a / inside a name is %2F.")
@@ -88,50 +97,53 @@ class DataRoute(BaseRoute):
             key = decode_key(raw_key)
         except MalformedResourceError as error:
             raise RequestError(bad_request(f"path: {error}")) from error
+        method = scope["method"]
         handlers, allowed = (_ROW, ROW_METHODS) if slash else (_COLLECTION, COLLECTION_METHODS)
-        handler = handlers.get(request.method)
+        handler = handlers.get(method)
         if handler is None:
-            problem = Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path: {allowed} are.")
+            problem = Problem(METHOD_NOT_ALLOWED, f"{method} is not for this path: {allowed} are.")
             return problem_response(problem, {"Allow": allowed})
-        if slash and key in (("",), (".",), ("..",)):
+        if slash and key in _UNNAMEABLE:
             raise RequestError(
                 bad_request(
                     f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq."
                 )
             )
-        return await handler(self, request, name, key)
+        raw_headers = scope["headers"]
+        asked = Asked(method, raw_key, scope["query_string"], raw_headers, by_name(raw_headers), receive)
+        return await handler(self, asked, name, key)
 
-    async def get_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+    async def get_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}/{key}."""
-        refuse_token(request.scope["headers"])
+        refuse_token(request.raw_headers)
         wants_one(request.headers)
-        query = _only(parse_query(request.scope["query_string"]), "select")
+        query = _only(parse_query(request.query), "select")
         table = table_name(request.headers, name, writing=False)
         return one(await read_one(self._gateway(), ReadOne(table, key, query.select)))
 
-    async def get_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+    async def get_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}."""
-        refuse_token(request.scope["headers"])
+        refuse_token(request.raw_headers)
         singular = wants_one(request.headers)
-        query = parse_query(request.scope["query_string"])
+        query = parse_query(request.query)
         count = read_preferences(request.headers).count
         table = table_name(request.headers, name, writing=False)
         outcome = await read_many(self._gateway(), ReadMany(table, query, count))
         return listed(outcome, query.offset, singular=singular)
 
-    async def patch_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+    async def patch_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}/{key}."""
         answer = read_preferences(request.headers).answer
         write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
         return one(await patch(self._gateway(), write), answer)
 
-    async def put_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+    async def put_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
         answer = read_preferences(request.headers).answer
         write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
         return one(await put(self._gateway(), write), answer)
 
-    async def delete_row(self, request: Request, name: str, key: tuple[str, ...]) -> Response:
+    async def delete_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
         answer = read_preferences(request.headers).answer
         write = await self._keyed(
@@ -140,39 +152,39 @@ class DataRoute(BaseRoute):
         return one(await delete(self._gateway(), write), answer, row_by_default=False)
 
     async def _keyed(
-        self, request: Request, name: str, key: tuple[str, ...], render: Render, *, with_body: bool
+        self, request: Asked, name: str, key: tuple[str, ...], render: Render, *, with_body: bool
     ) -> KeyedWrite:
-        token = read_token(request.scope["headers"])
+        token = read_token(request.raw_headers)
         wants_one(request.headers)
-        query = _only(parse_query(request.scope["query_string"]), "select", "columns")
+        query = _only(parse_query(request.query), "select", "columns")
         body = None
         if with_body:
-            body = await read_object(request, self._max_body_bytes, query.columns)
+            body = await read_object(request.headers, request.receive, self._max_body_bytes, query.columns)
         else:
-            await read_body(request, self._max_body_bytes)
+            await read_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
         once = read_once(request, table, body.text if body else "", render)
         return KeyedWrite(table, key, token, query.select, body, once)
 
-    async def post_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+    async def post_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """POST /v1/data/{table}: one object, or an array."""
-        token = read_token(request.scope["headers"])
+        token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
-        query = _only(parse_query(request.scope["query_string"]), "select", "columns")
-        body, count = await read_rows(request, self._max_body_bytes, query.columns)
+        query = _only(parse_query(request.query), "select", "columns")
+        body, count = await read_rows(request.headers, request.receive, self._max_body_bytes, query.columns)
         table = table_name(request.headers, name, writing=True)
         answer = read_preferences(request.headers).answer
         once = read_once(request, table, body.text, lambda done: created(done, answer, singular=singular))
         outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular, once))
         return created(outcome, answer, singular=singular)
 
-    async def patch_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+    async def patch_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters with an object, or without filters and with an array."""
-        token = read_token(request.scope["headers"])
+        token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
         answer = read_preferences(request.headers).answer
-        query = _only(parse_query(request.scope["query_string"]), "select", "columns", "filters")
-        body, count = await read_changes(request, self._max_body_bytes, query.columns)
+        query = _only(parse_query(request.query), "select", "columns", "filters")
+        body, count = await read_changes(request.headers, request.receive, self._max_body_bytes, query.columns)
         require_form_of_patch(query, count)
         table = table_name(request.headers, name, writing=True)
         once = read_once(request, table, body.text, lambda done: many_written(done, answer, singular=singular))
@@ -184,36 +196,36 @@ class DataRoute(BaseRoute):
             outcome = await patch_rows(self._gateway(), rows)
         return many_written(outcome, answer, singular=singular)
 
-    async def delete_rows(self, request: Request, name: str, _key: tuple[str, ...]) -> Response:
+    async def delete_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
-        token = read_token(request.scope["headers"])
+        token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
         answer = read_preferences(request.headers).answer
-        query = _only(parse_query(request.scope["query_string"]), "select", "columns", "filters")
+        query = _only(parse_query(request.query), "select", "columns", "filters")
         if not query.filters:
             raise RequestError(whole_table("DELETE"))
-        await read_body(request, self._max_body_bytes)
+        await read_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
         once = read_once(request, table, "", lambda done: many_written(done, answer, singular=singular))
         write = FilteredWrite(table, query.filters, token, None, query.select, singular, once)
         return many_written(await delete_many(self._gateway(), write), answer, singular=singular)
 
 
-def read_once(request: Request, table: str, body: str, render: Render) -> Once | None:
+def read_once(request: Asked, table: str, body: str, render: Render) -> Once | None:
     """Read the request's Idempotency-Key, and what it stands for: everything but token and preferences, so that the
     lock's next holder may repeat a write. `render` gives the answer that will be kept.
     """
-    scope = request.scope
-    key = read_idempotency_key(scope["headers"])
+    key = read_idempotency_key(request.raw_headers)
     if key is None:
         return None
-    row = scope["raw_path"].removeprefix(PREFIX).partition(b"/")[2]
-    payload = payload_hash(request.method, table.removeprefix("public."), row, scope["query_string"], body)
+    payload = payload_hash(request.method, table.removeprefix("public."), request.row, request.query, body)
     return Once(key, payload, lambda done: recorded(render(done)))
 
 
 def _only(query: Query, *allowed: str) -> Query:
     """Refuse parameters that mean nothing here: a filter on a keyed route would be ignored silently."""
+    if query is NO_QUERY:
+        return query
     present = {
         "select": query.select is not None,
         "columns": query.columns is not None,
@@ -228,16 +240,16 @@ def _only(query: Query, *allowed: str) -> Query:
 
 
 _ROW: Final[dict[str, Handler]] = {
-    "GET": DataRoute.get_row,
-    "HEAD": DataRoute.get_row,
-    "PATCH": DataRoute.patch_row,
-    "PUT": DataRoute.put_row,
-    "DELETE": DataRoute.delete_row,
+    "GET": DataRoutes.get_row,
+    "HEAD": DataRoutes.get_row,
+    "PATCH": DataRoutes.patch_row,
+    "PUT": DataRoutes.put_row,
+    "DELETE": DataRoutes.delete_row,
 }
 _COLLECTION: Final[dict[str, Handler]] = {
-    "GET": DataRoute.get_rows,
-    "HEAD": DataRoute.get_rows,
-    "POST": DataRoute.post_rows,
-    "PATCH": DataRoute.patch_rows,
-    "DELETE": DataRoute.delete_rows,
+    "GET": DataRoutes.get_rows,
+    "HEAD": DataRoutes.get_rows,
+    "POST": DataRoutes.post_rows,
+    "PATCH": DataRoutes.patch_rows,
+    "DELETE": DataRoutes.delete_rows,
 }

@@ -4,6 +4,7 @@ Plain ASGI: nothing is copied or buffered on the way.
 """
 
 import asyncio
+import itertools
 import re
 import secrets
 import time
@@ -18,6 +19,9 @@ from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR
 from fencepost.fencing.problems import Problem
 from fencepost.http.problem_response import problem_response
 
+# An id need only be new: random bytes for each request would cost a system call.
+_PROCESS: Final = secrets.token_hex(4).encode()
+_numbers: Final = itertools.count(1)
 _USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 HUNG_UP: Final = 499
 """What logs and metrics say of a request whose client hung up before it was read, as nginx does."""
@@ -99,7 +103,7 @@ def _request_id(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _USABLE_ID.match(value):
             return bytes(value)
-    return secrets.token_hex(8).encode()
+    return b"%s%08x" % (_PROCESS, next(_numbers))
 
 
 def _route(scope: Scope) -> str:

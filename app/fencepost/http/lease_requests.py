@@ -15,7 +15,7 @@ from fencepost.fencing.token import MAX_TOKEN
 from fencepost.gateway.acquire import Acquire
 from fencepost.http.problem_response import RequestError
 from fencepost.http.query_params import query_pairs
-from fencepost.http.reading_requests import read_json
+from fencepost.http.reading_requests import by_name, read_json
 from fencepost.locks.postgres import LeaseLimits
 from fencepost.storage.query import QueryError
 
@@ -132,7 +132,7 @@ async def _object(request: Request, limit: int, *, may_be_empty: bool = False) -
         and "transfer-encoding" not in request.headers
     ):
         return {}
-    _, body = await read_json(request, limit)
+    _, body = await read_json(by_name(request.scope["headers"]), request.receive, limit)
     if not isinstance(body, dict):
         raise _bad("body: a JSON object is expected")
     return body

@@ -178,7 +178,9 @@ async def _acquire(gateway: Gateway, limit: int, request: Request) -> Response:
             watch.cancel()
     if isinstance(outcome, Problem):
         return problem_response(outcome)
-    response = json_response(_granted(outcome, wanted.secret), {"Location": f"/v1/leases/{outcome.lease.lease_id}"})
+    response = json_response(
+        _granted(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease.lease_id}".encode())]
+    )
     response.status_code = 201 if outcome.lease.verdict == "granted" else 200
     return response
 

@@ -49,8 +49,13 @@ _ORDER = re.compile(r"(?:\.(asc|desc))?(?:\.nulls(first|last))?(?=[ \t]*(?:,|\Z)
 _EMBEDDING = "embedded resources and aggregates are not supported, only columns of this table"
 
 
+NO_QUERY = Query()
+
+
 def parse_query(raw: bytes) -> Query:
     """Read a raw query string; raise QueryError, saying where and why, when any of it is not understood."""
+    if not raw:
+        return NO_QUERY
     single: dict[str, str] = {}
     filters: list[Filter] = []
     for name, value in query_pairs(raw):

@@ -2,18 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
-from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, MALFORMED_TOKEN, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import MalformedTokenError, Token, parse_token
-from fencepost.gateway.write import Body
+from fencepost.gateway.plans import Body
 from fencepost.http.problem_response import RequestError
 from fencepost.storage.query import Query
 
@@ -26,6 +26,21 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 _BARE = re.compile(rb"[\x21\x23-\x7e]+")
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
+
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""A request's headers as they came: names in lower case."""
+Headers = Mapping[bytes, bytes]
+"""The same by their names; several of one name are one, joined by commas (RFC 9110 §5.3)."""
+
+
+def by_name(raw_headers: RawHeaders) -> Headers:
+    """Read headers by their names."""
+    headers = dict(raw_headers)
+    if len(headers) < len(raw_headers):
+        for name in headers:
+            headers[name] = b", ".join(value for each, value in raw_headers if each == name)
+    return headers
 
 
 def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Token | None:
@@ -92,9 +107,12 @@ class Preferences:
 
 def read_preferences(headers: Headers) -> Preferences:
     """Read every Prefer header."""
+    prefer = headers.get(b"prefer")
+    if prefer is None:
+        return _NO_PREFERENCES
     answer: Literal["minimal", "representation", "headers-only"] | None = None
     count = False
-    for token in ",".join(headers.getlist("prefer")).replace(";", ",").split(","):
+    for token in prefer.decode("latin-1").replace(";", ",").split(","):
         match token.strip().lower():
             case "return=minimal":
                 answer = "minimal"
@@ -109,75 +127,96 @@ def read_preferences(headers: Headers) -> Preferences:
     return Preferences(answer, count)
 
 
+_NO_PREFERENCES = Preferences()
+
+
 def wants_one(headers: Headers) -> bool:
     """Check Accept; True when PostgREST's single-object form is asked for."""
-    accept = headers.get("accept")
-    if accept is None:
+    accept = headers.get(b"accept")
+    if accept is None or accept == b"*/*":
         return False
-    types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
+    text = accept.decode("latin-1")
+    types = [part.split(";")[0].strip().lower() for part in text.split(",")]
     if SINGULAR in types:
         return True
     if not any(kind in _JSON or not kind for kind in types):
-        raise RequestError(Problem(NOT_ACCEPTABLE, f"Accept: {accept[:100]}: answers are application/json."))
+        raise RequestError(Problem(NOT_ACCEPTABLE, f"Accept: {text[:100]}: answers are application/json."))
     return False
 
 
 def table_name(headers: Headers, name: str, *, writing: bool) -> str:
     """Apply PostgREST's Accept-Profile or Content-Profile: the schema of an unqualified table."""
-    profile = headers.get("content-profile" if writing else "accept-profile")
-    return name if profile is None or profile == "public" else f"{profile}.{name}"
+    profile = headers.get(b"content-profile" if writing else b"accept-profile")
+    return name if profile is None or profile == b"public" else f"{profile.decode('latin-1')}.{name}"
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """Read the whole body, refusing as soon as it is known to be too large."""
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced) > limit:
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and int(announced) > limit:
         raise RequestError(_too_large(limit))
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise RequestError(_too_large(limit))
-    return bytes(body)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message["type"] == "http.request" and message.get("more_body", False) and len(body) <= limit:
+        message = await receive()
+        body += message.get("body", b"")
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    if len(body) > limit:
+        raise RequestError(_too_large(limit))
+    return body
 
 
 def _too_large(limit: int) -> Problem:
     return Problem(BODY_TOO_LARGE, f"The body has more than {limit} bytes.", hint="FENCEPOST_MAX_BODY_BYTES sets it.")
 
 
-async def read_json(request: Request, limit: int) -> tuple[bytes, Any]:
+async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[bytes, Any]:
     """Read a JSON body: the bytes, and what they say."""
-    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind[:100]}: bodies are application/json."))
-    raw = await read_body(request, limit)
+    kind = headers.get(b"content-type", _APPLICATION_JSON)
+    if kind != _APPLICATION_JSON:
+        _require_json(kind)
+    raw = await read_body(headers, receive, limit)
     try:
         return raw, orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise RequestError(bad_request(f"body: not JSON: {error}")) from error
 
 
-async def read_object(request: Request, limit: int, columns: tuple[str, ...] | None) -> Body:
+_APPLICATION_JSON = b"application/json"
+
+
+def _require_json(content_type: bytes) -> None:
+    kind = content_type.decode("latin-1").split(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind[:100]}: bodies are application/json."))
+
+
+async def read_object(headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None) -> Body:
     """Read the JSON object of a PATCH or PUT. `columns` (?columns=) restricts what counts."""
-    raw, value = await read_json(request, limit)
+    raw, value = await read_json(headers, receive, limit)
     if not isinstance(value, dict):
         raise RequestError(bad_request(f"body: {_kind(value)}, where one JSON object is expected"))
-    return _body(raw.decode(), value, columns)
+    return Body(raw.decode(), columns if columns is not None else tuple(value), value)
 
 
-async def read_rows(request: Request, limit: int, columns: tuple[str, ...] | None) -> tuple[Body, int]:
+async def read_rows(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None
+) -> tuple[Body, int]:
     """Read the JSON object or array of a POST, and count it; the body's text is always an array."""
-    raw, value = await read_json(request, limit)
+    raw, value = await read_json(headers, receive, limit)
     if isinstance(value, dict):
-        return _body(f"[{raw.decode()}]", value, columns), 1
+        return Body(f"[{raw.decode()}]", columns if columns is not None else tuple(value), value), 1
     return _array(raw, value, columns)
 
 
-async def read_changes(request: Request, limit: int, columns: tuple[str, ...] | None) -> tuple[Body, int | None]:
+async def read_changes(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None
+) -> tuple[Body, int | None]:
     """Read the body of a PATCH of several rows: one JSON object for all of them (None), or an array, and count it."""
-    raw, value = await read_json(request, limit)
+    raw, value = await read_json(headers, receive, limit)
     if isinstance(value, dict):
-        return _body(raw.decode(), value, columns), None
+        return Body(raw.decode(), columns if columns is not None else tuple(value), value), None
     return _array(raw, value, columns)
 
 
@@ -219,16 +258,7 @@ def _array(raw: bytes, value: object, columns: tuple[str, ...] | None) -> tuple[
                     "?columns=a,b names the columns to take; a key that is missing is null then.",
                 )
             )
-    return _body(raw.decode(), first, columns), len(value)
-
-
-def _body(text: str, value: Mapping[str, object], columns: tuple[str, ...] | None) -> Body:
-    scalars = {
-        name: item if isinstance(item, str) else str(item)
-        for name, item in value.items()
-        if isinstance(item, str) or (isinstance(item, int) and not isinstance(item, bool))
-    }
-    return Body(text, columns if columns is not None else tuple(value), scalars)
+    return Body(raw.decode(), columns if columns is not None else tuple(first), first), len(value)
 
 
 def _kind(value: object) -> str:

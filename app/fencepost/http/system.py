@@ -3,7 +3,7 @@
 They are FastAPI's, so they document themselves.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -22,7 +22,15 @@ from fencepost.http.answers import fence_headers, recorded, replayed
 from fencepost.http.openapi_answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
-from fencepost.http.reading_requests import payload_hash, read_idempotency_key, read_json, read_token, refuse_token
+from fencepost.http.raw_response import JSON, NO_STORE, RawResponse
+from fencepost.http.reading_requests import (
+    by_name,
+    payload_hash,
+    read_idempotency_key,
+    read_json,
+    read_token,
+    refuse_token,
+)
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.storage.query import QueryError
 
@@ -124,11 +132,9 @@ async def answered(answer: Awaitable[Response]) -> Response:
         return problem_response(error.problem)
 
 
-def json_response(body: object, headers: dict[str, str] | None = None) -> Response:
+def json_response(body: object, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
     """Build an answer of the system routes."""
-    return Response(
-        orjson.dumps(body), media_type="application/json", headers={"Cache-Control": "no-store", **(headers or {})}
-    )
+    return RawResponse(200, [NO_STORE, *headers, JSON], orjson.dumps(body))
 
 
 def _resource(name: str, where: str) -> Resource:
@@ -140,7 +146,7 @@ def _resource(name: str, where: str) -> Resource:
 
 async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -> Response:
     token = read_token(request.scope["headers"])
-    _, body = await read_json(request, limit)
+    _, body = await read_json(by_name(request.scope["headers"]), request.receive, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
     key = read_idempotency_key(request.scope["headers"])

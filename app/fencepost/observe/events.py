@@ -7,7 +7,7 @@ from typing import Literal
 Verb = Literal["patch", "put", "post", "delete", "claim", "read"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """A write or claim was committed. `rows` were written."""
 

@@ -1,7 +1,7 @@
 """Prometheus metrics. With several workers they are summed over all of them, whichever answers the scrape."""
 
 import os
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -20,6 +20,8 @@ from fencepost.observe.events import (
     Upkeep,
 )
 
+Instrument = TypeVar("Instrument", Counter, Histogram)
+
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
@@ -28,6 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._children: dict[object, Any] = {}
         self._operations = Counter(
             "fencepost_operations",
             "Writes, claims and refused reads by verdict: accepted, or the code of the refusal.",
@@ -79,6 +82,12 @@ class Metrics:
             multiprocess_mode="livesum",
             registry=self._registry,
         )
+        self._writes_waiting = Gauge(
+            "fencepost_writes_waiting",
+            "Single-row writes that wait for their batch, or are in one.",
+            multiprocess_mode="livesum",
+            registry=self._registry,
+        )
         self._tables = Gauge(
             "fencepost_tables",
             "Tables in the catalog.",
@@ -125,10 +134,10 @@ class Metrics:
         """Count an event."""
         match event:
             case Accepted(table, verb, rows):
-                self._operations.labels(table, verb, "accepted").inc()
-                self._rows.labels(table, verb).inc(rows)
+                self._of(self._operations, table, verb, "accepted").inc()
+                self._of(self._rows, table, verb).inc(rows)
             case Refused(table, verb, code):
-                self._operations.labels(table, verb, code).inc()
+                self._of(self._operations, table, verb, code).inc()
             case LeaseAsked(verb, verdict, _, _, _, waited, tokens):
                 self._leases.labels(verb, verdict).inc()
                 self._issued.inc(tokens)
@@ -136,6 +145,14 @@ class Metrics:
                     self._waited.observe(waited)
             case _:
                 self._on_upkeep(event)
+
+    def _of(self, instrument: Instrument, *labels: str) -> Instrument:
+        """Find an instrument's child. Its own look-up takes a lock, and longer than the counting."""
+        name = (instrument, *labels)
+        child: Instrument | None = self._children.get(name)
+        if child is None:
+            child = self._children[name] = instrument.labels(*labels)
+        return child
 
     def _on_upkeep(self, event: Upkeep) -> None:
         match event:
@@ -156,12 +173,16 @@ class Metrics:
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""
-        self._requests.labels(method, route, str(status)).observe(seconds)
+        self._of(self._requests, method, route, str(status)).observe(seconds)
 
     def pool(self, size: int, idle: int) -> None:
         """Record the pool's state."""
         self._pool.labels("used").set(size - idle)
         self._pool.labels("idle").set(idle)
+
+    def writes_waiting(self, count: int) -> None:
+        """Record how many writes are in batches, or wait for one."""
+        self._writes_waiting.set(count)
 
     def locks(self, held: int, waiting: int) -> None:
         """Record the state of all locks."""

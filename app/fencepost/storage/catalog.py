@@ -6,7 +6,7 @@ A Catalog is one consistent, immutable picture. Whoever finds it outdated asks f
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Rule
@@ -92,10 +92,18 @@ class Table:
     """The primary key's name, as an error names it."""
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
+    shares_transactions: bool = False
+    """Whether its writes run nobody's code but ours, so that several operations may share a transaction unseen
+    (fenced_batch.py).
+    """
+    deletes_reach_further: bool = False
+    """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     fingerprint: str = ""
     """Changes with whatever of the table the statements depend on."""
     unique_columns: frozenset[str] = field(default_factory=frozenset)
     """Columns of any unique index: setting one takes FOR UPDATE rather than FOR NO KEY UPDATE."""
+    plans: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What use cases have made of the table, for as long as this picture of it holds."""
 
     @cached_property
     def sql_name(self) -> str:

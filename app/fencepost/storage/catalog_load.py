@@ -50,6 +50,22 @@ c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
      AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
 
+# Row security runs policies; it also hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING
+# takes no deferrable constraint.
+_SHARES: Final = """
+NOT c.relrowsecurity AND NOT c.relhasrules AND c.relkind IN ('r', 'p')
+  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate) AND NOT EXISTS (
+  WITH RECURSIVE part(oid) AS (
+    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
+"""
+
+# CASCADE, SET NULL, SET DEFAULT
+_REACHES: Final = """
+EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid AND k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd'))
+"""
+
 # Partitions are reached through their parent only.
 RELATIONS: Final = f"""
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind::text AS kind,
@@ -63,7 +79,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
-       {_SUPPRESSES} AS may_suppress, {_FINGERPRINT} AS fingerprint
+       {_SUPPRESSES} AS may_suppress, {_SHARES} AS shares, {_REACHES} AS reaches, {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED}
  ORDER BY n.nspname, c.relname"""
@@ -223,6 +239,8 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
             unique_columns=frozenset(row["unique_columns"] or ()),
             key_constraint=row["key_constraint"],
             may_suppress=row["may_suppress"],
+            shares_transactions=row["shares"],
+            deletes_reach_further=row["reaches"],
             fingerprint=row["fingerprint"],
         )
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.

@@ -38,18 +38,23 @@ UNREADABLE_URL: Final = (
 )
 
 TRANSACTION_TIMEOUT_SINCE: Final = 17
+LOCK_WAIT_MS: Final = 10
+"""How long a statement of a batch waits for anything that somebody else holds (group_commit.py)."""
 RETRIES: Final = 10
 """How often a deadlock or serialization failure is tried again inside before the caller hears of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Pool and time limits; seconds."""
+    """Pools and time limits; seconds. `lanes` connections carry batches, beside the pool's `pool_size`."""
 
     pool_size: int = 10
     pool_timeout: float = 5.0
     statement_timeout: float = 30.0
     lock_timeout: float = 10.0
+    lanes: int = 4
+    most_waiting: int = 1000
+    """How many requests may wait for a connection of the pool before others are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +150,21 @@ def session_settings(synchronous_commit: str, limits: Limits, *, server: int = 0
     }
 
 
-class Database:
-    """The pool. Leaving `connection()` gives the connection back; `retrying` repeats what lost a race."""
+Pool = asyncpg.Pool
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", limits: Limits, watch: Watch) -> None:
+
+class Database:
+    """Two pools: one for requests, and one for batches (group_commit.py), whose statements hardly wait for locks.
+
+    Leaving `connection()` or `lane()` gives the connection back; `retrying` repeats what lost a race.
+    """
+
+    def __init__(self, pool: Pool, lanes: Pool, limits: Limits, watch: Watch) -> None:
         self._pool = pool
+        self._lanes = lanes
         self._limits = limits
         self._watch = watch
+        self._waiting = 0
 
     @classmethod
     async def open(
@@ -167,23 +180,18 @@ class Database:
                 settings = session_settings(commit, limits, server=probe.get_server_version().major)
             finally:
                 await probe.close()
-            pool = await asyncpg.create_pool(
-                dsn,
-                min_size=1,
-                max_size=limits.pool_size,
-                connection_class=GatewayConnection,
-                server_settings=settings,
-                # Later than the server's own limit, which undoes the statement and says so.
-                command_timeout=limits.statement_timeout + 5,
-                # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
-                statement_cache_size=256,
-                max_inactive_connection_lifetime=300,
-                init=_introduce,
-            )
-        return cls(pool, limits, Watch(changed))
+            pool = await _open_pool(dsn, settings, limits, limits.pool_size)
+            try:
+                hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
+                lanes = await _open_pool(dsn, hasty, limits, limits.lanes)
+            except BaseException:
+                await pool.close()
+                raise
+        return cls(pool, lanes, limits, Watch(changed))
 
     async def close(self) -> None:
         """Wait for connections in use, then close all."""
+        await self._lanes.close()
         await self._pool.close()
 
     @asynccontextmanager
@@ -194,9 +202,20 @@ class Database:
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
         QuarantinedError (R19).
         """
+        async with self._lent(self._pool, writing=writing) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[Connection]:
+        """Lend a connection for batches of writes, as `connection(writing=True)` does."""
+        async with self._lent(self._lanes, writing=True) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _lent(self, pool: Pool, *, writing: bool) -> AsyncIterator[Connection]:
         try:
             with translated(writing=False):
-                connection = await self._acquire()
+                connection = await self._acquire(pool)
         except RefusedError as error:  # no such role, wrong password, no such database
             raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
         behind = gateway_connection(connection)
@@ -207,12 +226,21 @@ class Database:
             yield connection
         except RefusedError as error:
             if error.of_an_old_plan:
-                await self._pool.expire_connections()
+                await self._expire()
             raise
         finally:
             if writing and not behind.is_closed():
                 behind.remove_log_listener(behind.on_warning)
-            await self._pool.release(connection)
+            await pool.release(connection)
+
+    async def _expire(self) -> None:
+        """Make all connections new, as they come back."""
+        await self._pool.expire_connections()
+        await self._lanes.expire_connections()
+
+    def is_accepted(self, connection: Connection) -> bool:
+        """Whether a connection that is held for long is still one to write on: nobody has met a higher generation."""
+        return gateway_connection(connection).origin.problem(self._watch.highest) is None
 
     async def _require_origin(self, connection: Connection) -> None:
         """Refuse to write where the origin is not accepted (origin.py)."""
@@ -221,7 +249,7 @@ class Database:
             with translated(writing=False):
                 await behind.introduce()
         if watch.met(behind.origin):
-            await self._pool.expire_connections()
+            await self._expire()
         if (error := watch.judge(behind.origin)) is None:
             return
         if (behind.origin.generation or 0) < watch.highest:
@@ -239,20 +267,45 @@ class Database:
         except (StandbyError, QuarantinedError) as error:
             return Standing(False, None, str(error))
 
-    async def _acquire(self) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
+    async def _acquire(self, pool: Pool) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
         limit = self._limits.pool_timeout
+        if self._waiting >= self._limits.most_waiting:
+            raise UnavailableError(
+                f"{self._waiting} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
+            )
+        self._waiting += 1
         try:
             # Not acquire(timeout=…), which makes a task of each request.
             async with asyncio.timeout(limit):
-                return await self._pool.acquire()
+                return await pool.acquire()
         except TimeoutError as error:
             raise UnavailableError(
                 f"no connection to PostgreSQL within {limit:g} s: all are in use, or it does not answer"
             ) from error
+        finally:
+            self._waiting -= 1
 
     def sizes(self) -> tuple[int, int]:
         """Tell (connections open, of them idle)."""
-        return self._pool.get_size(), self._pool.get_idle_size()
+        pools = (self._pool, self._lanes)
+        return sum(pool.get_size() for pool in pools), sum(pool.get_idle_size() for pool in pools)
+
+
+async def _open_pool(dsn: str, settings: dict[str, str], limits: Limits, size: int) -> Pool:
+    pool: Pool = await asyncpg.create_pool(
+        dsn,
+        min_size=1,
+        max_size=size,
+        connection_class=GatewayConnection,
+        server_settings=settings,
+        # Later than the server's own limit, which undoes the statement and says so.
+        command_timeout=limits.statement_timeout + 5,
+        # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
+        statement_cache_size=256,
+        max_inactive_connection_lifetime=300,
+        init=_introduce,
+    )
+    return pool
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ StorageError
 │   ├── StandbyError      the server is in recovery: it can only be read
 │   └── QuarantinedError  not the system and timeline that writes were allowed on (R19)
 ├── OutcomeUnknownError   the connection broke after a write was sent: it may have landed (R15)
+│   └── UncommittedError  before COMMIT was sent: over, or will be when its backend is ended
 └── RefusedError          PostgreSQL said no, with an SQLSTATE; the statement was undone
 """
 
@@ -56,6 +57,10 @@ class QuarantinedError(UnavailableError):
 
 class OutcomeUnknownError(StorageError):
     """A write was sent and its answer never came."""
+
+
+class UncommittedError(OutcomeUnknownError):
+    """The connection broke before COMMIT was sent: the transaction is over, or will be when its backend is ended."""
 
 
 class RefusedError(StorageError):

@@ -1,7 +1,10 @@
 """Idempotency keys in the database (R16): look one up, record what was answered, forget. See 0005_idempotency.sql."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+import asyncpg
 
 from fencepost.storage.engine import Connection
 
@@ -20,6 +23,8 @@ class Recorded:
     body: bytes
 
 
+_RECORD: Final = "SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)"
+
 State = Literal["new", "in flight", "reused"]
 
 
@@ -33,6 +38,10 @@ async def begin(connection: Connection, key: str, payload_hash: bytes) -> Record
     )
     if row is None:
         raise RuntimeError("fencepost.idem_begin gave no row")
+    return _begun(row)
+
+
+def _begun(row: asyncpg.Record) -> Recorded | State:
     state: State | Literal["replay"] = row["state"]
     if state != "replay":
         return state
@@ -44,13 +53,39 @@ async def record(connection: Connection, key: str, payload_hash: bytes, answer: 
     """Record the answer, last in the write's transaction."""
     headers = [part for pair in answer.headers for part in pair]
     await connection.execute(
-        "SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)",
+        _RECORD,
         CALLER,
         key,
         payload_hash,
         answer.status,
         headers,
         answer.body,
+    )
+
+
+async def begin_many(connection: Connection, keys: Sequence[tuple[str, bytes]]) -> "list[Recorded | State]":
+    """Begin several keyed writes of one transaction, given as (key, payload hash); no key twice: its lock would let the
+    second one pass as well.
+    """
+    rows = await connection.fetch(
+        "SELECT b.state, b.status, b.headers, b.answer FROM ROWS FROM"
+        " (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::bytea[])) WITH ORDINALITY AS u(key, hash, o)"
+        " CROSS JOIN LATERAL fencepost.idem_begin($1, u.key, u.hash) AS b ORDER BY u.o",
+        CALLER,
+        [key for key, _ in keys],
+        [payload_hash for _, payload_hash in keys],
+    )
+    return [_begun(row) for row in rows]
+
+
+async def record_many(connection: Connection, records: Sequence[tuple[str, bytes, Recorded]]) -> None:
+    """Record several answers, last in their transaction."""
+    await connection.executemany(
+        _RECORD,
+        [
+            (CALLER, key, payload_hash, answer.status, [part for pair in answer.headers for part in pair], answer.body)
+            for key, payload_hash, answer in records
+        ],
     )
 
 

@@ -67,7 +67,7 @@ async def scope_named(
         )
         parts.append((column.base_name, value))
     source = (
-        f" FROM json_to_record({parameters.add(body)}::json) AS b({_full_columns(table, from_body)})"
+        f" FROM json_to_record({parameters.add(body)}::json) AS b({full_columns(table, from_body)})"
         if from_body
         else ""
     )
@@ -77,7 +77,7 @@ async def scope_named(
     return found
 
 
-def _full_columns(table: Table, columns: Sequence[str]) -> str:
+def full_columns(table: Table, columns: Sequence[str]) -> str:
     """List columns with their full types: a scope is named after what will be stored, rounded and cut."""
     return ", ".join(f"{quote(name)} {table.columns[name].type}" for name in columns)
 
@@ -86,7 +86,7 @@ async def scopes_of_body(connection: Connection, table: Table, scope: Scope, bod
     """Render the scopes of all rows of a JSON array, each once; None among them: a row lacks a column."""
     rows = await connection.fetch(
         f"SELECT DISTINCT {row_scope(table, scope, 'b')} AS scope"
-        f" FROM json_to_recordset($1::json) AS b({_full_columns(table, scope.columns)})",
+        f" FROM json_to_recordset($1::json) AS b({full_columns(table, scope.columns)})",
         body,
     )
     return [row["scope"] for row in rows]

@@ -1,0 +1,151 @@
+"""Single-row writes as batches decide them (storage/group_commit.py): what one transaction does for many requests.
+
+A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
+in the next one (R5). With them, and for PUT, it is a transaction, in the order that everybody keeps (R6):
+Idempotency-Keys, scopes, rows, records. Whatever a batch cannot say for certain, it leaves to `perform`, which decides
+a write alone.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.gateway.batched_scopes import enter, scoped_statements
+from fencepost.gateway.batched_writes import Answer, Batched, BatchedVerb, Statements, row_statements
+from fencepost.gateway.core import Done, Gateway, Outcome
+from fencepost.gateway.once import Replayed
+from fencepost.gateway.operation import Operation, perform
+from fencepost.gateway.turns import busy
+from fencepost.storage import idempotency
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
+from fencepost.storage.fenced import Change
+from fencepost.storage.group_commit import ALONE, Alone, Broken, Lane
+from fencepost.storage.idempotency import Recorded
+
+MOST: Final = 256
+MOST_KEYED: Final = 64
+"""Each Idempotency-Key of a batch is a lock, and PostgreSQL has room for some 64 per connection."""
+
+
+WriteLane = Lane[Batched, Outcome]
+
+
+def lane(table: Table, fence: Fence, verb: BatchedVerb, change: Change, *, keyed: bool) -> WriteLane | None:
+    """Make the lane of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
+    if not table.shares_transactions or (verb == "delete" and table.deletes_reach_further):
+        return None
+    statements: Statements | None
+    if fence.scope is not None:
+        statements = scoped_statements(table, fence, fence.scope, verb, change)
+    else:
+        statements = row_statements(table, fence, verb, change)
+    if statements is None:
+        return None
+    batches = _Batches(table, fence, statements, by_row=verb in ("patch", "delete"))
+    if verb != "put" and not keyed and fence.scope is None:
+        return Lane(batches.run, _order, _size)
+    return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
+
+
+def _order(write: Batched) -> tuple[str, ...]:
+    return write.row.key
+
+
+def _size(write: Batched) -> int:
+    return len(write.row.body)
+
+
+def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
+    """A key's or a scope's second operation in a transaction would pass for the first one's own."""
+    if write.once is not None:
+        yield ("key", write.once.key)
+    if write.row.scope:
+        yield ("scope", write.row.scope)
+
+
+async def decide(
+    gateway: Gateway, lane: WriteLane | None, write: Batched, operation: Callable[[], Operation]
+) -> Outcome:
+    """Have a write decided in a batch, or alone if that cannot be."""
+    if lane is None:
+        return await perform(gateway, operation())
+    answer = await gateway.group.write(lane, write)
+    if isinstance(answer, Broken):
+        return await perform(gateway, operation(), after=answer)
+    if not isinstance(answer, Alone):
+        return answer
+    alone = operation()
+    # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL says so.
+    async with gateway.turns.of((alone.table.oid, alone.key) if alone.key else write) as mine:
+        return await perform(gateway, alone) if mine else busy(alone.table, alone.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """The batches of one lane."""
+
+    table: Table
+    fence: Fence
+    statements: Statements
+    by_row: bool
+    """Whether a write's scope is that of its row; else it is what key and body name."""
+
+    async def run(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+        """Write, and ask: statements that each commit by themselves."""
+        with translated(writing=True):
+            return await self.statements.write(connection, [write.row for write in batch])
+
+    async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+        """Look the keys up, enter the scopes, write, record."""
+        committing = False
+        try:
+            with translated(writing=True):
+                async with connection.transaction():
+                    answers = await self._steps(connection, batch)
+                    committing = True
+                return answers
+        except OutcomeUnknownError as error:
+            if committing:
+                raise
+            raise UncommittedError(str(error)) from error
+
+    async def _steps(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+        answers: list[Answer] = [ALONE] * len(batch)
+        left: Sequence[int] = range(len(batch))
+        if batch[0].once is not None:
+            left = await _begin(connection, batch, answers)
+        if self.fence.scope is not None and left:
+            left = await enter(
+                connection, self.table, self.fence, self.fence.scope, batch, left, answers, by_row=self.by_row
+            )
+        if left:
+            written = await self.statements.write(connection, [batch[number].row for number in left])
+            for number, answer in zip(left, written, strict=True):
+                answers[number] = answer
+            await _record(connection, batch, left, answers)
+        return answers
+
+
+async def _begin(connection: Connection, batch: Sequence[Batched], answers: list[Answer]) -> list[int]:
+    """Look the Idempotency-Keys up; gives the numbers of the writes that are new."""
+    onces = [write.once for write in batch if write.once is not None]
+    found = await idempotency.begin_many(connection, [(once.key, once.payload_hash) for once in onces])
+    for number, each in enumerate(found):
+        if isinstance(each, Recorded):
+            answers[number] = Replayed([], answer=each)
+    return [number for number, each in enumerate(found) if each == "new"]
+
+
+async def _record(
+    connection: Connection, batch: Sequence[Batched], left: Sequence[int], answers: Sequence[Answer]
+) -> None:
+    """Record what is answered under the keys of those that were accepted, last."""
+    records = []
+    for number in left:
+        once, answer = batch[number].once, answers[number]
+        if once is not None and isinstance(answer, Done):
+            records.append((once.key, once.payload_hash, once.render(answer)))
+    if records:
+        await idempotency.record_many(connection, records)

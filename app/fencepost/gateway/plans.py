@@ -1,0 +1,127 @@
+"""What is known of a keyed write before PostgreSQL is asked: checked, and its statements written, once per table, verb,
+columns and select, and kept with the table's picture.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway.batched import WriteLane, lane
+from fencepost.gateway.batched_writes import Batched, BatchedVerb
+from fencepost.gateway.core import require_columns, require_fence, require_key, require_token
+from fencepost.gateway.once import Once, require_once
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.fenced import Change, Key
+from fencepost.storage.fenced_batch import RowWrite
+from fencepost.storage.query import QueryError, Select
+from fencepost.storage.query_sql import Parameters, render_select
+
+MOST_PLANS = 256
+"""How many plans are kept for a table."""
+
+
+# What every request makes is not frozen: that would cost more than the rest of its making.
+@dataclass(slots=True)
+class Body:
+    """A JSON object (or array of objects) as it came, and the keys that it sets."""
+
+    text: str
+    columns: tuple[str, ...]
+    values: Mapping[str, object]
+    """An object's values by their keys."""
+
+    def says(self, column: str, value: str) -> bool:
+        """Whether it gives a column this value, as can be seen at a glance: a string, or an integer."""
+        given = self.values.get(column)
+        if isinstance(given, str):
+            return given == value
+        return isinstance(given, int) and not isinstance(given, bool) and str(given) == value
+
+
+NO_BODY = Body("{}", (), {})
+
+
+@dataclass(slots=True)
+class KeyedWrite:
+    """A write to the row that the path names. `token` None is what R13 refuses."""
+
+    table: str
+    key: Key
+    token: Token | None
+    select: Select = None
+    body: Body | None = None
+    once: Once | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is the same for all writes of one verb that name the same columns: checked and written once."""
+
+    fence: Fence
+    change: Change
+    lane: WriteLane | None
+
+
+def batched(request: KeyedWrite, token: Token) -> Batched:
+    """Put a write as a batch takes it."""
+    return Batched(RowWrite(request.key, token, (request.body or NO_BODY).text), request.once)
+
+
+def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Plan, Token] | Problem:
+    """Check all that needs no database."""
+    columns = request.body.columns if request.body is not None else ()
+    name = (verb, columns, request.select, request.once is not None)
+    plan: Plan | None = table.plans.get(name)
+    if plan is None:
+        made = _plan(table, request, verb, columns)
+        if isinstance(made, Problem):
+            return made
+        plan = made
+        remember(table, name, plan)
+    require_key(table, request.key)
+    if (keyless := require_once(plan.fence, request.once)) is not None:
+        return keyless
+    token = require_token(table, request.token)
+    return token if isinstance(token, Problem) else (plan, token)
+
+
+def remember(table: Table, name: object, plan: object) -> None:
+    """Keep a plan for as long as the table's picture holds. Callers choose the names, so there may be too many."""
+    if len(table.plans) >= MOST_PLANS:
+        table.plans.clear()
+    table.plans[name] = plan
+
+
+def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[str, ...]) -> Plan | Problem:
+    fence = require_fence(table)
+    if isinstance(fence, Problem):
+        return fence
+    require_key(table, request.key)
+    require_columns(table, columns)
+    target = target_of(table, request.select)  # an unknown column is 400, and that comes before 428
+    given = tuple(c for c in columns if c not in table.key)
+    change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
+    return Plan(fence, change, lane(table, fence, verb, change, keyed=request.once is not None))
+
+
+def target_of(table: Table, select: Select) -> str:
+    """Render the answer's columns; QueryError for an unknown one."""
+    # No parameters may be taken here: the write's own come first, and a JSON path in `select` is the only one with any.
+    parameters = Parameters(0)
+    target = render_select(table, select, parameters)
+    if parameters.values:
+        raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
+    return target
+
+
+def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns that PUT sets to their defaults."""
+    return tuple(
+        name
+        for name in table.visible
+        if name not in given
+        and name not in table.key
+        and not table.columns[name].generated
+        and table.columns[name].identity != "always"
+    )

@@ -1,0 +1,67 @@
+"""Writes that go alone because something holds their row take turns: one of them waits in PostgreSQL, with a
+connection, and the others here, without one. Else a dozen writes to a row that somebody has locked would leave no
+connection for anybody.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from fencepost.fencing.problem_types import DATABASE_BUSY
+from fencepost.fencing.problems import Problem
+from fencepost.storage.catalog import Table
+from fencepost.storage.fenced import Key
+
+
+@dataclass(slots=True)
+class _Row:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asked: int = 0
+
+
+class Turns:
+    """Whose turn it is, for each row. `at_once` writes of different rows go at the same time; `wait` is in seconds."""
+
+    def __init__(self, *, at_once: int, wait: float) -> None:
+        self._rows: dict[Hashable, _Row] = {}
+        self._room = asyncio.Semaphore(at_once)
+        self._wait = wait
+
+    def __len__(self) -> int:
+        """How many rows are waited for."""
+        return len(self._rows)
+
+    @asynccontextmanager
+    async def of(self, row: Hashable) -> AsyncIterator[bool]:
+        """Wait for the turn of a row; False: it did not come in time."""
+        turn = self._rows.setdefault(row, _Row())
+        turn.asked += 1
+        holds = room = False
+        try:
+            try:
+                async with asyncio.timeout(self._wait):
+                    holds = await turn.lock.acquire()
+                    room = await self._room.acquire()
+            except TimeoutError:
+                yield False
+                return
+            yield True
+        finally:
+            if room:
+                self._room.release()
+            if holds:
+                turn.lock.release()
+            turn.asked -= 1
+            if not turn.asked:
+                self._rows.pop(row, None)
+
+
+def busy(table: Table, key: Key) -> Problem:
+    """Tell that the turn did not come."""
+    return Problem(
+        DATABASE_BUSY,
+        f"{table.name}/{','.join(key)} is held by somebody, and other writes wait for it already: nothing was written.",
+        code="55P03",
+        retry_after=1,
+    )

@@ -1,0 +1,23 @@
+"""Group commit: scopes that several operations of one transaction enter (R8)."""
+
+from pathlib import Path
+
+from alembic import op
+from sqlalchemy import text
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parents[1] / "sql"
+
+
+def upgrade() -> None:
+    for statement in (SQL / "0007_group_commit.sql").read_text("utf-8").split("\n-- next\n"):
+        # text() would take `:name` for a parameter.
+        op.execute(text(statement.strip().removesuffix(";").replace(":", "\\:")))
+
+
+def downgrade() -> None:
+    op.execute("DROP FUNCTION fencepost.enter_each(text, text[], bigint[], oid, text)")

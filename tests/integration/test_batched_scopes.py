@@ -1,0 +1,145 @@
+"""Scoped writes that share a transaction (R8): one that has entered a scope must not let a neighbour in with it."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.idempotency_scenarios import once
+from tests.interleave import Connect
+from tests.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
+from tests.scope_scenarios import mark, scoped_race
+
+from fencepost.gateway.core import Done, Outcome
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import insert
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    return await scoped_race(connect, database, request.param)
+
+
+async def together(*works: Coroutine[Any, Any, Outcome]) -> list[str]:
+    return [told(answer) for answer in await asyncio.gather(*works)]
+
+
+def change(key: str, token: int, **values: object) -> Any:
+    return keyed(key, token, table="items", **values)
+
+
+async def test_one_token_opens_a_scope_to_one_operation(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        # 1 and 2 are rows of account 42, 3 is of account 7.
+        answers = await together(
+            patch(gateway, change("1", 40, n=1)),
+            patch(gateway, change("2", 40, n=1)),
+            patch(gateway, change("3", 40, n=1)),
+        )
+    assert sorted(answers) == (["FP002", "ok", "ok"] if race.strict else ["ok", "ok", "ok"])
+    assert answers[2] == "ok"
+    written = await race.observer.fetchval("SELECT sum(n) FROM items")
+    assert written == (2 if race.strict else 3)
+    assert await mark(race) == await mark(race, "account/7") == 40
+
+
+async def test_writes_of_many_scopes_share_a_transaction(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        answers = await asyncio.gather(patch(gateway, change("1", 40, n=1)), patch(gateway, change("3", 41, n=1)))
+    assert [(a.mark, a.scope) for a in answers if isinstance(a, Done)] == [(40, "account/42"), (41, "account/7")]
+    assert await race.observer.fetchval("SELECT count(DISTINCT xmin::text) FROM items WHERE n = 1") == 1
+
+
+async def test_a_scope_several_times_is_judged_one_after_the_other(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        answers = await together(*(patch(gateway, change("1", token, n=token)) for token in (33, 35, 34, 36)))
+        assert answers == ["ok", "ok", "FP001", "ok"]
+        assert await together(patch(gateway, change("2", 35)), patch(gateway, change("3", 35, n=1))) == ["FP001", "ok"]
+    assert await mark(race) == 36
+
+
+async def test_all_verbs(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        assert await together(
+            patch(gateway, change("1", 40, n=1)),
+            delete(gateway, change("3", 40)),
+            put(gateway, change("8", 40, account_id=8, n=1)),
+            put(gateway, change("9", 40, account_id=9, n=1)),
+            insert(gateway, posted(40, {"id": 10, "account_id": 10}, table="items")),
+            insert(gateway, posted(40, {"id": 11, "account_id": 11}, table="items")),
+            patch(gateway, change("404", 40, n=1)),
+            insert(gateway, posted(40, {"id": 12, "account_id": None}, table="items")),
+            insert(gateway, posted(40, {"id": 2, "account_id": 2}, table="items")),
+            put(gateway, change("2", 40, account_id=5, n=1)),
+        ) == ["ok", "ok", "created", "created", "created", "created", "FP006", "FP016", "23505", "FP016"]
+    assert await mark(race, "account/5") is None, "the row is in another scope: its mark stays what it was"
+    assert await mark(race, "account/2") is None
+    assert await mark(race, "account/8") == 40
+
+
+async def test_a_neighbours_fault_raises_no_mark(race: Race) -> None:
+    await race.observer.execute("ALTER TABLE items ADD CONSTRAINT small CHECK (n < 100)")
+    async with open_gateway(race.dsn) as gateway:
+        assert await together(patch(gateway, change("1", 40, n=100)), patch(gateway, change("3", 40, n=1))) == [
+            "23514",
+            "ok",
+        ]
+    assert await mark(race) is None
+    assert await mark(race, "account/7") == 40
+
+
+async def test_a_held_scope_keeps_nobody_else_waiting(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT fencepost.enter('account', ARRAY['account/42'], 50)")
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, change("1", 40, n=1)))
+        assert await together(patch(gateway, change("3", 40, n=1))) == ["ok"]
+        await holder.commit()
+        assert told(await waiter) == "FP001"
+
+
+async def test_a_row_that_somebody_holds_without_its_scope_keeps_nobody_else_waiting(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM items WHERE id = 1 FOR UPDATE")
+        waiter = asyncio.create_task(patch(gateway, change("1", 40, n=1)))
+        assert await together(patch(gateway, change("3", 40, n=1))) == ["ok"]
+        assert not waiter.done()
+        await holder.commit()
+        assert told(await waiter) == "ok"
+
+
+async def test_with_keys(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+
+        def requests() -> list[Coroutine[Any, Any, Outcome]]:
+            return [
+                patch(gateway, replace(change("1", 40, n=1), once=once("k1"))),
+                patch(gateway, replace(change("2", 41, n=1), once=once("k1"))),
+                patch(gateway, replace(change("3", 40, n=1), once=once("k2"))),
+            ]
+
+        assert await together(*requests()) == ["ok", "ok", "ok"]
+        assert await together(*requests()) == ["ok", "ok", "ok"]
+    assert await race.observer.fetchval("SELECT sum(n) FROM items") == 2, "k1 landed once"
+    assert await mark(race) == 40
+
+
+async def test_a_floor_that_the_token_is_not_above_is_told_as_alone(race: Race) -> None:
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
+    async with open_gateway(race.dsn) as gateway:
+        assert await together(patch(gateway, change("1", 44, n=1)), patch(gateway, change("3", 46, n=1))) == [
+            "FP001",
+            "ok",
+        ]
+    assert await mark(race) is None
+
+
+async def test_the_sql_function_takes_no_scope_twice(race: Race) -> None:
+    sql = "SELECT fencepost.enter_each('account', ARRAY['account/1', 'account/1'], ARRAY[40, 41]::bigint[], $1, $2)"
+    assert race.fence.scope is None, "the race's own picture is older"
+    oid = await race.observer.fetchval("SELECT 'items'::regclass::oid::int8")
+    assert await outcome(race.observer.fetch(sql, oid, "account/{account_id}")) == "P0001"
+    other = sql.replace("'account/1', 'account/1'", "'account/1', 'account/2'")
+    assert await outcome(race.observer.fetch(other, oid, "accounts/{account_id}")) == "FP000"

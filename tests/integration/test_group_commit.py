@@ -1,0 +1,213 @@
+"""The protocol of group commit, on real connections: what a lane runs is the test's own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.interleave import Connect
+
+from fencepost.storage.engine import Connection, Database, Limits
+from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
+from fencepost.storage.group_commit import AGAIN, ALONE, Alone, Broken, GroupCommit, Lane
+
+Words = Sequence[str]
+
+
+@dataclass
+class Stage:
+    """A lane whose batches are lists of words. `gate` closed, the batch that has begun waits."""
+
+    database: Database
+    group: GroupCommit
+    batches: list[list[str]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: Callable[[Connection, Words], Awaitable[Sequence[str | Alone]]] | None = None
+
+    async def run(self, connection: Connection, words: Words) -> Sequence[str | Alone]:
+        self.batches.append(list(words))
+        self.begun.set()
+        await self.gate.wait()
+        with translated(writing=True):
+            if self.answer is not None:
+                return await self.answer(connection, words)
+            return [word.upper() for word in words]
+
+    def lane(self, *, most: int = 256) -> Lane[str, str]:
+        # Letters after the first may not meet.
+        return Lane(self.run, str, len, lambda word: word[1:], most)
+
+    def send(self, lane: Lane[str, str], *words: str) -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(self.group.write(lane, word)) for word in words]
+
+
+@pytest.fixture
+async def stage(database: str) -> AsyncIterator[Stage]:
+    opened = await Database.open(database, Limits(lanes=2, pool_timeout=1))
+    group = GroupCommit(opened, most_waiting=6, wait_at_most=0.5)
+    try:
+        yield Stage(opened, group)
+    finally:
+        await group.close()
+        assert group.waiting == 0
+        open_now, idle = opened.sizes()
+        assert open_now == idle, "a connection was not given back"
+        await opened.close()
+
+
+async def test_an_idle_lane_sends_at_once_and_a_busy_one_gathers(stage: Stage) -> None:
+    lane = stage.lane()
+    first = stage.send(lane, "c")
+    await stage.begun.wait()
+    rest = stage.send(lane, "b", "a", "d")
+    await asyncio.sleep(0)
+    stage.gate.set()
+    assert await asyncio.gather(*first, *rest) == ["C", "B", "A", "D"]
+    assert stage.batches == [["c"], ["a", "b", "d"]], "gathered while one was in flight, and sorted"
+
+
+async def test_a_batch_has_its_most_and_what_clashes_goes_in_batches_of_its_own(stage: Stage) -> None:
+    lane = stage.lane(most=3)
+    tasks = stage.send(lane, "ax", "bx", "c", "d", "e", "fx")
+    stage.gate.set()
+    await asyncio.gather(*tasks)
+    assert stage.batches == [["ax", "c", "d"], ["bx", "e"], ["fx"]]
+
+
+async def test_a_refused_batch_is_halved_until_the_culprit_is_alone(stage: Stage) -> None:
+    async def refuse(connection: Connection, words: Words) -> Sequence[str]:
+        await connection.execute("SELECT 1 / $1::int", 0 if "bad" in words else 1)
+        return [word.upper() for word in words]
+
+    stage.answer = refuse
+    lane = stage.lane()
+    tasks = stage.send(lane, "a", "bad", "c", "d", "e", "f")
+    stage.gate.set()
+    assert await asyncio.gather(*tasks) == ["A", ALONE, "C", "D", "E", "F"]
+    assert ["bad"] in stage.batches
+    assert len(stage.batches) <= 7
+
+
+async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_alone(
+    stage: Stage, connect: Connect
+) -> None:
+    holder = await connect()
+    await holder.execute("SELECT pg_advisory_lock(1)")
+
+    async def wait(connection: Connection, words: Words) -> Sequence[str]:
+        if "b" in words:
+            await connection.execute("SELECT pg_advisory_lock(1)")
+        return words
+
+    stage.answer = wait
+    stage.gate.set()
+    lane = stage.lane()
+    assert await asyncio.gather(*stage.send(lane, "a", "b", "c", "d")) == ["a", ALONE, "c", "d"]
+
+
+async def test_a_batch_does_not_grow_too_large(stage: Stage) -> None:
+    long = "l" + "0123456789" * 100_000
+    stage.gate.set()
+    await asyncio.gather(*stage.send(Lane(stage.run, str, len), "a", long, "b", "c"))
+    assert [len(batch) for batch in stage.batches] == [2, 2]
+
+
+async def test_what_is_told_to_come_again_is_carried_a_few_times_and_then_goes_alone(stage: Stage) -> None:
+    async def again(_connection: Connection, words: Words) -> Sequence[str | Alone]:
+        return [AGAIN if word == "held" else word.upper() for word in words]
+
+    stage.answer = again
+    stage.gate.set()
+    assert await asyncio.gather(*stage.send(stage.lane(), "a", "held")) == ["A", ALONE]
+    assert stage.batches == [["a", "held"], ["held"], ["held"]]
+
+
+async def test_a_caller_that_goes_away_leaves_its_neighbours_alone(stage: Stage) -> None:
+    lane = stage.lane()
+    flying = stage.send(lane, "a", "b")
+    await stage.begun.wait()
+    waiting = stage.send(lane, "c", "d")
+    await asyncio.sleep(0)
+    flying[0].cancel()
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    stage.gate.set()
+    assert await flying[1] == "B"
+    assert await waiting[1] == "D"
+    assert stage.batches == [["a", "b"], ["d"]], "what was sent lands, what was not sent is dropped"
+
+
+async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time(stage: Stage) -> None:
+    lane = stage.lane(most=2)
+    flying = stage.send(lane, "a", "b")
+    await stage.begun.wait()
+    waiting = stage.send(lane, "c", "d", "e", "f")
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
+        await stage.group.write(lane, "g")
+    for late in waiting:
+        with pytest.raises(UnavailableError, match=r"not sent within 0\.5 s: nothing was written"):
+            await late
+    stage.gate.set()
+    assert await asyncio.gather(*flying) == ["A", "B"]
+    assert stage.batches == [["a", "b"]]
+    assert await stage.group.write(lane, "h") == "H", "and there is room again"
+
+
+async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: Stage, connect: Connect) -> None:
+    async def end_myself(connection: Connection, _words: Words) -> Sequence[str]:
+        await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        raise AssertionError
+
+    stage.answer = end_myself
+    stage.gate.set()
+    lane = stage.lane()
+    for told in await asyncio.gather(*stage.send(lane, "a", "b")):
+        assert isinstance(told, Broken)
+        assert isinstance(told.error, OutcomeUnknownError)
+        assert told.connection.is_closed()
+    stage.answer = None
+    assert await stage.group.write(lane, "c") == "C"
+    observer = await connect()
+    assert await observer.fetchval("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") == 0
+
+
+async def test_a_fault_of_ours_reaches_those_who_wait_and_the_lane_goes_on(stage: Stage) -> None:
+    async def fault(_connection: Connection, _words: Words) -> Sequence[str]:
+        raise ZeroDivisionError
+
+    stage.answer = fault
+    stage.gate.set()
+    lane = stage.lane()
+    told = await asyncio.gather(*stage.send(lane, "a", "b"), return_exceptions=True)
+    assert [type(each) for each in told] == [ZeroDivisionError, ZeroDivisionError]
+    stage.answer = None
+    assert await stage.group.write(lane, "c") == "C"
+
+
+async def test_lanes_share_connections_and_none_starves(stage: Stage) -> None:
+    lanes = [stage.lane(most=1) for _ in range(3)]  # one more than there are connections
+    tasks = [task for lane in lanes for task in stage.send(lane, "a", "b")]
+    stage.gate.set()
+    assert sorted(map(str, await asyncio.gather(*tasks))) == ["A", "A", "A", "B", "B", "B"]
+
+
+async def test_a_batch_is_one_transaction_undone_as_a_whole(stage: Stage, connect: Connect) -> None:
+    observer = await connect()
+    await observer.execute("CREATE TABLE words (word text PRIMARY KEY)")
+
+    async def insert(connection: Connection, words: Words) -> Sequence[str]:
+        rows = await connection.fetchmany("INSERT INTO words VALUES ($1) RETURNING word", [(word,) for word in words])
+        return [row[0] for row in rows]
+
+    stage.answer = insert
+    stage.gate.set()
+    with pytest.raises(asyncpg.UniqueViolationError):
+        async with stage.database.lane() as connection:
+            await connection.fetchmany("INSERT INTO words VALUES ($1) RETURNING word", [("a",), ("b",), ("a",)])
+    assert await observer.fetchval("SELECT count(*) FROM words") == 0
+    assert await asyncio.gather(*stage.send(stage.lane(), "a", "b", "c")) == ["a", "b", "c"]
+    assert await observer.fetchval("SELECT count(DISTINCT xmin::text) FROM words") == 1
