@@ -25,6 +25,7 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.fence import judge
+from fencepost.gateway.patch_rows import RowsPatch
 from fencepost.gateway.plans import Body, KeyedWrite
 from fencepost.gateway.turns import Turns
 from fencepost.gateway.write_many import Insert
@@ -290,6 +291,11 @@ def keyed(key: Key, token: int, table: str = "orders", **values: object) -> Keye
 def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
     """A request for POST."""
     return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+
+
+def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -> RowsPatch:
+    """A request for PATCH with an array."""
+    return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
 
 
 def told(answer: Outcome) -> str:

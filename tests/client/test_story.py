@@ -39,6 +39,13 @@ async def test_every_kind_of_write_spends_tokens_by_itself(client: Client) -> No
         assert (await client.get("orders", "x,/ö", select="status")) == {"status": "new"}
         changed = await client.patch_where("orders", {"order_id": "in.(y,z)"}, {"status": "cancelled"}, lease=lease)
         assert {row["order_id"] for row in changed} == {"y", "z"}
+        rows = [{"order_id": "z", "amount": 2}, {"order_id": "y", "amount": 1}]
+        changed = await client.patch_rows("orders", rows, lease=lease)
+        assert [(row["order_id"], row["amount"], row["status"]) for row in changed] == [
+            ("z", 2, "cancelled"), ("y", 1, "cancelled"),
+        ]  # fmt: skip
+        with pytest.raises(RowNotFound):
+            await client.patch_rows("orders", [*rows, {"order_id": "nobody", "amount": 3}], lease=lease)
         gone = await client.delete_where("orders", [("status", "eq.cancelled"), ("order_id", "eq.y")], lease=lease)
         assert [row["order_id"] for row in gone] == ["y"]
         await client.delete("orders", "x,/ö", lease=lease)

@@ -36,6 +36,8 @@ def test_the_story(client: SyncClient) -> None:
         assert client.post("orders", {"order_id": "p", "status": "new"}, lease=lease)["order_id"] == "p"
         assert len(client.post("orders", [{"order_id": "q", "status": "new"}], lease=lease)) == 1
         assert len(client.patch_where("orders", {"order_id": "in.(p,q)"}, {"status": "paid"}, lease=lease)) == 2
+        rows = [{"order_id": "q", "status": "new"}, {"order_id": "p", "status": "paid"}]
+        assert [row["status"] for row in client.patch_rows("orders", rows, lease=lease)] == ["new", "paid"]
         assert len(client.delete_where("orders", {"order_id": "in.(p,q)"}, lease=lease)) == 2
         client.delete("orders", "n", lease=lease)
         assert client.claim("orders/order-124", lease=lease).row is not None

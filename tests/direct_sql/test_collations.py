@@ -1,13 +1,15 @@
 """Text keys whatever their collation: one name for one key, and one order in which everybody takes rows."""
 
+import json
 from urllib.parse import quote as percent
 
 import asyncpg
 import pytest
 from tests.in_process import in_process
-from tests.interleave import Connect, Connection
-from tests.racing import Race, open_race, owner
+from tests.interleave import Connect, Connection, start
+from tests.racing import Race, open_race, outcome, owner
 
+from fencepost.storage.fenced_rows import ask_rows
 from fencepost.storage.marks import in_key_order
 from fencepost.storage.protect import ProtectError, protect
 
@@ -112,6 +114,25 @@ async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: C
         orders.add(tuple(position for position, _ in claimed))
         await close(race)
     assert (len(orders) > 1) == await has_icu(db), "with ICU there is more than one order"
+
+
+async def test_arrays_are_inserted_and_asked_about_in_the_order_in_which_rows_are_locked(
+    connect: Connect, database: str
+) -> None:
+    collation = '"de-x-icu"' if await has_icu(await owner(connect)) else '"C"'
+    race = await collated(connect, database, f"text COLLATE {collation}")
+    words = await race.observer.fetch(f"SELECT k FROM (VALUES ('a'), ('B')) v(k) ORDER BY k COLLATE {collation}")
+    first, last = (row["k"] for row in words)
+    holder = await race.begin(race.a)
+    await race.insert(race.a, first, 5)
+    array: list[dict[str, object]] = [{"k0": last}, {"k0": first}]
+    waiter = await race.waits(race.b, outcome(race.insert_rows(race.b, array, 6)))
+    free = await start(race.observer, race.insert(race.c, last, 4), race.c.get_server_pid())
+    assert free.done(), "it waits for the first, and has not inserted the last"
+    await holder.commit()
+    assert await waiter == "23505"
+    asked = await ask_rows(race.b, race.table, race.fence, json.dumps(array))
+    assert [each.standing.resource for each in asked] == [f"words/{first}", f"words/{last}"]
 
 
 async def test_a_domain_has_the_collation_of_its_type(connect: Connect, database: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.cutting_proxy import CuttingProxy
 from tests.interleave import Connect
 from tests.lost_answers import cut, cut_off, swallowed, waiting_instead_of
-from tests.racing import NEW, Race, body, gateway_pid, keyed, posted, told
+from tests.racing import NEW, Race, body, gateway_pid, keyed, posted, rows_patch, told
 from tests.scope_scenarios import entered, mark, scoped_race
 
 from fencepost.fencing.problems import Problem
@@ -20,6 +20,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.once import Once, Replayed
+from fencepost.gateway.patch_rows import patch_rows
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
 from fencepost.storage.idempotency import Recorded
@@ -44,7 +45,9 @@ async def applied(race: Race) -> int:
     return count
 
 
-def write_of(verb: str, gateway: Gateway, once: Once | None) -> Coroutine[Any, Any, Outcome]:
+def write_of(  # noqa: PLR0911 - one for each verb
+    verb: str, gateway: Gateway, once: Once | None
+) -> Coroutine[Any, Any, Outcome]:
     """Write to the scope account/42 with the token 31."""
     keyed_ = replace(keyed("1", 31, "items", n=1), once=once)
     rows = [{"id": 90, "account_id": 42}, {"id": 91, "account_id": 7}]
@@ -59,11 +62,14 @@ def write_of(verb: str, gateway: Gateway, once: Once | None) -> Coroutine[Any, A
             return insert(gateway, replace(posted(31, *rows, table="items"), once=once))
         case "patch many":
             return patch_many(gateway, FilteredWrite("items", NEW, Token(31), body(n=7), once=once))
+        case "patch rows":
+            changes = ({"id": 3, "n": 7}, {"id": 1, "n": 8})
+            return patch_rows(gateway, replace(rows_patch(31, *changes, table="items"), once=once))
         case _:
             return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once))
 
 
-VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "claim": 0}
+VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "patch rows": 2, "claim": 0}
 """How many rows each writes."""
 
 

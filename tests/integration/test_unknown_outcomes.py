@@ -12,7 +12,7 @@ from tests.cutting_proxy import CuttingProxy
 from tests.idempotency_scenarios import applied, audited_race, once
 from tests.interleave import Connect, eventually
 from tests.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
-from tests.racing import NEW, Race, gateway_pid, keyed, posted, told
+from tests.racing import NEW, Race, gateway_pid, keyed, posted, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -20,6 +20,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway import operation
 from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.once import Replayed
+from fencepost.gateway.patch_rows import patch_rows
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
 from fencepost.storage import backends
@@ -31,6 +32,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 
 KEYED = [True, False]
+K = {"order_id": "k", "n": 7}
 
 
 @pytest.mark.parametrize("with_key", KEYED)
@@ -49,6 +51,24 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
     assert await race.live_mark("k") == 31
 
 
+@pytest.mark.parametrize("with_key", KEYED)
+async def test_an_array_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
+    """Unlike a write by filters it names its rows, and their marks say that nothing has landed."""
+    await race.insert(race.b, "j", 30)
+    async with cut_off(race) as (gateway, proxy):
+        holder = await lock_k(race)
+        pid = await gateway_pid(gateway)
+        request = replace(rows_patch(31, K, {"order_id": "j", "n": 8}), once=once() if with_key else None)
+        write = await race.waits_at(pid, patch_rows(gateway, request))
+        proxy.cut_all()
+        await waiting_instead_of(race, pid)
+        assert not write.done()
+        await holder.commit()
+        assert told(await write) == "ok"
+    assert await applied(race) == 3, "the two rows, and the insert of one of them"
+    assert [await race.live_mark(key) for key in "jk"] == [31, 31]
+
+
 async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     """Wait until the write is committed, and its answer swallowed; then cut."""
 
@@ -59,7 +79,9 @@ async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     cut(proxy)
 
 
-@pytest.mark.parametrize("verb", ["patch", "put", "put new", "delete", "post", "post many", "patch many", "claim"])
+@pytest.mark.parametrize(
+    "verb", ["patch", "put", "put new", "delete", "post", "post many", "patch many", "patch rows", "claim"]
+)
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
@@ -77,6 +99,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
                 "patch many": lambda: patch_many(
                     gateway, FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body, once=key)
                 ),
+                "patch rows": lambda: patch_rows(gateway, replace(rows_patch(31, K), once=key)),
                 "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
             }[verb]()
         )
@@ -89,7 +112,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
 
 
-@pytest.mark.parametrize("verb", ["patch", "delete", "post", "claim"])
+@pytest.mark.parametrize("verb", ["patch", "delete", "post", "patch rows", "claim"])
 async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = TOKEN
@@ -98,6 +121,7 @@ async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race:
                 "patch": lambda: patch(gateway, keyed("k", 31, n=1)),
                 "delete": lambda: delete(gateway, keyed("k", 31)),
                 "post": lambda: insert(gateway, posted(31, {"order_id": "z"})),
+                "patch rows": lambda: patch_rows(gateway, rows_patch(31, K)),
                 "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31))),
             }[verb]()
         )

@@ -83,6 +83,11 @@ def patch_where(table: str, filters: Filters, changes: Mapping[str, Any], token:
     return _write("PATCH", collection_path(table), token, dict(changes), params=_some(filters))
 
 
+def patch_rows(table: str, rows: Sequence[Mapping[str, Any]], token: int) -> Call:
+    """PATCH the rows that the mappings name by their keys."""
+    return _write("PATCH", collection_path(table), token, [dict(row) for row in rows])
+
+
 def delete_where(table: str, filters: Filters, token: int) -> Call:
     """DELETE the rows that match."""
     return _write("DELETE", collection_path(table), token, None, params=_some(filters))

@@ -257,6 +257,24 @@ class Client:
         rows: list[Row] = answer.body
         return rows
 
+    async def patch_rows(
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]:
+        """Change many rows, each as its mapping says, or none (R10); returns them in this order. A mapping has the
+        columns of the key and those to change, all have the same. RowNotFound if a row is not there.
+        """
+        answer = await self._write(
+            None, lease, token, idempotency_key, lambda fresh: calls.patch_rows(table, rows, fresh)
+        )
+        changed: list[Row] = answer.body
+        return changed
+
     async def delete_where(
         self,
         table: str,

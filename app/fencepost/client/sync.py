@@ -237,6 +237,22 @@ class SyncClient:
             )
         )
 
+    def patch_rows(
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: SyncLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]:
+        """Change many rows, each as its mapping says, or none (R10); returns them in this order."""
+        return self._loop.run(
+            lambda: self._client.patch_rows(
+                table, rows, lease=_inner(lease), token=token, idempotency_key=idempotency_key
+            )
+        )
+
     def delete_where(
         self,
         table: str,

@@ -194,7 +194,7 @@ class ScopedWrite:
         if len(known) < len(names):
             raise QueryError(_lacking(self.table, self.scope, self.scope.columns))
         if known and (refused := await self.enter(connection, known)):
-            return _all_refused(refused)
+            return all_refused(refused)
         with translated(writing=True):
             rows = await scoped.insert_rows(connection, self.table, self.fence, columns, body, target)
         if len(rows) != 1:
@@ -213,7 +213,7 @@ class ScopedWrite:
         if isinstance(names, TooManyRows) or not names:
             return names if isinstance(names, TooManyRows) else ManyWritten([])
         if refused := await self.enter(connection, names):
-            return _all_refused(refused)
+            return all_refused(refused)
         with translated(writing=True):
             return await scoped.write_many(
                 connection, self.table, self.fence, self.scope, names, filters, change, target, limit
@@ -225,7 +225,8 @@ def key_columns(table: Table, key: Key) -> tuple[str, ...]:
     return table.key if key else ()
 
 
-def _all_refused(refused: Sequence[scope_marks.Entered]) -> ManyRefused:
+def all_refused(refused: Sequence[scope_marks.Entered]) -> ManyRefused:
+    """Tell which scopes refused."""
     return ManyRefused([RefusedRow(each.scope, each.refused_by or 0) for each in refused])
 
 

@@ -70,10 +70,10 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
     async def use(table: Table) -> Outcome:
         target = target_of(table, request.select)
         if request.count > gateway.max_rows:
-            return _too_many(gateway.max_rows, f"the body has {request.count} rows")
+            return too_many(gateway.max_rows, f"the body has {request.count} rows")
         if request.exactly_one and request.count != 1:
             return not_one(request.count)
-        ready = _ready(table, request.token, request.body.columns, request.once)
+        ready = ready_to_write(table, request.token, request.body.columns, request.once)
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
@@ -105,7 +105,7 @@ def _insert_into_scopes(scoped: ScopedWrite, request: Insert, target: str) -> Op
         outcome = await scoped.insert(connection, request.body.columns, request.body.text, target)
         if isinstance(outcome, Done):
             return outcome
-        return _told(scoped.table, scoped.token, outcome, exactly_one=False)
+        return told(scoped.table, scoped.token, outcome, exactly_one=False)
 
     return Operation(
         scoped.table, attempt, transaction=True, body=request.body, once=request.once, evidence=scoped.evidence
@@ -151,7 +151,7 @@ async def _why_refused(
     refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
     if not refusals:
         return next((p for p in problems if p.type is UNISSUED_TOKEN), None)
-    return refusals[0] if len(standings) == 1 else _refused_rows(table, token, refusals)
+    return refusals[0] if len(standings) == 1 else refused_rows(table, token, refusals)
 
 
 async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
@@ -170,10 +170,10 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, change, change.target, limit)
-                return _told(table, token, outcome, exactly_one=request.exactly_one)
+                return told(table, token, outcome, exactly_one=request.exactly_one)
             with translated(writing=True):
                 outcome = await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
-            return _told(table, token, outcome, exactly_one=request.exactly_one)
+            return told(table, token, outcome, exactly_one=request.exactly_one)
 
         return await perform(gateway, _operation(table, attempt, scoped, request, body))
 
@@ -195,10 +195,10 @@ async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, None, target, limit)
-                return _told(table, token, outcome, exactly_one=request.exactly_one)
+                return told(table, token, outcome, exactly_one=request.exactly_one)
             with translated(writing=True):
                 outcome = await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
-            return _told(table, token, outcome, exactly_one=request.exactly_one)
+            return told(table, token, outcome, exactly_one=request.exactly_one)
 
         return await perform(gateway, _operation(table, attempt, scoped, request))
 
@@ -213,9 +213,10 @@ def _operation(
     return Operation(table, attempt, transaction=True, body=body, once=request.once, evidence=scoped.evidence)
 
 
-def _ready(
+def ready_to_write(
     table: Table, token: Token | None, columns: tuple[str, ...], once: Once | None
 ) -> tuple[Fence, Token] | Problem:
+    """Check what every write to a collection needs: a fence, columns that there are, a token."""
     fence = require_fence(table)
     if isinstance(fence, Problem):
         return fence
@@ -232,10 +233,11 @@ def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) 
         target_of(table, request.select)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
-    return _ready(table, request.token, columns, request.once)
+    return ready_to_write(table, request.token, columns, request.once)
 
 
-def _told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool) -> Outcome:
+def told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool) -> Outcome:
+    """Tell how a write of many rows ended."""
     match outcome:
         case ManyWritten(rows) if exactly_one and not rows:
             return not_one(0)
@@ -244,9 +246,9 @@ def _told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool
         case ManyWritten(rows):
             return Done(rows)
         case TooManyRows(limit):
-            return _too_many(limit, "the filter matches more")
+            return too_many(limit, "the filter matches more")
         case ManyRefused(rows):
-            return _refused_rows(
+            return refused_rows(
                 table,
                 token,
                 [
@@ -261,7 +263,7 @@ def _told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool
             )
 
 
-def _refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem:
+def refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem:
     """Tell that some rows refused the token, and that therefore none was written (R10)."""
     stale = [p for p in refusals if p.type is STALE_TOKEN]
     kind = STALE_TOKEN if stale else SPENT_TOKEN
@@ -287,7 +289,8 @@ def not_one(count: int | None) -> Problem:
     return Problem(NOT_ACCEPTABLE, f"The Accept header wants exactly one row, and {there}. Nothing was written.")
 
 
-def _too_many(limit: int, what: str) -> Problem:
+def too_many(limit: int, what: str) -> Problem:
+    """Refuse what would write more rows than one request may."""
     return Problem(
         BODY_TOO_LARGE,
         f"One request writes at most {limit} rows, and {what}. Nothing was written.",

@@ -17,6 +17,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
 from fencepost.gateway.core import Done, Gateway
 from fencepost.gateway.once import Once
+from fencepost.gateway.patch_rows import RowsPatch, patch_rows
 from fencepost.gateway.plans import KeyedWrite
 from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
 from fencepost.gateway.write import delete, patch, put
@@ -30,14 +31,17 @@ from fencepost.http.reading_requests import (
     by_name,
     payload_hash,
     read_body,
+    read_changes,
     read_idempotency_key,
     read_object,
     read_preferences,
     read_rows,
     read_token,
     refuse_token,
+    require_form_of_patch,
     table_name,
     wants_one,
+    whole_table,
 )
 from fencepost.storage.query import Query, QueryError
 
@@ -175,43 +179,36 @@ class DataRoutes:
         return created(outcome, answer, singular=singular)
 
     async def patch_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
-        """PATCH /v1/data/{table}?filters."""
+        """PATCH /v1/data/{table}?filters with an object, or without filters and with an array."""
+        token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
         answer = read_preferences(request.headers).answer
-        write = await self._filtered(
-            request, name, lambda done: many_written(done, answer, singular=singular), with_body=True
-        )
-        outcome = await patch_many(self._gateway(), write)
+        query = _only(parse_query(request.query), "select", "columns", "filters")
+        body, count = await read_changes(request.headers, request.receive, self._max_body_bytes, query.columns)
+        require_form_of_patch(query, count)
+        table = table_name(request.headers, name, writing=True)
+        once = read_once(request, table, body.text, lambda done: many_written(done, answer, singular=singular))
+        if count is None:
+            filtered = FilteredWrite(table, query.filters, token, body, query.select, singular, once)
+            outcome = await patch_many(self._gateway(), filtered)
+        else:
+            rows = RowsPatch(table, token, body, count, query.select, singular, once)
+            outcome = await patch_rows(self._gateway(), rows)
         return many_written(outcome, answer, singular=singular)
 
     async def delete_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
+        token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
         answer = read_preferences(request.headers).answer
-        write = await self._filtered(
-            request, name, lambda done: many_written(done, answer, singular=singular), with_body=False
-        )
-        outcome = await delete_many(self._gateway(), write)
-        return many_written(outcome, answer, singular=singular)
-
-    async def _filtered(self, request: Asked, name: str, render: Render, *, with_body: bool) -> FilteredWrite:
-        token = read_token(request.raw_headers)
         query = _only(parse_query(request.query), "select", "columns", "filters")
         if not query.filters:
-            raise RequestError(
-                bad_request(
-                    f"query: {request.method} of a whole table is refused: name the rows by a filter.",
-                    "?status=eq.new; for one row, its key in the path.",
-                )
-            )
-        body = None
-        if with_body:
-            body = await read_object(request.headers, request.receive, self._max_body_bytes, query.columns)
-        else:
-            await read_body(request.headers, request.receive, self._max_body_bytes)
+            raise RequestError(whole_table("DELETE"))
+        await read_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text if body else "", render)
-        return FilteredWrite(table, query.filters, token, body, query.select, wants_one(request.headers), once)
+        once = read_once(request, table, "", lambda done: many_written(done, answer, singular=singular))
+        write = FilteredWrite(table, query.filters, token, None, query.select, singular, once)
+        return many_written(await delete_many(self._gateway(), write), answer, singular=singular)
 
 
 def read_once(request: Asked, table: str, body: str, render: Render) -> Once | None:

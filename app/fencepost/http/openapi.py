@@ -9,14 +9,14 @@ import re
 from typing import Any, Final
 
 from fencepost.http.openapi_answers import ERRORS, HEADERS, PARAMETERS, PROBLEM
-from fencepost.http.openapi_examples import example_changes, example_insert, example_row
+from fencepost.http.openapi_examples import example_changes, example_insert, example_named_changes, example_row
 from fencepost.http.openapi_paths import TableNames, table_paths
 from fencepost.http.openapi_types import column_schema, required, writable
 from fencepost.storage.catalog import Catalog, Table
 
 Part = dict[str, Any]
 
-_VARIANTS: Final = ("", ".insert", ".update", ".replace")
+_VARIANTS: Final = ("", ".insert", ".update", ".named_update", ".replace")
 
 INTRODUCTION: Final = """\
 Locks expire while their holders are paused; the paused holder wakes and writes over its successor's work.
@@ -90,11 +90,14 @@ def table_schemas(table: Table, component: str) -> Part:
     settable = {name: schema for name, schema in columns.items() if writable(table.columns[name])}
     free = {name: schema for name, schema in settable.items() if name not in table.key}
     changes = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in free.items()}
+    # What names a row is always there, though the database may have made it.
+    key = {name: {k: v for k, v in columns[name].items() if k not in ("default", "readOnly")} for name in table.key}
     needed = [name for name in settable if required(table.columns[name])]
     return {
         component: row,
         f"{component}.insert": _body(settable, needed, example_insert(table)),
         f"{component}.update": _body(changes, [], example_changes(table)),
+        f"{component}.named_update": _body(key | changes, list(table.key), example_named_changes(table)),
         # A replacement may repeat the path's key.
         f"{component}.replace": _body(
             settable,

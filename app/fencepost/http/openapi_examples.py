@@ -84,6 +84,11 @@ def example_changes(table: Table) -> dict[str, Any]:
     return {} if name is None else {name: example_value(table, table.columns[name])}
 
 
+def example_named_changes(table: Table) -> dict[str, Any]:
+    """Make a change that names its row: the key, and the column of `example_changes`."""
+    return {name: example_value(table, table.columns[name]) for name in table.key} | example_changes(table)
+
+
 def example_resource(table: Table) -> str:
     """Name the example's row: `orders/order-123`."""
     return f"{quote(table.name, safe='')}/" + ",".join(quote(key_text(table, name), safe="") for name in table.key)

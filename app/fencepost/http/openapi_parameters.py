@@ -27,7 +27,7 @@ def select(table: Table, *, writing: bool = False) -> Part:
 
 
 def columns() -> Part:
-    """Describe `columns` of an insert."""
+    """Describe `columns` of an insert, or of a PATCH of rows that are named."""
     return _query(
         "columns",
         "Which keys of the body count, joined by `,`; without it all rows must have the same keys.",

@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from fencepost.http.openapi_answers import PARAMETERS, errors, headers, parameter
-from fencepost.http.openapi_examples import example_changes, example_insert, example_row
+from fencepost.http.openapi_examples import example_changes, example_insert, example_named_changes, example_row
 from fencepost.http.openapi_parameters import columns, filters, key_parameters, paging, select
 from fencepost.storage.catalog import Table
 
@@ -137,16 +137,29 @@ class _Routes:
     def _update_where(self) -> Part:
         return self._operation(
             f"update_{self.names.operation}_where",
-            f"Change the rows that match ({self.table.name})",
-            "Needs at least one filter. One token for all matching rows, all or nothing: one row that a "
-            "newer token has written refuses the request.",
-            [*filters(self.table, prefill=True), *self.write],
+            f"Change the rows that match, or that are named ({self.table.name})",
+            "One object and at least one filter: the rows that match. Or an array and no filter: each object names its "
+            "row by the key's columns, and changes the others; a key without a row is 404, and nothing is written. "
+            "One token for all of them, all or nothing: one row that a newer token has written refuses the request.",
+            [*filters(self.table, prefill=True), *self.write, columns()],
             {
                 "200": self._rows("`Prefer: return=representation`: the rows after the change.", self.many),
                 "204": {"description": "Done, or no row matched."} | self.many,
-                **errors([*_WRITE, "NoTable", "RefusedRows"]),
+                **errors([*_WRITE, "NoRow", "RefusedRows"]),
             },
-            body={"schema": self._schema("update"), "example": example_changes(self.table)},
+            body={
+                "schema": {"anyOf": [self._schema("update"), {"type": "array", "items": self._schema("named_update")}]},
+                "examples": {
+                    "object": {
+                        "summary": "One change of all rows that match the filters",
+                        "value": example_changes(self.table),
+                    },
+                    "array": {
+                        "summary": "A change for each row that is named; without filters",
+                        "value": [example_named_changes(self.table)],
+                    },
+                },
+            },
         )
 
     def _delete_where(self) -> Part:

@@ -15,6 +15,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import MalformedTokenError, Token, parse_token
 from fencepost.gateway.plans import Body
 from fencepost.http.problem_response import RequestError
+from fencepost.storage.query import Query
 
 TOKEN_HEADER = b"x-fence-token"
 KEY_HEADER = b"idempotency-key"
@@ -206,6 +207,43 @@ async def read_rows(
     raw, value = await read_json(headers, receive, limit)
     if isinstance(value, dict):
         return Body(f"[{raw.decode()}]", columns if columns is not None else tuple(value), value), 1
+    return _array(raw, value, columns)
+
+
+async def read_changes(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None
+) -> tuple[Body, int | None]:
+    """Read the body of a PATCH of several rows: one JSON object for all of them (None), or an array, and count it."""
+    raw, value = await read_json(headers, receive, limit)
+    if isinstance(value, dict):
+        return Body(raw.decode(), columns if columns is not None else tuple(value), value), None
+    return _array(raw, value, columns)
+
+
+def require_form_of_patch(query: Query, count: int | None) -> None:
+    """Refuse a PATCH of a collection that says twice which rows it means, or not at all. `count`: as read_changes."""
+    if count is None and not query.filters:
+        raise RequestError(whole_table("PATCH"))
+    if count is not None and query.filters:
+        raise RequestError(
+            bad_request(
+                "query: filters and an array body: each object of an array names its row by its key, and filters would"
+                " name others.",
+                "An object with filters, or an array without.",
+            )
+        )
+
+
+def whole_table(method: str) -> Problem:
+    """Refuse a write that names no rows."""
+    array = " For many rows, each with changes of its own: an array of objects that have their keys."
+    return bad_request(
+        f"query: {method} of a whole table is refused: name the rows by a filter.",
+        f"?status=eq.new; for one row, its key in the path.{array if method == 'PATCH' else ''}",
+    )
+
+
+def _array(raw: bytes, value: object, columns: tuple[str, ...] | None) -> tuple[Body, int]:
     if not isinstance(value, list):
         raise RequestError(bad_request(f"body: {_kind(value)}, where a JSON object or an array of them is expected"))
     first = value[0] if value else {}

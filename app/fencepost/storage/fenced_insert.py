@@ -16,6 +16,7 @@ from fencepost.storage.row_sql import (
     ORDINAL,
     body_columns,
     json_row,
+    key_order,
     key_parameter,
     operator,
     row_resource,
@@ -62,7 +63,7 @@ async def insert_rows(
     insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}-$1::bigint FROM b ORDER BY"
     answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark, {row_resource(table, fence.name)} AS resource"
     if table.key and set(table.key) <= set(columns):
-        order = ", ".join(f"b.{quote(c)}" for c in table.key)
+        order = key_order(table, "b")
         returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
         match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
         inserted = f"i AS ({insert} {order} RETURNING {answer}, {returned})"

@@ -76,6 +76,14 @@ def equal(table: Table, columns: Iterable[str], left: str, right: str) -> str:
     return " AND ".join(f"{left}.{quote(c)} {operator(table.columns[c], '=')} {right}.{quote(c)}" for c in columns)
 
 
+def key_order(table: Table, alias: str) -> str:
+    """Order by the key as the table's own column would: values from elsewhere have the database's collation."""
+    return ", ".join(
+        f"{alias}.{quote(c)}" + ("" if (collation := table.columns[c].collation) is None else f" COLLATE {collation}")
+        for c in table.key
+    )
+
+
 def key_parameter(table: Table, position: int) -> str:
     """Cast the key's parameter number `position` (from 1) to its column's type, without length or domain."""
     return f"CAST(${position}::text AS {table.columns[table.key[position - 1]].base_type})"

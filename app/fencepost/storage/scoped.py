@@ -18,6 +18,7 @@ from fencepost.storage.row_sql import (
     body_columns,
     equal,
     json_row,
+    key_order,
     literal,
     lock_clause,
     operator,
@@ -139,7 +140,7 @@ async def insert_rows(
     )
     answer = f"{json_row(target)}::text AS json, {row_resource(table, fence.name)} AS resource"
     keyed = set(table.key) <= set(columns)
-    order = ", ".join(f"b.{quote(c)}" for c in table.key) if keyed else f"b.{ORDINAL}"
+    order = key_order(table, "b") if keyed else f"b.{ORDINAL}"
     returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
     match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
     chosen = f"i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}" if keyed else "i"

@@ -1,0 +1,77 @@
+"""The plan of an array PATCH: a look-up by the primary key's index for each element, twice (to lock, and to write)."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.integration.test_plan import KEYS, plan_of, table_with
+from tests.interleave import Connect, Connection
+
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog_load import load
+from fencepost.storage.fenced import Change
+from fencepost.storage.fenced_rows import update_rows_sql
+from fencepost.storage.protect import protect
+from fencepost.storage.query_sql import Parameters, render_select
+
+MODES = ["force_custom_plan", "force_generic_plan"]
+
+
+def fence_of(table: Table) -> Fence:
+    assert table.fence is not None
+    return table.fence
+
+
+def change_of(table: Table, *columns: str) -> Change:
+    return Change(columns, "", render_select(table, None, Parameters()))
+
+
+def looked_up(plan: list[dict[str, Any]], name: str) -> None:
+    """Assert that the table is read by its key only."""
+    scans = [node for node in plan if node.get("Relation Name") == name and "Scan" in node["Node Type"]]
+    assert [(node["Node Type"], node["Index Name"]) for node in scans] == [("Index Scan", f"{name}_pkey")] * 2
+    assert not any(node["Node Type"] in ("Seq Scan", "Hash Join", "Merge Join") for node in plan)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KEYS)
+async def test_every_element_is_looked_up_in_the_index(connect: Connect, kind: str, mode: str) -> None:
+    connection = await connect()
+    columns, values, key = KEYS[kind]
+    table = await table_with(connection, columns, values)
+    body = json.dumps([dict(zip(table.key, key, strict=True)) | {"status": "x"}])
+    sql = update_rows_sql(table, fence_of(table), change_of(table, "status"))
+    looked_up(await plan_of(connection, sql, (5, body), mode), "big")
+
+
+async def scoped_table(connection: Connection) -> Table:
+    await connection.execute(
+        "CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int);"
+        "INSERT INTO public.items SELECT n, n % 1000 FROM generate_series(1, 100000) n"
+    )
+    await protect(connection, "items", scope="account/{account_id}")
+    await connection.execute("ANALYZE public.items")
+    return (await load(connection, [], 1)).tables["items"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_so_it_is_in_a_scope(connect: Connect, mode: str) -> None:
+    connection = await connect()
+    table = await scoped_table(connection)
+    sql = update_rows_sql(table, fence_of(table), change_of(table, "n"))
+    looked_up(await plan_of(connection, sql, ("{account/42}", '[{"id": 42, "n": 1}]'), mode), "items")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_so_it_is_in_a_table_of_some_thousand_rows(connect: Connect, mode: str) -> None:
+    """Where the planner, if it expected 100 elements of any JSON, would rather read the whole table twice."""
+    connection = await connect()
+    await connection.execute(
+        "CREATE TABLE public.small (id text PRIMARY KEY, status text);"
+        "INSERT INTO public.small SELECT 'order-' || n, 'new' FROM generate_series(1, 10000) n"
+    )
+    await protect(connection, "small")
+    await connection.execute("ANALYZE public.small")
+    table = (await load(connection, [], 1)).tables["small"]
+    sql = update_rows_sql(table, fence_of(table), change_of(table, "status"))
+    looked_up(await plan_of(connection, sql, (5, '[{"id": "order-1", "status": "x"}]'), mode), "small")

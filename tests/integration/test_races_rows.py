@@ -1,0 +1,226 @@
+"""PATCH of an array in bad orders, step by step: R4, R5, R6, R10 for rows that the request names."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.idempotency_scenarios import once
+from tests.interleave import Connect, eventually
+from tests.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, rows_patch, told
+
+from fencepost.cli.migrate import GRANTS
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway import fence
+from fencepost.gateway.core import Done, Gateway
+from fencepost.gateway.patch_rows import RowsPatch, patch_rows
+from fencepost.gateway.write_many import FilteredWrite, patch_many
+from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.engine import Connection
+from fencepost.storage.fenced_rows import Asked, ask_rows
+
+if TYPE_CHECKING:
+    import asyncio
+
+WITH_KEY = [False, True]
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    """Give three orders with mark 30. In the heap they stand against the order of their keys."""
+    race = await open_race(connect, database, request.param)
+    for key in "cba":
+        await race.insert(race.a, key, 30)
+    return race
+
+
+@pytest.fixture
+async def gateway(race: Race) -> AsyncIterator[Gateway]:
+    async with open_gateway(race.dsn) as gateway:
+        yield gateway
+
+
+def changing(token: int, keys: str, *, with_key: bool = False) -> RowsPatch:
+    request = rows_patch(token, *({"order_id": key, "status": f"x{token}"} for key in keys))
+    return replace(request, once=once() if with_key else None)
+
+
+async def statuses(race: Race) -> str:
+    rows = await race.observer.fetch("SELECT status FROM orders ORDER BY order_id")
+    return " ".join(row["status"] for row in rows)
+
+
+async def free(race: Race, key: str) -> bool:
+    """Whether nobody has the row locked."""
+    sql = "SELECT EXISTS (SELECT FROM (SELECT FROM orders WHERE order_id = $1 FOR UPDATE SKIP LOCKED) AS r)"
+    return bool(await race.observer.fetchval(sql, key))
+
+
+@pytest.mark.parametrize("with_key", WITH_KEY)
+@pytest.mark.parametrize("token", [44, 45, 46])
+async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
+    race: Race, gateway: Gateway, token: int, with_key: bool
+) -> None:
+    holder = await race.begin(race.a)
+    await race.update(race.a, "b", 45, status="newer")
+    write = await race.waits_at(
+        await gateway_pid(gateway), patch_rows(gateway, changing(token, "cab", with_key=with_key))
+    )
+    await holder.commit()
+    answer = await write
+    if token == 46 or (token == 45 and not race.strict):
+        assert isinstance(answer, Done)
+        assert ['"c"' in answer.rows[0], '"a"' in answer.rows[1]] == [True, True], "in the body's order"
+        assert await statuses(race) == f"x{token} x{token} x{token}"
+        assert [await race.live_mark(key) for key in "abc"] == [token] * 3
+        return
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.resource) == ("FP001" if token == 44 else "FP002", "orders/b")
+    assert answer.extra["rows"] == [{"resource": "orders/b", "current_token": "45"}]
+    assert await statuses(race) == "new newer new"
+    assert [await race.live_mark(key) for key in "abc"] == [30, 45, 30]
+
+
+@pytest.mark.parametrize("with_key", WITH_KEY)
+@pytest.mark.parametrize(("token", "expected"), [(44, "FP001"), (46, "FP006")])
+async def test_a_row_deleted_meanwhile_is_a_question(
+    race: Race, gateway: Gateway, token: int, expected: str, with_key: bool
+) -> None:
+    holder = await race.begin(race.a)
+    await race.delete(race.a, "b", 45)
+    write = await race.waits_at(
+        await gateway_pid(gateway), patch_rows(gateway, changing(token, "abc", with_key=with_key))
+    )
+    await holder.commit()
+    answer = await write
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.resource) == (expected, "orders/b")
+    assert await statuses(race) == "new new"
+    assert [await race.live_mark(key) for key in "abc"] == [30, None, 30]
+
+
+@pytest.mark.parametrize("with_key", WITH_KEY)
+@pytest.mark.parametrize(("token", "expected"), [(44, "FP001"), (47, "ok")])
+async def test_a_row_deleted_and_made_anew_meanwhile_is_met_after_all(
+    race: Race, gateway: Gateway, token: int, expected: str, with_key: bool
+) -> None:
+    holder = await race.begin(race.a)
+    await race.delete(race.a, "b", 45)
+    await race.insert(race.a, "b", 46, status="again")
+    write = await race.waits_at(
+        await gateway_pid(gateway), patch_rows(gateway, changing(token, "abc", with_key=with_key))
+    )
+    await holder.commit()
+    assert told(await write) == expected
+    assert await statuses(race) == ("x47 x47 x47" if expected == "ok" else "new again new")
+
+
+async def test_a_row_that_is_never_met_is_given_up(
+    race: Race, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is asked for it is there, and each time that it is to be written it is not."""
+    met = 0
+
+    async def there(connection: Connection, table: Table, fence: Fence, text: str) -> Sequence[Asked]:
+        nonlocal met
+        met += 1
+        await race.insert(race.a, "b", 30 + 2 * met)
+        asked = await ask_rows(connection, table, fence, text)
+        await race.delete(race.a, "b", 31 + 2 * met)
+        return asked
+
+    await race.delete(race.a, "b", 31)
+    monkeypatch.setattr("fencepost.gateway.patch_rows.ask_rows", there)
+    answer = await patch_rows(gateway, changing(90, "abc"))
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", fence.ROUNDS)
+    assert await statuses(race) == "new new"
+
+
+async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
+    race: Race, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A is made anew while b and c are locked. To lock a now would be out of order: somebody who has a waits for b."""
+    tries: list[asyncio.Task[object]] = []
+
+    async def in_between(connection: Connection, table: Table, fence: Fence, text: str) -> Sequence[Asked]:
+        asked = await ask_rows(connection, table, fence, text)
+        if not tries:
+            await race.c.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
+            tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))
+        return asked
+
+    monkeypatch.setattr("fencepost.gateway.patch_rows.ask_rows", in_between)
+    holder = await race.begin(race.a)
+    await race.delete(race.a, "a", 35)
+    await race.insert(race.a, "a", 36)
+    other = await race.begin(race.c)
+    write = await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, changing(47, "abc", with_key=True)))
+    await holder.commit()
+
+    async def in_the_way() -> bool:
+        return bool(tries)
+
+    await eventually(in_the_way)
+    assert await tries[0] != "40P01"
+    await other.commit()
+    assert told(await write) == "ok"
+    assert await statuses(race) == "x47 x47 x47"
+
+
+@pytest.mark.parametrize("keys", ["abc", "cba"])
+async def test_rows_are_locked_in_key_order_whatever_the_body(race: Race, gateway: Gateway, keys: str) -> None:
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
+    write = await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, changing(40, keys)))
+    assert await free(race, "b")
+    assert await free(race, "c")
+    await holder.commit()
+    assert told(await write) == "ok"
+
+
+async def test_arrays_in_opposite_orders_and_a_filter_never_deadlock(race: Race) -> None:
+    """All three come to wait for a, none has another row locked, and one after the other they get them all."""
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two, open_gateway(race.dsn) as three:
+        writes = [
+            await race.waits_at(await gateway_pid(one), patch_rows(one, changing(40, "abc"))),
+            await race.waits_at(await gateway_pid(two), patch_rows(two, changing(41, "cba"))),
+            await race.waits_at(
+                await gateway_pid(three),
+                patch_many(three, FilteredWrite("orders", NEW, Token(42), body(status="x42"))),
+            ),
+        ]
+        assert await free(race, "b")
+        assert await free(race, "c")
+        await holder.commit()
+        answers = [told(await write) for write in writes]
+    assert set(answers) <= {"ok", "FP001"}
+    assert "ok" in answers
+
+
+async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, "strict")
+    for key in "abc":
+        await race.insert(race.a, key, 30)
+    await race.observer.execute("CREATE ROLE sees_more LOGIN PASSWORD 'x'")
+    try:
+        await race.observer.execute(
+            "GRANT SELECT, UPDATE ON orders TO sees_more; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+            " CREATE POLICY sees ON orders FOR SELECT USING (order_id <> 'c');"
+            " CREATE POLICY writes ON orders FOR UPDATE USING (order_id <> 'b')"
+        )
+        for grant in GRANTS:
+            await race.observer.execute(grant.format(role="sees_more"))
+        account = race.dsn.partition("://")[2].partition("@")[0]
+        async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
+            for keys, with_key, missing in (("ab", False, "b"), ("ab", True, "b"), ("ca", False, "c")):
+                answer = await patch_rows(gateway, changing(40, keys, with_key=with_key))
+                assert isinstance(answer, Problem)
+                assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}")
+                assert answer.extra["rows"] == [{"resource": f"orders/{missing}", "current_token": None}]
+            assert told(await patch_rows(gateway, changing(40, "a"))) == "ok"
+    finally:
+        await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")

@@ -1,0 +1,144 @@
+"""PATCH of an array in a table with a scope (R8), stepped: scopes first and sorted, then the rows as they are then."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import pytest
+from tests.idempotency_scenarios import once
+from tests.interleave import Connect
+from tests.racing import Race, gateway_pid, open_gateway, rows_patch, told
+from tests.scope_scenarios import entered, mark, scoped_race
+
+from fencepost.fencing.problems import Problem
+from fencepost.gateway.core import Done, Gateway, Outcome
+from fencepost.gateway.patch_rows import patch_rows
+
+ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
+"""Of the accounts 42, 42 and 7."""
+
+
+@pytest.fixture(params=["strict", "lease"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    return await scoped_race(connect, database, request.param)
+
+
+@pytest.fixture
+async def gateway(race: Race) -> AsyncIterator[Gateway]:
+    async with open_gateway(race.dsn) as gateway:
+        yield gateway
+
+
+async def waits(race: Race, gateway: Gateway, token: int, *rows: Mapping[str, object]) -> asyncio.Task[Outcome]:
+    return await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, rows_patch(token, *rows, table="items")))
+
+
+async def items(race: Race) -> dict[int, int]:
+    return {row["id"]: row["n"] for row in await race.observer.fetch("SELECT id, n FROM items")}
+
+
+UNTOUCHED = {1: 0, 2: 0, 3: 0}
+
+
+async def test_rows_of_several_scopes_are_written_and_all_marks_are_raised(race: Race, gateway: Gateway) -> None:
+    answer = await patch_rows(gateway, rows_patch(40, THREE, ONE, table="items"))
+    assert isinstance(answer, Done)
+    assert ['"id":3' in answer.rows[0], '"id":1' in answer.rows[1]] == [True, True]
+    assert await items(race) == {1: 5, 2: 0, 3: 7}
+    assert (await mark(race), await mark(race, "account/7")) == (40, 40)
+    assert told(await patch_rows(gateway, rows_patch(40, TWO, table="items"))) == ("FP002" if race.strict else "ok")
+    only_keys = await patch_rows(gateway, rows_patch(41, {"id": 2}, {"id": 1}, table="items"))
+    assert isinstance(only_keys, Done)
+    assert ['"id":2' in only_keys.rows[0], '"n":5' in only_keys.rows[1]] == [True, True]
+    assert (await mark(race), await mark(race, "account/7")) == (41, 40)
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+async def test_any_scope_refuses_all_and_gives_the_others_back(race: Race, gateway: Gateway, with_key: bool) -> None:
+    await entered(race, race.a, 50, "account/7")
+    request = replace(rows_patch(45, ONE, THREE, table="items"), once=once() if with_key else None)
+    answer = await patch_rows(gateway, request)
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.extra["rows"]) == ("FP001", [{"resource": "account/7", "current_token": "50"}])
+    assert await items(race) == UNTOUCHED
+    assert await mark(race) is None
+
+
+async def test_a_newer_holder_of_the_scope_is_waited_for(race: Race, gateway: Gateway) -> None:
+    for token, expected in ((44, "FP001"), (46, "ok")):
+        holder = await race.begin(race.a)
+        await entered(race, race.a, 45, "account/42")
+        write = await waits(race, gateway, token, THREE, ONE)
+        await holder.commit()
+        assert told(await write) == expected
+    assert await items(race) == {1: 5, 2: 0, 3: 7}
+
+
+async def test_scopes_are_entered_in_their_order_before_any_row(race: Race, gateway: Gateway) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 30, "account/42")
+    write = await waits(race, gateway, 40, THREE, ONE)
+    assert await race.direct(race.b, "SELECT fencepost.enter('account', '{account/7}', 20)") == "ok", "42 comes first"
+    free = "SELECT count(*) FROM (SELECT FROM items FOR UPDATE SKIP LOCKED) AS r"
+    assert await race.observer.fetchval(free) == 3
+    await holder.commit()
+    assert told(await write) == "ok"
+
+
+async def test_a_row_deleted_meanwhile_is_missing_and_no_mark_is_raised(race: Race, gateway: Gateway) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42")
+    await race.a.execute("DELETE FROM items WHERE id = 1")
+    write = await waits(race, gateway, 50, THREE, ONE)
+    await holder.commit()
+    answer = await write
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.extra["rows"]) == ("FP006", [{"resource": "items/1", "current_token": None}])
+    assert (await mark(race), await mark(race, "account/7")) == (40, None)
+    assert await items(race) == {2: 0, 3: 0}
+
+
+@pytest.mark.parametrize(("there", "expected"), [(45, "ok"), (60, "FP001")])
+async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
+    race: Race, gateway: Gateway, there: int, expected: str
+) -> None:
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 40, "account/42")
+    await entered(race, race.a, there, "account/8")
+    await race.a.execute("DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 8)")
+    write = await waits(race, gateway, 50, ONE, THREE)
+    await holder.commit()
+    answer = await write
+    assert told(answer) == expected
+    if isinstance(answer, Problem):
+        assert answer.extra["rows"] == [{"resource": "account/8", "current_token": "60"}]
+    assert (await mark(race), await mark(race, "account/8")) == (40, max(there, 50)), "it gave the first mark back"
+    assert await items(race) == (UNTOUCHED if expected != "ok" else {1: 5, 2: 0, 3: 7})
+
+
+async def test_a_missing_row_is_stale_where_its_scope_is_named_and_refuses(race: Race, gateway: Gateway) -> None:
+    await entered(race, race.a, 50, "account/9")
+    named = [{"id": 1, "account_id": 42}, {"id": 99, "account_id": 9}]
+    answer = await patch_rows(gateway, rows_patch(45, *named, table="items"))
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.extra["rows"]) == ("FP001", [{"resource": "account/9", "current_token": "50"}])
+    assert told(await patch_rows(gateway, rows_patch(51, *named, table="items"))) == "FP006"
+    assert told(await patch_rows(gateway, rows_patch(45, ONE, {"id": 99, "n": 1}, table="items"))) == "FP006"
+    notes = [{"account_id": 9, "no": 1}]
+    assert told(await patch_rows(gateway, rows_patch(45, *notes, table="notes"))) == "FP001", "the key names it"
+    assert (await mark(race), await mark(race, "account/9")) == (None, 50)
+
+
+async def test_bodies_that_cannot_be(race: Race, gateway: Gateway) -> None:
+    for rows, said in (
+        ([ONE, ONE], "elements 0 and 1 both name items/1"),
+        ([{"id": None, "n": 1}], "element 0 names no row"),
+        ([{"n": 1}], "without id"),
+        ([{"id": 1, "account_id": 7}], "scope"),
+    ):
+        answer = await patch_rows(gateway, rows_patch(40, *rows, table="items"))
+        assert isinstance(answer, Problem)
+        assert answer.http_status == 400
+        assert said in answer.detail
+    assert told(await patch_rows(gateway, rows_patch(40, {"id": 1, "account_id": 42}, table="items"))) == "ok"
+    assert await items(race) == UNTOUCHED
