@@ -32,8 +32,6 @@ GONE: Final = "orders_gone"
 
 ARRAY: Final = 100
 """Rows in an array's body."""
-PATCH_ARRAYS: Final = False
-"""Whether the gateway takes PATCH with an array of rows, and a cell measures it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ CELLS: Final = (
     _http("delete", "delete", GONE),
     _http("post", "insert", NEW),
     POST_ARRAY,
-    *([PATCH_ARRAY] if PATCH_ARRAYS else []),
+    PATCH_ARRAY,
     *(BARE_INSERT, INSERT),
     *(USUAL, PREST, REDIS, REDIS_TOOL, ETCD, ETCD_TOOL, ZOOKEEPER),
 )

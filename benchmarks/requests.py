@@ -10,7 +10,13 @@ _CHANGE: Final = '{"status": "paid"}'
 _ROW: Final = '{"order_id": "order-%(key)d", "status": "paid"}'
 _SAME_ROW: Final = _ROW.replace("key", "same")
 
-EXPECTED: Final[dict[Operation, int]] = {"stale": 409, "delete": 204, "insert": 201, "insert array": 201}
+EXPECTED: Final[dict[Operation, int]] = {
+    "stale": 409,
+    "delete": 204,
+    "insert": 201,
+    "insert array": 201,
+    "patch array": 204,
+}
 """The status that says what must be said; of other operations it is 200."""
 
 
