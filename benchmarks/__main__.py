@@ -3,17 +3,18 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from benchmarks import report
-from benchmarks.cells import CELLS, Cell
+from benchmarks.cells import CELLS, Cell, TableName
 from benchmarks.database import BenchmarkDatabase
 from benchmarks.drivers import Bench, Measurement, measure
 from benchmarks.machine import describe, source_digest
+from benchmarks.peers import about_peers, missing
 from benchmarks.processes import BenchmarkError
 from benchmarks.walk import ROWS
 from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
@@ -31,14 +32,16 @@ from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embe
     show_default=True,
     help="Where the database is made, and removed; not a tmpfs, where fsync costs nothing.",
 )
-@click.option("--output", type=click.Path(path_type=Path), default=report.LATEST, help="Where the result is written.")
-def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, output: Path) -> None:
+@click.option("--output", type=click.Path(path_type=Path), help="Where the result is written; else in results/.")
+def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, output: Path | None) -> None:
     """Measure on this machine, on an embedded PostgreSQL of its own and on loopback only."""
-    cells = [cell for cell in CELLS if only in cell.name]
-    if not cells:
+    wanted = [cell for cell in CELLS if only in cell.name]
+    if not wanted:
         raise click.ClickException(f"no cell has {only!r} in its name")
+    left_out = {cell.name: why for cell in wanted if (why := missing(cell.driver)) is not None}
+    cells = [cell for cell in wanted if cell.name not in left_out]
     try:
-        with _bench(directory, warmup, seconds) as bench:
+        with make_bench(directory, warmup, seconds, {cell.table for cell in cells}) as bench:
             about = {
                 "machine": describe(bench.bin_dir, bench.directory),
                 "postgresql": asyncio.run(bench.database.settings()),
@@ -47,12 +50,16 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
                 "rounds": rounds,
                 "seconds": seconds,
                 "warmup": warmup,
+                "only": only,
+                "peers": about_peers(cells),
+                "left_out": left_out,
             }
             made = report.report(about, cells, _run(bench, cells, rounds))
             if source_digest() != source:
                 made["faults"].append("app/ was edited during the run: its cells did not measure the same code")
     except (BenchmarkError, EmbeddedServerError) as error:
         raise click.ClickException(str(error)) from error
+    output = output or (report.PART if only else report.LATEST)
     report.write(made, output)
     click.echo(report.table(made))
     click.echo(f"written to {output}")
@@ -61,16 +68,17 @@ def main(seconds: int, rounds: int, warmup: float, only: str, directory: Path, o
 
 
 @contextmanager
-def _bench(parent: Path, warmup: float, seconds: int) -> Iterator[Bench]:
-    """Make a database on a server of its own, gone afterwards."""
+def make_bench(parent: Path, warmup: float, seconds: int, tables: Collection[TableName] = ()) -> Iterator[Bench]:
+    """Make a database with these tables on a server of its own, gone afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="fencepost-bench-", dir=parent))
     directory.chmod(0o755)  # as root, PostgreSQL runs as another user and must get through
     bin_dir = embedded_bin_dir()
     try:
         with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
             database = BenchmarkDatabase(server.url)
-            asyncio.run(database.make())
-            yield Bench(bin_dir, directory, database, warmup, seconds)
+            asyncio.run(database.make(tables))
+            untriggered_url = asyncio.run(database.make_role_without_triggers())
+            yield Bench(bin_dir, directory, database, warmup, seconds, untriggered_url)
     finally:
         shutil.rmtree(directory)
 
@@ -85,7 +93,7 @@ def _run(bench: Bench, cells: Sequence[Cell], rounds: int) -> dict[str, list[Mea
             one = measure(bench, cell, number)
             measured[cell.name].append(one)
             click.echo(
-                f"round {round_number + 1} of {rounds}  {cell.name:34}{one.result['rate']:10,.0f}/s"
+                f"round {round_number + 1} of {rounds}  {cell.name:42}{one.result['rate']:10,.0f}/s"
                 + "".join(f"  {fault}" for fault in one.faults),
                 err=True,
             )

@@ -1,22 +1,44 @@
-"""What is measured, and which cells are compared."""
+"""What is measured: a cell is a workload with its server. README.md says what each is there for."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Driver = Literal["pgbench", "fencepost", "usual handler"]
-Operation = Literal["write", "keyed write", "stale", "claim"]
+Driver = Literal[
+    "pgbench",
+    "fencepost",
+    "fencepost, no triggers",
+    "usual handler",
+    "prest",
+    "redis",
+    "redis-benchmark",
+    "etcd",
+    "etcd-benchmark",
+    "zookeeper",
+]
+"""fencepost, no triggers: its database role has session_replication_role = replica, under which none fires."""
+Operation = Literal["write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array"]
 """A keyed write carries an Idempotency-Key of its own."""
-TableName = Literal["orders", "orders_plain", "orders_scoped"]
+TableName = Literal["orders", "orders_plain", "orders_scoped", "orders_new", "orders_new_plain", "orders_gone"]
 
 PROTECTED: Final = "orders"
 PLAIN: Final = "orders_plain"
 SCOPED: Final = "orders_scoped"
 """Every row has a scope of its own, so that connections never wait for each other."""
+NEW: Final = "orders_new"
+NEW_PLAIN: Final = "orders_new_plain"
+"""Empty before each cell."""
+GONE: Final = "orders_gone"
+"""Filled before each cell, for it to delete from."""
+
+ARRAY: Final = 100
+"""Rows in an array's body."""
+PATCH_ARRAYS: Final = False
+"""Whether the gateway takes PATCH with an array of rows, and a cell measures it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One workload. `workers` are the server's processes; pgbench has none between itself and PostgreSQL."""
+    """One workload. `workers` are the server's processes; where it is 0, the server has as many threads as it likes."""
 
     name: str
     driver: Driver
@@ -24,56 +46,65 @@ class Cell:
     table: TableName
     connections: int
     workers: int = 0
+    rows_per_request: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Rate of one cell by that of another, taken within a round."""
-
-    name: str
-    of: str
-    to: str
+def patch_name(connections: int, workers: int) -> str:
+    """Name the cell of a single-row PATCH."""
+    return f"patch, {connections} conn., {workers} w."
 
 
 def _patch(connections: int, workers: int) -> Cell:
-    return Cell(f"patch, {connections} conn., {workers} w.", "fencepost", "write", PROTECTED, connections, workers)
+    return Cell(patch_name(connections, workers), "fencepost", "write", PROTECTED, connections, workers)
 
 
-def _layered(name: str, operation: Operation, table: TableName) -> tuple[Cell, Cell]:
-    return (
-        Cell(f"UPDATE with {name} (pgbench)", "pgbench", operation, table, 32),
-        Cell(f"patch with {name}, 64 conn., 2 w.", "fencepost", operation, table, 64, 2),
-    )
+def _pgbench(name: str, operation: Operation, table: TableName) -> Cell:
+    return Cell(f"{name} (pgbench)", "pgbench", operation, table, 32)
 
 
-_BARE: Final = Cell("bare UPDATE (pgbench)", "pgbench", "write", PLAIN, 32)
-_TRIGGERS: Final = Cell("UPDATE with triggers (pgbench)", "pgbench", "write", PROTECTED, 32)
-_KEY: Final = _layered("key", "keyed write", PROTECTED)
-_SCOPE: Final = _layered("scope", "write", SCOPED)
-_BOTH: Final = _layered("scope and key", "keyed write", SCOPED)
+def _http(name: str, operation: Operation, table: TableName, rows: int = 1) -> Cell:
+    return Cell(f"{name}, 64 conn., 2 w.", "fencepost", operation, table, 64, 2, rows)
+
+
+def _peer(name: str, driver: Driver, workers: int = 0) -> Cell:
+    return Cell(f"{name}, 64 conn.", driver, "write", PLAIN, 64, workers)
+
+
+BARE: Final = _pgbench("bare UPDATE", "write", PLAIN)
+TRIGGERS: Final = _pgbench("UPDATE with triggers", "write", PROTECTED)
+KEY: Final = _pgbench("UPDATE with key", "keyed write", PROTECTED)
+SCOPE: Final = _pgbench("UPDATE with scope", "write", SCOPED)
+ALL_LAYERS: Final = _pgbench("UPDATE with scope and key", "keyed write", SCOPED)
+BARE_INSERT: Final = _pgbench("bare INSERT", "insert", NEW_PLAIN)
+INSERT: Final = _pgbench("INSERT with triggers", "insert", NEW)
+
+PATCH: Final = _patch(64, 2)
+NO_TRIGGERS: Final = Cell("patch without triggers, 64 conn., 2 w.", "fencepost, no triggers", "write", PROTECTED, 64, 2)
+PATCH_KEY: Final = _http("patch with key", "keyed write", PROTECTED)
+PATCH_SCOPE: Final = _http("patch with scope", "write", SCOPED)
+PATCH_ALL: Final = _http("patch with scope and key", "keyed write", SCOPED)
+STALE: Final = _http("stale patch", "stale", PROTECTED)
+CLAIM: Final = _http("claim", "claim", PROTECTED)
+POST_ARRAY: Final = _http(f"post arrays of {ARRAY}", "insert array", NEW, ARRAY)
+PATCH_ARRAY: Final = _http(f"patch arrays of {ARRAY}", "patch array", PROTECTED, ARRAY)
+
+USUAL: Final = _peer("usual handler, 2 w.", "usual handler", 2)
+PREST: Final = _peer("pREST", "prest")
+REDIS: Final = _peer("Redis, redis-py", "redis")
+REDIS_TOOL: Final = _peer("Redis, redis-benchmark", "redis-benchmark")
+ETCD: Final = _peer("etcd, httpx", "etcd")
+ETCD_TOOL: Final = _peer("etcd, its benchmark", "etcd-benchmark")
+ZOOKEEPER: Final = _peer("ZooKeeper, kazoo", "zookeeper")
 
 CELLS: Final = (
-    _BARE,
-    _TRIGGERS,
-    *(_KEY + _SCOPE + _BOTH),
-    *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64)),
-    Cell("stale patch, 64 conn., 2 w.", "fencepost", "stale", PROTECTED, 64, 2),
-    Cell("claim, 64 conn., 2 w.", "fencepost", "claim", PROTECTED, 64, 2),
-    Cell("usual handler, 64 conn., 2 w.", "usual handler", "write", PLAIN, 64, 2),
-)
-
-RATIOS: Final = (
-    Ratio("triggers: protected by bare UPDATE", _TRIGGERS.name, _BARE.name),
-    Ratio("key: keyed by triggers alone", _KEY[0].name, _TRIGGERS.name),
-    Ratio("scope: scoped by triggers alone", _SCOPE[0].name, _TRIGGERS.name),
-    Ratio("all layers by bare UPDATE", _BOTH[0].name, _BARE.name),
-    Ratio("key over HTTP: by patch", _KEY[1].name, _patch(64, 2).name),
-    Ratio("scope over HTTP: by patch", _SCOPE[1].name, _patch(64, 2).name),
-    Ratio("all layers over HTTP: by patch", _BOTH[1].name, _patch(64, 2).name),
-    Ratio("HTTP: patch by UPDATE with triggers", _patch(64, 2).name, _TRIGGERS.name),
-    Ratio("all: patch by bare UPDATE", _patch(64, 2).name, _BARE.name),
-    Ratio("patch by usual handler", _patch(64, 2).name, "usual handler, 64 conn., 2 w."),
-    Ratio("second worker: patch, 2 by 1", _patch(64, 2).name, _patch(64, 1).name),
-    Ratio("stale by accepted patch", "stale patch, 64 conn., 2 w.", _patch(64, 2).name),
-    Ratio("claim by patch", "claim, 64 conn., 2 w.", _patch(64, 2).name),
+    *(BARE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
+    *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64, 256)),
+    *(NO_TRIGGERS, PATCH_KEY, PATCH_SCOPE, PATCH_ALL, STALE, CLAIM),
+    _http("put", "put", PROTECTED),
+    _http("delete", "delete", GONE),
+    _http("post", "insert", NEW),
+    POST_ARRAY,
+    *([PATCH_ARRAY] if PATCH_ARRAYS else []),
+    *(BARE_INSERT, INSERT),
+    *(USUAL, PREST, REDIS, REDIS_TOOL, ETCD, ETCD_TOOL, ZOOKEEPER),
 )

@@ -1,32 +1,44 @@
-"""The database of a run: an embedded PostgreSQL with its defaults, two tables, and what can be counted in it."""
+"""The database of a run: an embedded PostgreSQL with its defaults, some tables, and what can be counted in it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from benchmarks.cells import PLAIN, PROTECTED, SCOPED, TableName
-from benchmarks.walk import FIRST_KEY, MARK_AT_FIRST, ROWS
+from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, SCOPED, TableName
+from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS, Walk
 from fencepost.storage.migrate import upgrade
 from fencepost.storage.protect import protect
 
-_COLUMNS = "order_id text PRIMARY KEY, status text NOT NULL"
-_FILL = """
+_CREATE: Final = "CREATE TABLE {table} (order_id text PRIMARY KEY, status text NOT NULL)"
+_ADD_MARK: Final = "ALTER TABLE {table} ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0"
+_FILL: Final = """
 INSERT INTO {table} (order_id, status, last_fence_token)
 SELECT 'order-' || n, 'new', {mark} FROM generate_series({first}, {last}) n"""
 
-_FILL_SCOPED = f"""
+_FILL_SCOPED: Final = f"""
 INSERT INTO {SCOPED} (order_id, status) SELECT 'order-' || n, 'new' FROM generate_series({{first}}, {{last}}) n"""
-_RAISE_SCOPES = f"""
+_RAISE_SCOPES: Final = f"""
 INSERT INTO fencepost.marks (resource, last_fence_token, xid, row_absent)
 SELECT 'by_order/' || order_id, {{mark}}, pg_current_xact_id(), true FROM {SCOPED}"""
-_ABOVE = "SELECT count(*) AS rows, coalesce(sum(last_fence_token - $1), 0)::int8 AS token_sum FROM {marks} > $1"
+_EMPTY: Final = """
+SET session_replication_role = replica;
+TRUNCATE {table};
+DELETE FROM fencepost.marks WHERE starts_with(resource, '{table}/');
+"""
+_ABOVE: Final = "SELECT count(*) AS rows, coalesce(sum(last_fence_token - $1), 0)::int8 AS token_sum FROM {marks} > $1"
 
-_COUNTED_WITHIN = 5.0  # seconds; a backend reports what it did when it ends
-_POLL = 0.05  # seconds
-_SETTINGS = ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "full_page_writes")
+_UNTRIGGERED: Final = "untriggered"
+_COUNTED_WITHIN: Final = 5.0  # seconds; a backend reports what it did when it ends
+_POLL: Final = 0.05  # seconds
+_SETTINGS: Final = (
+    *("server_version", "fsync", "synchronous_commit", "wal_sync_method", "full_page_writes"),
+    *("shared_buffers", "max_wal_size"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +50,59 @@ class Marks:
 
 
 class BenchmarkDatabase:
-    """`orders`, protected; `orders_scoped`, by scopes; `orders_plain`, not at all; on the server at `url`."""
+    """The tables that cells write to, on the server at `url`. They differ in nothing but the protection."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    async def make(self) -> None:
-        """Make the tables with their rows. They differ in nothing but the protection."""
+    async def make(self, tables: Collection[TableName]) -> None:
+        """Make those tables with their rows."""
         await upgrade(self.url)
         async with self._connection() as connection:
-            await connection.execute(f"CREATE TABLE {PROTECTED} ({_COLUMNS})")
-            await protect(connection, PROTECTED)
-            await connection.execute(f"CREATE TABLE {PLAIN} ({_COLUMNS}, last_fence_token bigint NOT NULL)")
-            for table in (PROTECTED, PLAIN):
-                await connection.execute(
-                    _FILL.format(table=table, mark=MARK_AT_FIRST, first=FIRST_KEY, last=FIRST_KEY + ROWS - 1)
-                )
+            for table in tables:
+                await connection.execute(_CREATE.format(table=table))
+                if table == SCOPED:
+                    await _fill(connection, table, OVER_ROWS)
+                    await protect(connection, table, scope="by_order/{order_id}")
+                    await connection.execute(_RAISE_SCOPES.format(mark=MARK_AT_FIRST))
+                elif table in (PLAIN, NEW_PLAIN):
+                    await connection.execute(_ADD_MARK.format(table=table))
+                else:
+                    await protect(connection, table)
+                if table not in (SCOPED, NEW, NEW_PLAIN, GONE):
+                    await _fill(connection, table, OVER_ROWS)
                 await connection.execute(f"ANALYZE {table}")
-            await connection.execute(f"CREATE TABLE {SCOPED} ({_COLUMNS})")
-            await connection.execute(_FILL_SCOPED.format(first=FIRST_KEY, last=FIRST_KEY + ROWS - 1))
-            await protect(connection, SCOPED, scope="by_order/{order_id}")
-            await connection.execute(_RAISE_SCOPES.format(mark=MARK_AT_FIRST))
-            await connection.execute(f"ANALYZE {SCOPED}")
+
+    async def make_role_without_triggers(self) -> str:
+        """Make a role for whose connections no trigger fires, and return its URL."""
+        parts = urlsplit(self.url)
+        async with self._connection() as connection:
+            await connection.execute(f"CREATE ROLE {_UNTRIGGERED} LOGIN SUPERUSER PASSWORD '{parts.password}'")
+            await connection.execute(f"ALTER ROLE {_UNTRIGGERED} SET session_replication_role = replica")
+        return urlunsplit(parts._replace(netloc=f"{_UNTRIGGERED}:{parts.password}@{parts.hostname}:{parts.port}"))
 
     async def settings(self) -> dict[str, str]:
         """Return the settings that the figures depend on."""
         async with self._connection() as connection:
             return {name: await connection.fetchval(f"SHOW {name}") for name in _SETTINGS}
 
-    async def settle(self, table: TableName) -> int:
-        """Bring the table and the log to where every cell begins; return the count of updated rows so far."""
+    async def settle(self, table: TableName, walk: Walk) -> int:
+        """Bring the table and the log to where every cell begins; return the count of changed rows so far."""
         async with self._connection() as connection:
             await connection.execute("TRUNCATE fencepost.idempotency")
-            await connection.execute(f"VACUUM {table}, fencepost.marks")
+            if table in (NEW, NEW_PLAIN, GONE):
+                await connection.execute(_EMPTY.format(table=table))
+            if table == GONE:
+                await _fill(connection, table, walk)
+            await connection.execute(f"VACUUM ANALYZE {table}, fencepost.marks")
             await connection.execute("CHECKPOINT")
-            return await _updated(connection, table)
+            return await _changed(connection, table)
 
-    async def updated_since(self, table: TableName, before: int, expected: int) -> int:
-        """Count the rows updated since `before`, by anybody; wait a little for backends that still report."""
+    async def changed_since(self, table: TableName, before: int, expected: int) -> int:
+        """Count the rows changed since `before`, by anybody; wait a little for backends that still report."""
         deadline = asyncio.get_running_loop().time() + _COUNTED_WITHIN
         async with self._connection() as connection:
-            while (count := await _updated(connection, table) - before) != expected:
+            while (count := await _changed(connection, table) - before) != expected:
                 if asyncio.get_running_loop().time() > deadline:
                     break
                 await asyncio.sleep(_POLL)
@@ -86,9 +110,11 @@ class BenchmarkDatabase:
 
     async def marks_above(self, table: TableName, token: int) -> Marks:
         """Look at the rows that a cell has written."""
+        marks = f"{table} WHERE last_fence_token"
+        if table in (SCOPED, GONE):
+            prefix = "by_order/" if table == SCOPED else f"{table}/"
+            marks = f"fencepost.marks WHERE starts_with(resource, '{prefix}') AND last_fence_token"
         async with self._connection() as connection:
-            scopes = "fencepost.marks WHERE starts_with(resource, 'by_order/') AND last_fence_token"
-            marks = scopes if table == SCOPED else f"{table} WHERE last_fence_token"
             row = await connection.fetchrow(_ABOVE.format(marks=marks), token)
         if row is None:
             raise AssertionError("an aggregate returns a row")
@@ -103,8 +129,18 @@ class BenchmarkDatabase:
             await connection.close()
 
 
-async def _updated(connection: "asyncpg.Connection[asyncpg.Record]", table: TableName) -> int:
+async def _fill(connection: "asyncpg.Connection[asyncpg.Record]", table: TableName, walk: Walk) -> None:
+    statement = _FILL_SCOPED if table == SCOPED else _FILL
+    last = walk.first_key + walk.rows - 1
+    await connection.execute("SET session_replication_role = replica")
+    await connection.execute(statement.format(table=table, mark=MARK_AT_FIRST, first=walk.first_key, last=last))
+    await connection.execute("RESET session_replication_role")
+
+
+async def _changed(connection: "asyncpg.Connection[asyncpg.Record]", table: TableName) -> int:
+    """Count inserted, updated and deleted rows together: a cell does one of the three."""
     count = await connection.fetchval(
-        "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relid = $1::text::regclass", f"public.{table}"
+        "SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relid = $1::text::regclass",
+        f"public.{table}",
     )
     return int(count)

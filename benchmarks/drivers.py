@@ -1,26 +1,27 @@
-"""How a cell is run: its server is started, its load put on, and the outcome held against the database."""
+"""How a cell is run: its server is started, its load put on, and the outcome held against what was stored."""
 
 import asyncio
-import json
 import sys
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from re import Match
 from typing import Final
+from urllib.parse import urlsplit
 
 from benchmarks import load, pgbench
 from benchmarks.cells import Cell
 from benchmarks.database import BenchmarkDatabase
-from benchmarks.load import DRAINED_WITHIN, HOST, Plan, Result, to_json
+from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
-from benchmarks.processes import run_module, running
-from benchmarks.walk import STALE_TOKEN, TOKENS_PER_CELL
+from benchmarks.peers import clients, peer, store
+from benchmarks.processes import free_port, running
+from benchmarks.requests import EXPECTED, request
+from benchmarks.walk import FRESH, OVER_ROWS, STALE_TOKEN, TOKENS_PER_CELL, Walk, each_once
 
-_BODY: Final = '{"status": "paid"}'
-_CLAIM: Final = '{"resource": "orders/order-%(key)d"}'
-_KEY_LENGTH: Final = 6
-_OK, _CONFLICT = 200, 409
+_DELETED_PER_SECOND: Final = 60_000
+"""More rows than a cell could delete."""
+_OK: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Bench:
     database: BenchmarkDatabase
     warmup: float
     seconds: int
+    untriggered_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,81 +45,152 @@ class Measurement:
 
     result: Result
     busy_before: float
-    faults: list[str]
+    faults: list[str] = field(default_factory=list)
 
 
 def measure(bench: Bench, cell: Cell, number: int) -> Measurement:
     """Run a cell. `number` counts the cells of a run: later ones use higher tokens."""
-    before = asyncio.run(bench.database.settle(cell.table))
-    busy_before = busy()
     first_token = STALE_TOKEN if cell.operation == "stale" else number * TOKENS_PER_CELL
+    needs = peer(cell.driver)
+    if needs is not None and needs.store:
+        return _measure_store(bench, cell, first_token)
+    walk = _walk(bench, cell)
+    before = asyncio.run(bench.database.settle(cell.table, walk))
+    busy_before = busy()
     if cell.driver == "pgbench":
-        result = pgbench.measure(bench.bin_dir, bench.directory, bench.database.url, cell, first_token, bench.seconds)
+        result = pgbench.measure(
+            bench.bin_dir, bench.directory, bench.database.url, cell, walk, first_token, bench.seconds
+        )
     else:
-        with _server(bench, cell) as ready:
-            result = _load(bench, cell, int(ready["port"]), first_token)
-    return Measurement(result, busy_before, asyncio.run(_faults(bench.database, cell, number, before, result)))
+        with _server(bench, cell) as port:
+            result = _load(bench, cell, walk, port, first_token)
+    faults = asyncio.run(_faults(bench.database, cell, number, before, result))
+    return Measurement(_in_rows(cell, result), busy_before, faults)
 
 
-def _server(bench: Bench, cell: Cell) -> AbstractContextManager[Match[str]]:
-    """Start the cell's server with all of its workers."""
-    url, log = bench.database.url, bench.directory / "server.log"
-    if cell.driver == "fencepost":
+def _walk(bench: Bench, cell: Cell) -> Walk:
+    match cell.operation:
+        case "insert" | "insert array":
+            return FRESH
+        case "delete":
+            return each_once(int(_DELETED_PER_SECOND * (bench.warmup + bench.seconds)))
+        case _:
+            return OVER_ROWS
+
+
+@contextmanager
+def _server(bench: Bench, cell: Cell) -> Iterator[int]:
+    """Run the cell's server with all of its workers, and give its port."""
+    if cell.driver == "prest":
+        with _prest(bench) as port:
+            yield port
+        return
+    if cell.driver == "usual handler":
+        command = [
+            *(sys.executable, "-m", "uvicorn", "benchmarks.usual_handler:app", "--host", HOST, "--port", "0"),
+            *("--workers", str(cell.workers), "--loop", "uvloop", "--http", "httptools", "--no-access-log"),
+        ]
+        # The port is told first; each worker then says that it has started.
+        ready = rf"(?s)http://{HOST}:(?P<port>\d+)" + r".*?Application startup complete" * cell.workers
+        variables = {"BENCHMARK_DATABASE_URL": bench.database.url}
+    else:
         command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", "--workers", str(cell.workers)]
         ready = rf"serves http://{HOST}:(?P<port>\d+)"
-        return running(command, log, ready, FENCEPOST_DATABASE_URL=url, TMPDIR=str(bench.directory))
-    command = [
-        *(sys.executable, "-m", "uvicorn", "benchmarks.usual_handler:app", "--host", HOST, "--port", "0"),
-        *("--workers", str(cell.workers), "--loop", "uvloop", "--http", "httptools", "--no-access-log"),
-    ]
-    # The port is told first; each worker then says that it has started.
-    ready = rf"(?s)http://{HOST}:(?P<port>\d+)" + r".*?Application startup complete" * cell.workers
-    return running(command, log, ready, BENCHMARK_DATABASE_URL=url)
+        url = bench.database.url if cell.driver == "fencepost" else bench.untriggered_url
+        variables = {"FENCEPOST_DATABASE_URL": url, "TMPDIR": str(bench.directory)}
+    with running(command, bench.directory / "server.log", ready, **variables) as found:
+        yield int(found["port"])
 
 
-def _load(bench: Bench, cell: Cell, port: int, first_token: int) -> Result:
-    stale = cell.operation == "stale"
+@contextmanager
+def _prest(bench: Bench) -> Iterator[int]:
+    """Run pREST with as many connections to PostgreSQL as two workers of the gateway have, and keep them open."""
+    needs, url, port = peer("prest"), urlsplit(bench.database.url), free_port()
+    if needs is None:
+        raise AssertionError("prest is a peer")
+    variables = {
+        "PREST_CONF": str(bench.directory / "no-prest.toml"),
+        "PREST_HTTP_HOST": HOST,
+        "PREST_HTTP_PORT": str(port),
+        "PREST_PG_HOST": url.hostname or "",
+        "PREST_PG_PORT": str(url.port),
+        "PREST_PG_USER": url.username or "",
+        "PREST_PG_PASS": url.password or "",
+        "PREST_PG_DATABASE": url.path.lstrip("/"),
+        "PREST_PG_MAXOPENCONN": "20",
+        "PREST_PG_MAXIDLECONN": "20",
+        "PREST_JWT_DEFAULT": "false",
+        "PREST_SSL_MODE": "disable",
+        "PREST_PG_SSL_MODE": "disable",
+        "HOME": str(bench.directory),
+    }
+    with running(list(needs.programs), bench.directory / "server.log", "listening on", **variables):
+        yield port
+
+
+def _load(bench: Bench, cell: Cell, walk: Walk, port: int, first_token: int) -> Result:
+    stale, status = cell.operation == "stale", EXPECTED.get(cell.operation, _OK)
+    text = {409: '"FP001"', _OK: "order-"}.get(status, "")
     plan = Plan(
         port=port,
-        request=_request(cell),
+        request=request(cell, walk, first_token),
         connections=cell.connections,
         first_token=first_token,
         rising=not stale,
-        expected_status=_CONFLICT if stale else _OK,
-        expected_text='"FP001"' if stale else "order-",
+        expected_status=status,
+        expected_text='"rows_affected":1' if cell.driver == "prest" else text,
         warmup=bench.warmup,
         seconds=bench.seconds,
+        walk=walk,
     )
-    within = bench.warmup + bench.seconds + DRAINED_WITHIN + 20
-    result: Result = json.loads(run_module(load.__name__, to_json(plan), within=within))
-    return result
+    return load.generate(plan)
 
 
-def _request(cell: Cell) -> str:
-    """Write the raw request: the same headers for every server."""
-    line, body = f"PATCH /v1/data/{cell.table}/order-%(key)d", _BODY
-    if cell.operation == "claim":
-        line, body = "POST /v1/claims", _CLAIM
-    elif cell.driver == "usual handler":
-        line = "PATCH /orders/order-%(key)d"
-    length = len(body.replace("%(key)d", "0" * _KEY_LENGTH))
-    head = f"{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Fence-Token: %(token)d\r\n"
-    if cell.operation == "keyed write":
-        head += "Idempotency-Key: %(key)d-%(token)d\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+def _measure_store(bench: Bench, cell: Cell, first_token: int) -> Measurement:
+    """Run a cell of a peer that is not PostgreSQL's."""
+    needs = peer(cell.driver)
+    if needs is None:
+        raise AssertionError(f"{cell.driver} is a peer")
+    keeps = store(needs.store)
+    with keeps.serving(bench.directory) as port:
+        busy_before = busy()
+        if needs.own_tool:
+            result, faults = keeps.own_tool(cell, port, bench.seconds, first_token)
+            return Measurement(result, busy_before, faults)
+        plan = clients.Plan(
+            store=needs.store,
+            port=port,
+            connections=cell.connections,
+            first_token=first_token,
+            warmup=bench.warmup,
+            seconds=bench.seconds,
+            rows=needs.rows,
+        )
+        result = clients.generate(plan)
+        marks = keeps.marks_above(port, first_token)
+    faults = [f"{count} x {what}" for what, count in result["faults"].items()]
+    if (marks.rows, marks.token_sum) != (result["rows"], result["token_sum"]):
+        faults.append(f"stored tokens are not the last accepted: {marks}, {result['rows']}, {result['token_sum']}")
+    return Measurement(result, busy_before, faults)
 
 
 async def _faults(database: BenchmarkDatabase, cell: Cell, number: int, before: int, result: Result) -> list[str]:
     """Compare what clients were told with what the database holds. The server is gone, its backends have reported."""
     faults = [f"{count} x {what}" for what, count in result["faults"].items()]
-    expected = str(_CONFLICT if cell.operation == "stale" else _OK)
+    expected = str(EXPECTED.get(cell.operation, _OK))
     faults += [f"{count} x status {s}" for s, count in result["statuses"].items() if s != expected]
     if result["rate"] == 0:
         faults.append("nothing was answered in time")
-    updated = await database.updated_since(cell.table, before, result["accepted"])
-    if updated != result["accepted"]:
-        faults.append(f"{result['accepted']} writes accepted, {updated} rows updated")
+    written = result["accepted"] * cell.rows_per_request
+    changed = await database.changed_since(cell.table, before, written)
+    if changed != written:
+        faults.append(f"{written} rows accepted, {changed} rows changed")
     marks = await database.marks_above(cell.table, number * TOKENS_PER_CELL)
     if cell.driver != "pgbench" and (marks.rows, marks.token_sum) != (result["rows"], result["token_sum"]):
         faults.append(f"marks are not the last tokens accepted: {marks}, {result['rows']}, {result['token_sum']}")
     return faults
+
+
+def _in_rows(cell: Cell, result: Result) -> Result:
+    """Say the rate in rows; latencies stay those of requests."""
+    return {**result, "rate": result["rate"] * cell.rows_per_request}

@@ -8,7 +8,6 @@ import asyncio
 import json
 import math
 import shutil
-import socket
 import statistics
 import sys
 import time
@@ -21,11 +20,11 @@ from typing import Any, Final
 import click
 import uvloop
 
-from benchmarks import __main__ as writes
+from benchmarks.__main__ import make_bench
 from benchmarks.drivers import Bench
 from benchmarks.lease_clients import AdvisoryClient, Client, HttpClient, RedisClient
 from benchmarks.machine import busy, describe
-from benchmarks.processes import BenchmarkError, running
+from benchmarks.processes import BenchmarkError, free_port, running
 from benchmarks.report import RESULTS, summary
 
 CLIENTS: Final = 32
@@ -85,7 +84,7 @@ def main(seconds: int, rounds: int, only: str, directory: Path, output: Path) ->
         click.echo("not measured: redis (no redis-server: `make test-servers` as root installs it)", err=True)
     results: dict[tuple[str, str], list[Result]] = {cell: [] for cell in cells if cell[0] not in missing}
     try:
-        with writes._bench(directory, 0, seconds) as bench:  # noqa: SLF001 - the same database as for writes
+        with make_bench(directory, 0, seconds) as bench:
             about = {"machine": describe(bench.bin_dir, bench.directory), "rounds": rounds, "seconds": seconds}
             about["postgresql"] = asyncio.run(bench.database.settings())
             for number in range(rounds):
@@ -174,8 +173,7 @@ def _direct(bench: Bench, _servers: ExitStack) -> Open:
 
 
 def _redis(bench: Bench, servers: ExitStack) -> Open:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     directory = bench.directory / f"redis-{port}"
     directory.mkdir()
     command = [*("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)),

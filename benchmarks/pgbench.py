@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from benchmarks.cells import SCOPED, Cell
 from benchmarks.load import Result, percentile
 from benchmarks.processes import BenchmarkError, run
-from benchmarks.walk import FIRST_KEY, ROWS, STRIDE
+from benchmarks.walk import Walk
 
-# walk.row_key in pgbench's language. Every client has its own :step.
+# Walk.key in pgbench's language. Every client has its own :step.
 _WALK: Final = r"""
 \set step :step + 1
 \set key {first_key} + :client_id + {clients} * ((:step * {stride}) % {share})
@@ -18,6 +18,9 @@ _WALK: Final = r"""
 """
 _UPDATE: Final = """UPDATE {table} SET status = 'paid', last_fence_token = :token
  WHERE order_id = 'order-' || :key AND last_fence_token < :token;
+"""
+_INSERT: Final = """INSERT INTO {table} (order_id, status, last_fence_token)
+VALUES ('order-' || :key, 'paid', :token);
 """
 # What the gateway sends for a scoped table: the scope is raised by a statement of its own.
 _ENTER: Final = "SELECT * FROM fencepost.enter('by_order', ARRAY['by_order/order-' || :key], :token);\n"
@@ -33,21 +36,21 @@ _SAMPLED: Final = 0.05
 
 def _script(cell: Cell) -> str:
     keyed, scoped = cell.operation == "keyed write", cell.table == SCOPED
-    write = _ENTER + _SCOPED if scoped else _UPDATE
+    write = _ENTER + _SCOPED if scoped else _INSERT if cell.operation == "insert" else _UPDATE
     if keyed:
         write = _BEGIN + write + _RECORD
     return _WALK + (f"BEGIN;\n{write}COMMIT;\n" if keyed or scoped else write)
 
 
-def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, first_token: int, seconds: int) -> Result:
+def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, walk: Walk, first_token: int, seconds: int) -> Result:
     """Run `pgbench -M prepared -j 2`. What it updated only the database knows: rows and tokens come back as 0."""
     script, logs = directory / "pgbench.sql", directory / "pgbench-log"
     script.write_text(
         _script(cell).format(
-            first_key=FIRST_KEY,
+            first_key=walk.first_key,
             clients=cell.connections,
-            stride=STRIDE,
-            share=ROWS // cell.connections,
+            stride=walk.stride,
+            share=walk.rows // cell.connections,
             first_token=first_token,
             table=cell.table,
         )
@@ -59,7 +62,7 @@ def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, first_token: i
             *("-l", f"--log-prefix={logs}", f"--sampling-rate={_SAMPLED}"),
         ],
         within=seconds + 60,
-        **_connection(url),
+        variables=_connection(url),
     )
     latencies = _latencies(directory, logs.name)
     return {

@@ -4,8 +4,8 @@ import functools
 import os
 import re
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +24,18 @@ class BenchmarkError(Exception):
     """The benchmark cannot go on. The message says why."""
 
 
-def run(command: Sequence[str | Path], *, within: float, given: str = "", **variables: str) -> str:
-    """Run a program to its end and return its stdout. BenchmarkError when it fails or takes longer than `within` s."""
+def run(
+    command: Sequence[str | Path],
+    *,
+    within: float,
+    given: str = "",
+    logs: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Run a program to its end and return its stdout.
+
+    BenchmarkError when it fails, takes longer than `within` s, or writes to stderr, unless it `logs` there.
+    """
     try:
         done: subprocess.CompletedProcess[str] = subprocess.run(  # noqa: S603 - a program of ours, no shell
             command,
@@ -34,21 +44,23 @@ def run(command: Sequence[str | Path], *, within: float, given: str = "", **vari
             text=True,
             check=True,
             timeout=within,
-            env=_environment(variables),
+            env=_environment(variables or {}),
             **_as_child(),
         )
     except subprocess.CalledProcessError as error:
         raise BenchmarkError(f"{command[0]} failed: {error.stderr[-2000:]}") from error
     except subprocess.TimeoutExpired as error:
         raise BenchmarkError(f"{command[0]} did not end within {within:.0f} s") from error
-    if done.stderr:
+    if done.stderr and not logs:
         raise BenchmarkError(f"{command[0]} complained: {done.stderr[-2000:]}")
     return done.stdout
 
 
-def run_module(module: str, given: str, *, within: float) -> str:
-    """Run a Python module of ours to its end and return its stdout."""
-    return run([sys.executable, "-m", module], within=within, given=given)
+def free_port() -> int:
+    """Find a port on loopback that nobody listens on; a server that cannot be told 0 takes it at once."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 @contextmanager

@@ -2,16 +2,21 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cells import RATIOS, Cell
+from benchmarks.cells import Cell
 from benchmarks.drivers import Measurement
+from benchmarks.ratios import NOT_HERE, OTHERS, WANTED, Ratio, compare
 
 RESULTS: Final = Path(__file__).parent / "results"
 LATEST: Final = RESULTS / "latest.json"
+PART: Final = RESULTS / "part.json"
+"""Of a run with --only, so that it does not replace a whole one."""
+KEPT: Final = RESULTS / "2-cores.json"
+"""Committed: what README shows."""
 
 _QUIET: Final = 0.1
 """Share of the cores that others may use without spoiling a run."""
@@ -31,16 +36,24 @@ def summary(values: Sequence[float], digits: int) -> dict[str, float]:
 
 def report(about: dict[str, Any], cells: Sequence[Cell], measured: dict[str, list[Measurement]]) -> Report:
     """Put a run together. `measured` has each cell's rounds by its name."""
+    results = {name: [one.result for one in rounds] for name, rounds in measured.items()}
+    compared = {ratio.name: (ratio, compare(ratio, results)) for ratio in (*WANTED, *OTHERS)}
     return {
         **about,
         "cells": [_cell(cell, measured[cell.name]) for cell in cells],
-        "ratios": {
-            ratio.name: summary(_by_round(measured[ratio.of], measured[ratio.to]), 3)
-            for ratio in RATIOS
-            if ratio.of in measured and ratio.to in measured
+        "ratios": {name: _ratio(ratio, values) for name, (ratio, values) in compared.items() if values},
+        "ratios_wanted_and_not_measured": {
+            **{name: ratio.wanted for name, (ratio, values) in compared.items() if ratio.wanted and not values},
+            **NOT_HERE,
         },
         "faults": [f"{name}: {fault}" for name, rounds in measured.items() for one in rounds for fault in one.faults],
     }
+
+
+def _ratio(ratio: Ratio, values: Sequence[float]) -> dict[str, Any]:
+    made = summary(values, 3)
+    wanted = {"wanted": ratio.wanted, "at_most": ratio.at_most, "reached": ratio.reached(made["median"])}
+    return {**made, **(wanted if ratio.wanted is not None else {})}
 
 
 def _cell(cell: Cell, rounds: Rounds) -> dict[str, Any]:
@@ -52,10 +65,6 @@ def _cell(cell: Cell, rounds: Rounds) -> dict[str, Any]:
         "p99_ms": summary([result["p99_ms"] for result in results], 3),
         "rounds": [{**one.result, "busy_before": round(one.busy_before, 2)} for one in rounds],
     }
-
-
-def _by_round(of: Rounds, to: Rounds) -> list[float]:
-    return [a.result["rate"] / b.result["rate"] for a, b in zip(of, to, strict=True) if b.result["rate"]] or [0.0]
 
 
 def write(made: Report, path: Path) -> None:
@@ -71,28 +80,48 @@ def _noise(made: Report) -> str:
     return f"Before the cells others used {statistics.mean(busy):.0%} of the cores, at most {max(busy):.0%}: {verdict}."
 
 
-def table(made: Report) -> str:
-    """Write the report for people."""
+def _heading(made: Report) -> Iterator[str]:
     machine, settings = made["machine"], made["postgresql"]
-    heading = f"median of {made['rounds']} round(s) of {made['seconds']} s"
-    lines = [
+    yield (
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB, Python {machine['python']},"
-        f" PostgreSQL {settings['server_version']}, fsync={settings['fsync']} ({machine['filesystem']});"
-        f" revision {machine['revision']}",
+        f" PostgreSQL {settings['server_version']}, fsync={settings['fsync']}"
+        f" synchronous_commit={settings['synchronous_commit']} ({machine['filesystem']});"
+        f" revision {machine['revision']}"
+    )
+    yield (
         f"fdatasync takes {machine['fdatasync_us']:g} µs here ({machine['fdatasync_measured_with']}): where it takes"
-        " longer, commits cost more. Load generator, server and PostgreSQL share the cores.",
-        _noise(made),
-        "",
-        f"{heading:34}{'per second':>10} {'(lowest to highest)':>20} {'p50 ms':>8} {'p99 ms':>8}",
-    ]
+        " longer, commits cost more. Load generator, server and PostgreSQL share the cores."
+    )
+    yield _noise(made)
+
+
+def _rates(made: Report) -> Iterator[str]:
+    heading = f"median of {made['rounds']} round(s) of {made['seconds']} s"
+    yield f"{heading:42}{'per second':>10} {'(lowest to highest)':>20} {'p50 ms':>8} {'p99 ms':>8}"
     for cell in made["cells"]:
         rate = cell["rate"]
         spread = f"({rate['lowest']:,.0f} to {rate['highest']:,.0f})"
         latency = f"{cell['p50_ms']['median']:8.2f} {cell['p99_ms']['median']:8.2f}"
-        lines.append(f"{cell['name']:34}{rate['median']:10,.0f} {spread:>20} {latency}")
-    lines.append("")
+        rows = "  rows; latency of requests" if cell["rows_per_request"] > 1 else ""
+        yield f"{cell['name']:42}{rate['median']:10,.0f} {spread:>20} {latency}{rows}"
+
+
+def _ratios(made: Report) -> Iterator[str]:
     for name, ratio in made["ratios"].items():
         spread = f"({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
-        lines.append(f"{name:34}{ratio['median']:10.2f} {spread:>20}")
-    verdict = "every count agrees with the database" if not made["faults"] else "NOT AS IT MUST BE:"
-    return "\n".join(["", *lines, "", verdict, *made["faults"]])
+        line = f"{name:42}{ratio['median']:10.2f} {spread:>20}"
+        if "wanted" in ratio:
+            line += f"  wanted {'≤' if ratio['at_most'] else '≥'} {ratio['wanted']:g}"
+            line += ": reached" if ratio["reached"] else ": NOT REACHED"
+        yield line
+    not_measured = {} if made["only"] else made["ratios_wanted_and_not_measured"]
+    for name, wanted in not_measured.items():
+        yield f"{name:42}{'-':>10} {'':20}  wanted {wanted:g}: not measured in this run"
+
+
+def table(made: Report) -> str:
+    """Write the report for people."""
+    verdict = "every count agrees with what was stored" if not made["faults"] else "NOT AS IT MUST BE:"
+    left_out = [f"not measured: {name} ({why})" for name, why in made["left_out"].items()]
+    lines = [*_heading(made), "", *_rates(made), "", *_ratios(made), "", verdict, *made["faults"], *left_out]
+    return "\n".join(["", *lines])

@@ -1,0 +1,84 @@
+"""Which figures are compared with which, and what was wanted of them before they were measured (issue 5)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypedDict
+
+from benchmarks import cells
+from benchmarks.cells import Cell
+from benchmarks.load import Result
+
+Figure = Literal["rate", "p50_ms", "p99_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One figure by another, taken within a round. At least `wanted`, or, with `at_most`, no more than it."""
+
+    name: str
+    of: Cell
+    to: Cell
+    wanted: float | None = None
+    at_most: bool = False
+    figures: tuple[Figure, Figure] = ("rate", "rate")
+
+    def by_round(self, of: Sequence[Result], to: Sequence[Result]) -> list[float]:
+        """Return it for every round in which there is something to divide by."""
+        first, second = self.figures
+        return [a[first] / b[second] for a, b in zip(of, to, strict=True) if b[second]]
+
+    def reached(self, median: float) -> bool | None:
+        """Say whether it is as wanted; None where nothing was wanted."""
+        if self.wanted is None:
+            return None
+        return median <= self.wanted if self.at_most else median >= self.wanted
+
+
+class Compared(TypedDict):
+    """A ratio as the report has it."""
+
+    median: float
+    lowest: float
+    highest: float
+    wanted: float | None
+    at_most: bool
+    reached: bool | None
+
+
+WANTED: Final = (
+    Ratio("patch / bare UPDATE", cells.PATCH, cells.BARE, 0.6),
+    Ratio("patch / usual handler", cells.PATCH, cells.USUAL, 4),
+    Ratio("patch / pREST", cells.PATCH, cells.PREST, 2),
+    Ratio(f"rows by arrays of {cells.ARRAY} / bare INSERT", cells.POST_ARRAY, cells.BARE_INSERT, 1.5),
+    Ratio("stale / accepted patch", cells.STALE, cells.PATCH, 1),
+    Ratio("p99 / median, 64 conn.", cells.PATCH, cells.PATCH, 3, at_most=True, figures=("p99_ms", "p50_ms")),
+    Ratio("all layers / none, HTTP", cells.PATCH_ALL, cells.NO_TRIGGERS, 0.6),
+)
+
+OTHERS: Final = (
+    Ratio("triggers / bare UPDATE, pgbench", cells.TRIGGERS, cells.BARE),
+    Ratio("key / triggers alone, pgbench", cells.KEY, cells.TRIGGERS),
+    Ratio("scope / triggers alone, pgbench", cells.SCOPE, cells.TRIGGERS),
+    Ratio("all layers / none, pgbench", cells.ALL_LAYERS, cells.BARE),
+    Ratio("triggers / none, HTTP", cells.PATCH, cells.NO_TRIGGERS),
+    Ratio("key / triggers alone, HTTP", cells.PATCH_KEY, cells.PATCH),
+    Ratio("scope / triggers alone, HTTP", cells.PATCH_SCOPE, cells.PATCH),
+    Ratio("patch / UPDATE with triggers", cells.PATCH, cells.TRIGGERS),
+    Ratio("patch by 2 workers / by 1", cells.PATCH, next(c for c in cells.CELLS if c.name == cells.patch_name(64, 1))),
+    Ratio("claim / patch", cells.CLAIM, cells.PATCH),
+    Ratio("rows patched by arrays / patch", cells.PATCH_ARRAY, cells.PATCH),
+    Ratio("patch / Redis, redis-py", cells.PATCH, cells.REDIS),
+    Ratio("patch / Redis, redis-benchmark", cells.PATCH, cells.REDIS_TOOL),
+    Ratio("patch / etcd, httpx", cells.PATCH, cells.ETCD),
+    Ratio("patch / etcd, its benchmark", cells.PATCH, cells.ETCD_TOOL),
+    Ratio("patch / ZooKeeper, kazoo", cells.PATCH, cells.ZOOKEEPER),
+)
+
+NOT_HERE: Final = {"10⁷ rows / 10³ rows": 0.9}
+"""Wanted too, and measured elsewhere."""
+
+
+def compare(ratio: Ratio, measured: Mapping[str, Sequence[Result]]) -> list[float]:
+    """Return a ratio by round; empty where a cell of it was not measured."""
+    of, to = measured.get(ratio.of.name, []), measured.get(ratio.to.name, [])
+    return ratio.by_round(of, to) if of and to else []
