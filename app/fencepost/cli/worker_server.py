@@ -13,7 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .dispatch import REPORT
 
-_AT_ONCE = 16  # connections taken before the event loop goes on with requests
+_AT_ONCE = 16
+"""Connections taken before the event loop goes on with requests, and after which the parent is told at once."""
 
 
 class WorkerServer(uvicorn.Server):
@@ -29,7 +30,7 @@ class WorkerServer(uvicorn.Server):
         await super().startup([])
         (self._channel,) = sockets or []
         self._channel.setblocking(False)
-        self._taken = 0
+        self._taken = self._told = 0
         self._arriving: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self._protocol = functools.partial(
@@ -74,9 +75,10 @@ class WorkerServer(uvicorn.Server):
     def _arrived(self, task: asyncio.Task[None]) -> None:
         self._arriving.discard(task)
         self._taken += 1
-        if not self._arriving:
+        if self._taken - self._told >= _AT_ONCE:  # it hands over only so many that it does not know to be taken
             self._report()
 
     def _report(self) -> None:
         with suppress(OSError):  # the parent is gone or stuck: the next report will do
             self._channel.send(REPORT.pack(self._taken, len(self.server_state.connections)))
+            self._told = self._taken
