@@ -11,8 +11,8 @@ taken, and how many connections it has open. A worker's load is what it has open
 fewest wins, and who is next in turn among equals. So workers stay even when connections end unevenly, and a worker that
 was replaced fills up first.
 
-- A worker's first report says that it serves. Ten a second follow. One that is silent for a second (stopped, or stuck)
-  gets connections only if all are silent.
+- A worker's first report says that it serves. Ten a second follow. One that is silent for two seconds (stopped, or
+  stuck) gets connections only if all are silent.
 - A worker that ends, or begins to drain, closes its end of the channel: it gets no more. What it had not taken
   is closed by the kernel, as are the connections of a process that dies, so no client waits for ever.
 - While no worker can take anything the thread does not accept: the kernel's queue holds new connections, and refuses
@@ -36,7 +36,7 @@ from typing import Final
 REPORT: Final = struct.Struct("QQ")
 """Connections taken since the worker began, and connections open now."""
 
-SILENT_AFTER: Final = 1.0
+SILENT_AFTER: Final = 2.0
 """Seconds without a report after which a worker is passed over."""
 
 _UNTAKEN: Final = 64
