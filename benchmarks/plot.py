@@ -1,6 +1,7 @@
 """`python -m benchmarks.plot [RESULT.json [PICTURE.png]]`: the figures of a run as one picture, by default README's."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ PICTURE: Final = REPOSITORY / "docs/images/benchmark.png"
 _OURS, _OTHERS, _LIGHT, _TEXT, _QUIET = "#1f5fa8", "#9aa5b1", "#86add6", "#1f2933", "#616e7c"
 _SIZE: Final = (8.4, 7.2)  # inches
 _DPI: Final = 200
+_WRAPPED: Final = 150  # characters
 _STYLE: Final = {
     "font.size": 9.0,
     "text.color": _TEXT,
@@ -72,12 +74,13 @@ def main(result: Path, picture: Path) -> None:
 
 def _draw(made: dict[str, Any], rates: Rates) -> Figure:
     figure = Figure(figsize=_SIZE, layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=(1.25, 1))
-    _bars(figure.add_subplot(grid[0, :]), rates, _COMPARED, "The same fenced write, 64 at a time", {cells.PATCH.name})
-    _connections(figure.add_subplot(grid[1, 0]), rates)
-    ours = {cell.name for cell, _ in _LAYERS}
-    _bars(figure.add_subplot(grid[1, 1]), rates, _LAYERS, "Fencepost, layer by layer", ours)
-    figure.supxlabel(_about(made), fontsize=7.5, color=_QUIET, x=0.01, ha="left", linespacing=1.4)
+    # Subfigures: each has the margin that its own labels need.
+    above, below = figure.subfigures(2, 1, height_ratios=(1.2, 1))
+    left, right = below.subfigures(1, 2, width_ratios=(1, 1.15))
+    _bars(above.subplots(), rates, _COMPARED, "The same fenced write, 64 at a time", {cells.PATCH.name})
+    _connections(left.subplots(), rates)
+    _bars(right.subplots(), rates, _LAYERS, "Layer by layer, 64 connections", {cell.name for cell, _ in _LAYERS})
+    figure.supxlabel(textwrap.fill(_about(made), _WRAPPED), fontsize=7.5, color=_QUIET, x=0.01, ha="left")
     return figure
 
 
@@ -111,7 +114,7 @@ def _bars(axes: Any, rates: Rates, wanted: tuple[tuple[Cell, str], ...], title: 
 
 def _connections(axes: Any, rates: Rates) -> None:
     """Draw single-row PATCHes by the number of connections."""
-    axes.set_title("Fencepost, by connections")
+    axes.set_title("By connections")
     axes.set_xlabel("connections")
     axes.set_ylabel("accepted per second")
     axes.set_xscale("log", base=2)
@@ -128,7 +131,7 @@ def _connections(axes: Any, rates: Rates) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _about(made: dict[str, Any]) -> str:
@@ -136,11 +139,12 @@ def _about(made: dict[str, Any]) -> str:
     return (
         f"{machine['cores']} cores ({machine['cpu']}), shared by load, gateway and database; PostgreSQL"
         f" {settings['server_version']}; revision {machine['revision']}."
-        f" Median of {made['rounds']} rounds of {made['seconds']} s, whiskers: lowest and highest.\n"
-        "Durability is equal: every write is fsynced before it is acknowledged (PostgreSQL fsync=on"
-        " synchronous_commit=on; Redis appendfsync always; etcd and ZooKeeper:\none node, log fsynced)."
-        f" fdatasync takes {machine['fdatasync_us']:.0f} µs on this disk. Python clients are at their own limit,"
-        " which is why the systems' own load tools stand beside them."
+        f" Median of {made['rounds']} rounds of {made['seconds']} s; whiskers: lowest and highest."
+        " Durability is equal: every write is fsynced before it is acknowledged (PostgreSQL"
+        f" fsync={settings['fsync']} synchronous_commit={settings['synchronous_commit']}; Redis appendfsync always;"
+        " etcd and ZooKeeper: one node, log fsynced)."
+        f" fdatasync takes {machine['fdatasync_us']:.0f} µs on this disk. Python clients (redis-py, httpx, kazoo) are"
+        " at their own limit."
     )
 
 
