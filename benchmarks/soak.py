@@ -9,7 +9,7 @@ and the HOT updates of every table. The first half is the warm-up. It fails (exi
 - a while after the load has ended something is left: connections of clients, of the pool in use, waiters, locks;
 - a request got an answer that it must not get.
 
-Records of idempotency keys are kept for a minute here, so that pruning is a part of it. `new`, where rows are only
+Records of idempotency keys and ended leases are kept for a minute here, so that pruning is a part of it. `new`, where rows are only
 inserted, and marks, one for each row that was inserted, grow as they must. A leaked task is not counted by itself: it
 shows as memory, or as a connection in use.
 """
@@ -71,7 +71,7 @@ def main(minutes: float, every: float, memory: float, workers: int, directory: P
             samples, after, results, pairs = _soaked(bench, minutes * 60, every, workers)
     except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
-    faults = [*_leaks(samples, memory), *_left(samples[0], after)]
+    faults = [*_leaks(samples, memory), *_left(samples, after)]
     faults += [fault for each in LOADS for fault in each.faults(results[each.name])]
     made = {
         **about,
@@ -93,7 +93,8 @@ def main(minutes: float, every: float, memory: float, workers: int, directory: P
 def _soaked(bench: Bench, seconds: float, every: float, workers: int) -> Outcome:
     """Put the load on, and look. The first sample is from before it, the one apart from after it."""
     asyncio.run(make_tables(bench.database.url))
-    with gateway(bench, bench.database.url, workers, FENCEPOST_IDEMPOTENCY_RETENTION="60") as port:
+    short = {"FENCEPOST_IDEMPOTENCY_RETENTION": "60", "FENCEPOST_LEASE_HISTORY": "60"}
+    with gateway(bench, bench.database.url, workers, **short) as port:
         return asyncio.run(_watched(bench.database.url, port, seconds, every))
 
 
@@ -110,7 +111,7 @@ async def _watched(url: str, port: int, seconds: float, every: float) -> Outcome
         results, pairs = await working
         deadline = time.monotonic() + _QUIET_WITHIN
         after = await look(connection, port, pids, begun)
-        while _left(samples[0], after) and time.monotonic() < deadline:
+        while _left(samples, after) and time.monotonic() < deadline:
             await asyncio.sleep(1)
             after = await look(connection, port, pids, begun)
     finally:
@@ -162,18 +163,22 @@ def _leaks(samples: Sequence[Sample], memory: float) -> list[str]:
     return found
 
 
-def _left(before: Sample, after: Sample) -> list[str]:
-    """Name what is left of the load."""
+def _left(samples: Sequence[Sample], after: Sample) -> list[str]:
+    """Name what is left of the load. Open files that are no connections are compared with those under load."""
     pool = sum(value for name, value in after.metrics.items() if "pool_connections" in name and "idle" not in name)
-    files = sum(after.files) - after.backends - (sum(before.files) - before.backends)
+    under_load = median(_other_files(sample) for sample in _quarters(samples)[0])
     left = {
         "connections of clients": after.clients,
         "connections of the pool in use": pool,
         "waiters": sum(value for name, value in after.metrics.items() if "waiters" in name),
         "locks held": sum(value for name, value in after.metrics.items() if "locks_held" in name),
-        "open files more than before": max(files, 0),
+        "open files too many": max(_other_files(after) - under_load - 2, 0),
     }
     return [f"left after the load: {count:.0f} {what}" for what, count in left.items() if count]
+
+
+def _other_files(sample: Sample) -> int:
+    return sum(sample.files) - sample.backends - sample.clients
 
 
 def _table(made: dict[str, Any], samples: Sequence[Sample], after: Sample) -> str:

@@ -1,6 +1,8 @@
 """What a soak puts on the gateway: every kind of write at once, and leases, of which some are asked for in vain."""
 
 import asyncio
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -133,13 +135,15 @@ async def _protected(url: str) -> None:
 
 async def put_on(port: int, seconds: float) -> tuple[dict[str, Result], int]:
     """Run all loads until the time is up; return what they saw, and how many leases were taken and released."""
-    running = [asyncio.to_thread(load.generate, each.plan(port, seconds)) for each in LOADS]
     loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(len(LOADS))  # each waits for a process
+    running = [loop.run_in_executor(threads, load.generate, each.plan(port, seconds)) for each in LOADS]
     until = loop.time() + seconds
     holders = [_hold(port, f"alone-{n}", until) for n in range(3)] + [_hold(port, "shared", until) for _ in range(4)]
     results, pairs, _ = await asyncio.gather(
         asyncio.gather(*running), asyncio.gather(*holders), _wait_in_vain(port, until)
     )
+    threads.shutdown()
     return {each.name: result for each, result in zip(LOADS, results, strict=True)}, sum(pairs)
 
 
@@ -158,19 +162,25 @@ async def _hold(port: int, lock: str, until: float) -> int:
 
 
 async def _wait_in_vain(port: int, until: float) -> None:
-    """Ask for a lock that is held, and hang up before the answer, again and again."""
+    """Ask for a lock that is held, and hang up before the answer, again and again.
+
+    A busy gateway may grant it to somebody who has just gone: then it is held until the lease expires. So each time it
+    is another lock.
+    """
     loop = asyncio.get_running_loop()
     holder = await HttpClient.open(port, waits=True)
-    while loop.time() < until:
-        await holder.acquire("held")
-        await asyncio.gather(*(_hang_up(port) for _ in range(5)))
+    for lock in (f"held-{number}" for number in itertools.count()):
+        await holder.acquire(lock)
+        await asyncio.gather(*(_hang_up(port, lock) for _ in range(5)))
         await holder.release()
+        if loop.time() >= until:
+            break
     await holder.close()
 
 
-async def _hang_up(port: int) -> None:
+async def _hang_up(port: int, lock: str) -> None:
     client = await HttpClient.open(port, waits=True)
     with suppress(TimeoutError):
-        await asyncio.wait_for(client.acquire("held"), _WAITED_IN_VAIN)
+        await asyncio.wait_for(client.acquire(lock), _WAITED_IN_VAIN)
     with suppress(ConnectionError):
         await client.close()
