@@ -9,9 +9,9 @@ and the HOT updates of every table. The first half is the warm-up. It fails (exi
 - a while after the load has ended something is left: connections of clients, of the pool in use, waiters, locks;
 - a request got an answer that it must not get.
 
-Records of idempotency keys and ended leases are kept for a minute here, so that pruning is a part of it. `new`, where rows are only
-inserted, and marks, one for each row that was inserted, grow as they must. A leaked task is not counted by itself: it
-shows as memory, or as a connection in use.
+Records of idempotency keys and ended leases are kept for a minute here, so that pruning is a part of it. `new`, where
+rows are only inserted, and marks, one for each row that was inserted, grow as they must. A leaked task is not counted
+by itself: it shows as memory, or as a connection in use.
 """
 
 import asyncio
