@@ -71,7 +71,7 @@ def main(minutes: float, every: float, memory: float, workers: int, directory: P
             samples, after, results, pairs = _soaked(bench, minutes * 60, every, workers)
     except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
-    faults = [*_leaks(samples, memory), *_left(samples, after)]
+    faults = [*leaks(samples, memory), *left(samples, after)]
     faults += [fault for each in LOADS for fault in each.faults(results[each.name])]
     made = {
         **about,
@@ -111,7 +111,7 @@ async def _watched(url: str, port: int, seconds: float, every: float) -> Outcome
         results, pairs = await working
         deadline = time.monotonic() + _QUIET_WITHIN
         after = await look(connection, port, pids, begun)
-        while _left(samples, after) and time.monotonic() < deadline:
+        while left(samples, after) and time.monotonic() < deadline:
             await asyncio.sleep(1)
             after = await look(connection, port, pids, begun)
     finally:
@@ -141,7 +141,7 @@ def _quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sam
     return samples[half:last], samples[last:]
 
 
-def _leaks(samples: Sequence[Sample], memory: float) -> list[str]:
+def leaks(samples: Sequence[Sample], memory: float) -> list[str]:
     """Compare the third quarter with the last."""
     earlier, later = _quarters(samples)
     found = []
@@ -163,7 +163,7 @@ def _leaks(samples: Sequence[Sample], memory: float) -> list[str]:
     return found
 
 
-def _left(samples: Sequence[Sample], after: Sample) -> list[str]:
+def left(samples: Sequence[Sample], after: Sample) -> list[str]:
     """Name what is left of the load. Open files that are no connections are compared with those under load."""
     pool = sum(value for name, value in after.metrics.items() if "pool_connections" in name and "idle" not in name)
     under_load = median(_other_files(sample) for sample in _quarters(samples)[0])
