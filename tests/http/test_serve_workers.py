@@ -1,0 +1,176 @@
+"""Several workers: each gets its share of the connections, whatever happens to the others."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.interleave import eventually
+from tests.processes import established, mentioning
+from tests.serving import Gateway, serving
+
+_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Connection:
+    """A bare connection to the gateway, kept open."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @property
+    def port(self) -> int:
+        port: int = self.writer.get_extra_info("sockname")[1]
+        return port
+
+    async def ask(self) -> int:
+        self.writer.write(_REQUEST)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await self.reader.readexactly(length)
+        return int(head.split()[1])
+
+    async def closed_by_the_other_side(self) -> None:
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(self.reader.read(), 10) == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class Clients:
+    """Connections to one gateway, and which worker has them."""
+
+    def __init__(self, gateway: Gateway, stack: AsyncExitStack) -> None:
+        self._gateway, self._stack = gateway, stack
+        self.port = int(gateway.url.rpartition(":")[2])
+
+    async def connect(self, count: int) -> list[Connection]:
+        """Open connections all at once, without a request on them."""
+
+        async def one() -> Connection:
+            connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+            self._stack.push_async_callback(connection.close)
+            return connection
+
+        return await asyncio.gather(*(one() for _ in range(count)))
+
+    async def answered(self, count: int) -> list[Connection]:
+        """Open connections all at once, each of which has had an answer."""
+        connections = await self.connect(count)
+        assert await asyncio.gather(*(connection.ask() for connection in connections)) == [200] * count
+        return connections
+
+    def workers(self) -> list[int]:
+        return [pid for pid in mentioning("spawn_main") if pid in self._gateway.processes()]
+
+    def held(self) -> dict[int, set[int]]:
+        return established(self.port, self.workers())
+
+    def counts(self) -> list[int]:
+        return sorted(len(ports) for ports in self.held().values())
+
+
+@asynccontextmanager
+async def served(directory: Path, workers: int) -> AsyncIterator[tuple[Gateway, Clients]]:
+    async with serving(directory, "--workers", str(workers)) as gateway, AsyncExitStack() as stack:
+        yield gateway, Clients(gateway, stack)
+
+
+@pytest.mark.parametrize(("workers", "shares"), [(2, [32, 32]), (3, [21, 21, 22])])
+async def test_connections_are_spread_evenly(short_dir: Path, workers: int, shares: list[int]) -> None:
+    async with served(short_dir, workers) as (_, clients):
+        await clients.answered(64)
+        assert clients.counts() == shares
+
+
+async def test_new_connections_go_where_the_fewest_are(short_dir: Path) -> None:
+    async with served(short_dir, 2) as (_, clients):
+        connections = await clients.answered(16)
+        victim = clients.workers()[0]
+        ended = clients.held()[victim]
+        await asyncio.gather(*(connection.close() for connection in connections if connection.port in ended))
+
+        async def gone() -> bool:
+            return clients.counts() == [0, 8]
+
+        await eventually(gone, what="the end of one worker's connections")
+
+        async def told() -> bool:  # the worker's report, and with it its place before the other
+            await clients.answered(1)
+            return len(clients.held()[victim]) > 0
+
+        await eventually(told, what="a connection for the idle worker")
+        await clients.answered(24 - sum(clients.counts()))
+        assert clients.counts() == [12, 12]
+
+
+async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) -> None:
+    async with served(short_dir, 2) as (_, clients):
+        first = clients.workers()
+        connections = await clients.answered(8)
+        lost = clients.held()[first[0]]
+        assert len(lost) == 4
+        os.kill(first[0], signal.SIGKILL)
+        for connection in connections:
+            if connection.port in lost:
+                await connection.closed_by_the_other_side()
+            else:
+                assert await connection.ask() == 200
+
+        async def replaced() -> bool:  # meanwhile everybody is served by the other
+            await clients.answered(1)
+            held = clients.held()
+            return len(held) == 2 and all(len(ports) > 0 for ports in held.values())
+
+        await eventually(replaced, within=30, what="a connection for the new worker")
+        assert first[0] not in clients.workers()
+
+
+async def test_a_connection_handed_to_a_worker_that_dies_first_is_closed(short_dir: Path) -> None:
+    async with served(short_dir, 2) as (_, clients):
+        victim = clients.workers()[0]
+        os.kill(victim, signal.SIGSTOP)
+        connections = await clients.connect(4)
+        asked = [asyncio.create_task(connection.ask()) for connection in connections]
+
+        async def half_answered() -> bool:
+            return sum(task.done() for task in asked) >= 2
+
+        await eventually(half_answered, what="the answers of the other worker")
+        os.kill(victim, signal.SIGKILL)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert outcomes.count(200) >= 2
+        assert all(
+            outcome == 200 or isinstance(outcome, ConnectionResetError | asyncio.IncompleteReadError)
+            for outcome in outcomes
+        )
+
+
+async def test_sigterm_ends_idle_connections_and_leaves_nothing(short_dir: Path) -> None:
+    async with served(short_dir, 2) as (gateway, clients):
+        connections = [*await clients.answered(4), *await clients.connect(4)]
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(connection.closed_by_the_other_side() for connection in connections))
+        assert await gateway.ended() == 0
+        assert "Traceback" not in gateway.errors.read_text()
+
+
+async def test_sighup_reloads_in_every_worker_and_ends_no_connection(short_dir: Path) -> None:
+    async with served(short_dir, 2) as (gateway, clients):
+        connections = await clients.answered(4)
+        before = clients.workers()
+        loads = gateway.errors.read_text().count("catalog")
+        gateway.process.send_signal(signal.SIGHUP)
+
+        async def loaded() -> bool:
+            return gateway.errors.read_text().count("catalog") >= loads + 2
+
+        await eventually(loaded, what="the tables loaded anew")
+        assert [await connection.ask() for connection in connections] == [200] * 4
+        assert clients.workers() == before
