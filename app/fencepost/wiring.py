@@ -85,10 +85,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         )
     logs.configure(settings.log_level, settings.log_format)
     dsn = settings.database_url.get_secret_value()
-    runtime, metrics = Runtime(), Metrics()
+    runtime, metrics, log = Runtime(), Metrics(), logs.EventLog()
 
     def emit(event: Event) -> None:
-        logs.on_event(event)
+        log.on_event(event)
         metrics.on_event(event)
 
     @asynccontextmanager
@@ -98,12 +98,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             # What is there now stays: no reason to look through it again and again for garbage.
             gc.collect()
             gc.freeze()
-            publishing = asyncio.create_task(_publish(gateway, metrics))
+            publishing = asyncio.create_task(_publish(gateway, metrics, log))
             try:
                 yield
             finally:
                 runtime.gateway = None
                 publishing.cancel()
+                log.tell_withheld()
 
     async def ready() -> wire.Readiness:
         return await _readiness(runtime.require())
@@ -173,10 +174,11 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
         await database.close()
 
 
-async def _publish(gateway: Gateway, metrics: Metrics) -> None:
-    """Publish for ever what another worker may be asked for."""
+async def _publish(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> None:
+    """Publish for ever what another worker may be asked for, and what was not logged."""
     while True:
         _publish_now(gateway, metrics)
+        log.tell_withheld()
         await asyncio.sleep(PUBLISHED_EVERY)
 
 

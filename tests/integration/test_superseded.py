@@ -12,7 +12,7 @@ from fencepost.gateway import superseded
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.write import patch
 from fencepost.observe.events import Event, HolderUnknown, Refused
-from fencepost.observe.logs import on_event
+from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics
 from fencepost.storage.engine import Connection
 from fencepost.storage.protect import protect
@@ -77,7 +77,7 @@ async def test_a_lookup_that_fails_leaves_the_verdict_as_it_is(race: Race, harm:
     assert isinstance(unknown, HolderUnknown)
     assert (unknown.table, "does not exist" in unknown.reason) == ("orders", True)
     assert isinstance(told_of, Refused)
-    on_event(unknown)
+    EventLog().on_event(unknown)
     Metrics().on_event(unknown)
 
 

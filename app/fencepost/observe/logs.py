@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from typing import Literal
+from collections import Counter
+from typing import Final, Literal
 
 import structlog
 
@@ -22,6 +23,9 @@ from fencepost.observe.events import (
 )
 
 log = structlog.stdlib.get_logger("fencepost")
+
+MOST_REFUSALS: Final = 100
+"""How many refusals are logged one by one, in a second and by a worker."""
 
 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["console", "json"]) -> None:
@@ -62,12 +66,35 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
-def on_event(event: Event) -> None:
-    """Log an event. A refusal is news (somebody's lock was lost), an acceptance is not."""
-    # structlog would look for itself, and take longer than all the rest of an event.
-    level = _level(event)
-    if logging.root.isEnabledFor(level):
+class EventLog:
+    """Logs events. A refusal is news (somebody's lock was lost), an acceptance is not.
+
+    A client that tries again and again must not fill the disk, nor take the time of others: MOST_REFUSALS are logged
+    one by one between two calls of `tell_withheld`, and it counts the rest.
+    """
+
+    def __init__(self) -> None:
+        self._refusals = 0
+        self._withheld: Counter[tuple[str, str, str]] = Counter()
+
+    def on_event(self, event: Event) -> None:
+        """Log an event."""
+        # structlog would look for itself, and take longer than all the rest of an event.
+        level = _level(event)
+        if not logging.root.isEnabledFor(level):
+            return
+        if isinstance(event, Refused):
+            self._refusals += 1
+            if self._refusals > MOST_REFUSALS:
+                self._withheld[event.table, event.verb, event.code] += 1
+                return
         _log(level, event)
+
+    def tell_withheld(self) -> None:
+        """Say how many refusals were not logged since the last call."""
+        withheld, self._withheld, self._refusals = self._withheld, Counter(), 0
+        for (table, verb, code), count in withheld.items():
+            log.info("refused, and not logged one by one", table=table, verb=verb, code=code, count=count)
 
 
 def _level(event: Event) -> int:
