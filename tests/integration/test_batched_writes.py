@@ -4,6 +4,8 @@
 """
 
 import asyncio
+import itertools
+import random
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,10 +17,13 @@ from tests.interleave import Connect, eventually
 from tests.racing import ISSUED, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Outcome
+from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.once import Replayed
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
+from fencepost.storage import fenced_batch
+from fencepost.storage.catalog_load import load
+from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.protect import protect
 
 LOADED = """
@@ -301,3 +306,88 @@ async def test_a_table_whose_triggers_would_see_their_neighbours_shares_no_trans
         answers = await together(patch(gateway, keyed("a", 40)), patch(gateway, keyed("b", 40)))
     assert sorted(answers) == ["FP002", "ok"]
     assert await race.observer.fetchval("SELECT n FROM totals") == 1
+
+
+async def test_more_than_may_wait_are_refused_early_and_told_when_to_come_again(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        crowded = replace(gateway, group=GroupCommit(gateway.database, most_waiting=0))
+        refused = await patch(crowded, keyed("a", 40))
+        assert isinstance(refused, Problem)
+        assert (refused.http_status, refused.retry_after, refused.type.retryable) == (503, 1, True)
+        assert "nothing was written" in refused.detail
+    assert await race.live_mark("a") == 30
+
+
+async def test_two_gateways_on_the_same_rows_never_wait_in_a_circle(race: Race) -> None:
+    keys, draws = "abcdef", random.Random(5)
+    tokens = itertools.count(100)
+
+    def one(gateway: Gateway) -> Coroutine[Any, Any, Outcome]:
+        verb, key, token = draws.choice((patch, patch, put, delete)), draws.choice(keys), next(tokens)
+        if draws.random() < 0.2:
+            return insert(gateway, posted(token, {"order_id": key, "n": 1}))
+        return verb(gateway, keyed(key, token, n=token))
+
+    async with open_gateway(race.dsn, pool_size=5) as first, open_gateway(race.dsn, pool_size=5) as second:
+        for _ in range(25):
+            answers = await asyncio.gather(*(one(gateway) for gateway in (first, second) for _ in range(16)))
+            assert {told(answer) for answer in answers} <= {"ok", "created", "FP001", "FP006", "23505"}
+        assert first.group.waiting == second.group.waiting == len(first.turns) == len(second.turns) == 0
+    # Statistics are reported when a backend ends, at the latest.
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert await race.observer.fetchval(deadlocks) == 0
+    marks = await race.observer.fetch("SELECT order_id, n, last_fence_token FROM orders WHERE n > 1")
+    assert all(row["n"] == row["last_fence_token"] for row in marks), "the last accepted write is the one that stays"
+
+
+TABLES = """
+CREATE TABLE t_plain (id int PRIMARY KEY);
+CREATE TABLE t_parent (id int PRIMARY KEY);
+CREATE TABLE t_child (id int PRIMARY KEY, parent int REFERENCES t_parent ON DELETE CASCADE);
+CREATE TABLE t_triggered (id int PRIMARY KEY);
+CREATE TRIGGER mine BEFORE UPDATE ON t_triggered FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+CREATE TABLE t_secured (id int PRIMARY KEY);
+ALTER TABLE t_secured ENABLE ROW LEVEL SECURITY;
+CREATE TABLE t_ruled (id int PRIMARY KEY);
+CREATE RULE mine AS ON UPDATE TO t_ruled DO ALSO NOTHING;
+CREATE TABLE t_deferred (id int PRIMARY KEY, n int UNIQUE DEFERRABLE);
+CREATE TABLE t_parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE t_part PARTITION OF t_parts DEFAULT"""
+
+
+async def test_which_tables_share_transactions(connect: Connect) -> None:
+    observer = await connect()
+    await observer.execute("SET search_path = public")
+    await observer.execute(TABLES)
+    tables = {name: t for name, t in (await load(observer, [], 1)).tables.items() if name.startswith("t_")}
+    assert {name for name, t in tables.items() if t.shares_transactions} == {
+        "t_plain",
+        "t_parent",
+        "t_child",
+        "t_parts",
+    }
+    assert {name for name, t in tables.items() if t.deletes_reach_further} == {"t_parent"}
+    await protect(observer, "t_plain")
+    await observer.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
+        "CREATE TRIGGER mine AFTER INSERT ON t_part FOR EACH ROW EXECUTE FUNCTION nothing()"
+    )
+    tables = dict((await load(observer, [], 1)).tables)
+    assert tables["t_plain"].shares_transactions, "our own triggers are none of the user's"
+    assert not tables["t_parts"].shares_transactions, "a partition's trigger is one, too"
+
+
+async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(race: Race) -> None:
+    statement = fenced_batch.update(race.table, race.fence, race.change({"status": "x"}))
+    await race.observer.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
+    await race.observer.execute(f"PREPARE u AS {statement.sql}")
+    rows = await race.observer.fetch("""EXPLAIN (COSTS off) EXECUTE u('a', 40, '{"status": "x"}', 0)""")
+    plan = "\n".join(row[0] for row in rows)
+    assert plan.count("Index Scan using orders_pkey") == 2, plan
+    assert "One-Time Filter" in plan, plan
+    assert "LockRows" in plan, plan
+    statement = fenced_batch.delete(race.table, race.fence, race.target)
+    await race.observer.execute(f"PREPARE d AS {statement.sql}")
+    plan = "\n".join(row[0] for row in await race.observer.fetch("EXPLAIN (COSTS off) EXECUTE d('a', 40, 0)"))
+    assert "One-Time Filter" in plan, plan
+    assert "LockRows" in plan, plan

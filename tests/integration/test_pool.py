@@ -1,5 +1,7 @@
 """The pool under pressure, as the caller of the API sees it."""
 
+import asyncio
+
 import pytest
 
 from fencepost.storage.engine import Database, Limits
@@ -40,3 +42,22 @@ async def test_a_transaction_left_open_does_not_reach_the_next_user(database: st
             assert await connection.fetchval("SELECT to_regclass('left_open') IS NULL")
     finally:
         await pool.close()
+
+
+async def test_more_than_may_wait_for_a_connection_are_refused_at_once(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1, pool_timeout=30, most_waiting=1))
+    try:
+        async with pool.connection():
+            waiting = asyncio.create_task(ask(pool))
+            await asyncio.sleep(0)  # it runs up to where it waits
+            with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
+                await ask(pool)
+        assert await waiting == 1
+    finally:
+        await pool.close()
+
+
+async def ask(pool: Database) -> int:
+    async with pool.connection() as connection:
+        found: int = await connection.fetchval("SELECT 1")
+        return found
