@@ -12,7 +12,8 @@ from tests.lease_racing import wanted
 from fencepost.locks.postgres import Attempted, PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.storage import leases
-from fencepost.storage.engine import Database, Limits
+from fencepost.storage.connection import Limits
+from fencepost.storage.engine import Database
 from fencepost.storage.leases import Acquired, Wanted
 from fencepost.storage.listen import Listener
 

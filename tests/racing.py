@@ -35,7 +35,8 @@ from fencepost.storage import fenced, fenced_insert, fenced_many
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.catalog_load import load
-from fencepost.storage.engine import Database, Limits, session_settings
+from fencepost.storage.connection import Limits, session_settings
+from fencepost.storage.engine import Database
 from fencepost.storage.fenced import Change, FencedRow, Standing
 from fencepost.storage.fenced_many import ManyOutcome
 from fencepost.storage.group_commit import GroupCommit

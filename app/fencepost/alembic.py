@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from fencepost.fencing.token import Rule
 from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.models import SCHEMA
 from fencepost.storage.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
 from fencepost.storage.protect_check import CONSTRAINT, ProtectError

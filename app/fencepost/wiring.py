@@ -23,7 +23,8 @@ from fencepost.settings import Settings
 from fencepost.storage import migrate, pruning
 from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.engine import UNREADABLE_URL, Database, Limits
+from fencepost.storage.connection import Limits
+from fencepost.storage.engine import UNREADABLE_URL, Database
 from fencepost.storage.errors import StorageError, UnavailableError, translated
 from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.origin import ORIGIN

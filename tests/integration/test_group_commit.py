@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 from tests.interleave import Connect
 
-from fencepost.storage.engine import Connection, Database, Limits
+from fencepost.storage.connection import Connection, Limits
+from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
 from fencepost.storage.group_commit import AGAIN, ALONE, Alone, Broken, GroupCommit, Lane
 

@@ -15,7 +15,7 @@ import fencepost.gateway.fence
 from fencepost.fencing.token import Token
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import FencedRow, Standing
 
 

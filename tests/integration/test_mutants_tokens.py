@@ -19,7 +19,7 @@ import fencepost.gateway.fence
 from fencepost.fencing.token import Token
 from fencepost.storage import fenced, marks
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key, Standing
 from fencepost.storage.protect_sql import RowDdl
 

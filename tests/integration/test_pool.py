@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from fencepost.storage.engine import Database, Limits
+from fencepost.storage.connection import Limits
+from fencepost.storage.engine import Database
 from fencepost.storage.errors import UnavailableError
 
 

@@ -11,7 +11,8 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.engine import Database, Limits
+from fencepost.storage.connection import Limits
+from fencepost.storage.engine import Database
 
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);

@@ -17,7 +17,7 @@ from fencepost.gateway.core import Done, Gateway
 from fencepost.gateway.patch_rows import RowsPatch, patch_rows
 from fencepost.gateway.write_many import FilteredWrite, patch_many
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced_rows import Asked, ask_rows
 
 if TYPE_CHECKING:

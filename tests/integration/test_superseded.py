@@ -14,7 +14,7 @@ from fencepost.gateway.write import patch
 from fencepost.observe.events import Event, HolderUnknown, Refused
 from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.protect import protect
 
 LEASE = """

@@ -18,7 +18,7 @@ from fencepost.gateway import operation
 from fencepost.gateway.write import patch, put
 from fencepost.gateway.write_many import insert
 from fencepost.storage import backends
-from fencepost.storage.engine import Backend
+from fencepost.storage.connection import Backend
 
 REKEYING = """
 CREATE SEQUENCE public.made;

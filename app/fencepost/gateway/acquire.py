@@ -21,7 +21,7 @@ from fencepost.gateway.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.observe.events import LeaseAsked
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases import Acquired, Wanted
 from fencepost.storage.query import QueryError

@@ -18,7 +18,7 @@ from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.turns import busy
 from fencepost.storage import idempotency
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.fenced import Change
 from fencepost.storage.group_commit import ALONE, Alone, Broken, Lane

@@ -15,7 +15,7 @@ from fencepost.gateway.core import Done
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import scoped_batch
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_batch import RowWrite, Statement
 from fencepost.storage.group_commit import AGAIN

@@ -12,7 +12,7 @@ from fencepost.gateway.fence import judge
 from fencepost.gateway.once import Once
 from fencepost.storage import fenced_batch
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.fenced import Change, FencedRow
 from fencepost.storage.fenced_batch import RowWrite, Statement

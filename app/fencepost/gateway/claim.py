@@ -26,7 +26,7 @@ from fencepost.gateway.scoped import claim as claim_scope
 from fencepost.gateway.write import needs_fitting
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.marks import Appeared, claim_absent

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from fencepost.storage.catalog import Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Key, converts_key, converts_value
 

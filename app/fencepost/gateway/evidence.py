@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fencepost.fencing.token import Token
 from fencepost.gateway.operation import Evidence
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key, Standing
 from fencepost.storage.fenced_insert import keys_may_change
 from fencepost.storage.marks import known

@@ -19,7 +19,7 @@ from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, require_stora
 from fencepost.locks.postgres import Overtaken
 from fencepost.storage import reading
 from fencepost.storage.catalog import Catalog, Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Key
 from fencepost.storage.marks import in_key_order, known

@@ -15,7 +15,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.core import RETRY_AFTER, Done, Outcome
 from fencepost.storage import idempotency
 from fencepost.storage.catalog import Fence
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, UnavailableError, translated
 from fencepost.storage.idempotency import Recorded
 

@@ -27,7 +27,8 @@ from fencepost.gateway.culprit import HasColumns, naming_the_column
 from fencepost.gateway.once import Once, attempt_once, landed_meanwhile
 from fencepost.storage import backends
 from fencepost.storage.catalog import Table
-from fencepost.storage.engine import Connection, GatewayConnection, gateway_connection, retrying
+from fencepost.storage.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.storage.engine import retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, translated
 from fencepost.storage.fenced import Key
 from fencepost.storage.group_commit import Broken

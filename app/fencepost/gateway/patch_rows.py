@@ -32,7 +32,7 @@ from fencepost.gateway.scoped import ScopedWrite, all_refused
 from fencepost.gateway.write_many import not_one, ready_to_write, refused_rows, told, too_many
 from fencepost.storage import fenced, scope_names
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_many import LISTED_REFUSALS

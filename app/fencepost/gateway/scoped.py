@@ -25,7 +25,8 @@ from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.operation import Evidence
 from fencepost.storage import scope_marks, scope_names, scoped
 from fencepost.storage.catalog import Catalog, Fence, Table
-from fencepost.storage.engine import Connection, undoing
+from fencepost.storage.connection import Connection
+from fencepost.storage.engine import undoing
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, Key
 from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, RefusedRow, TooManyRows

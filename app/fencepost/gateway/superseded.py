@@ -12,7 +12,8 @@ from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, HolderUnknown
 from fencepost.storage.catalog import Table
-from fencepost.storage.engine import Connection, Database
+from fencepost.storage.connection import Connection
+from fencepost.storage.engine import Database
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.issued import Issued, issued_to
 from fencepost.storage.row_sql import encode_name

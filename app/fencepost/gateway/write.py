@@ -14,7 +14,8 @@ from fencepost.gateway.plans import NO_BODY, Body, KeyedWrite, batched, ready_fo
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import fenced
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection, undoing
+from fencepost.storage.connection import Connection
+from fencepost.storage.engine import undoing
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_insert import insert_row

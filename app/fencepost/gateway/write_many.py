@@ -25,7 +25,7 @@ from fencepost.gateway.scoped import ScopedWrite
 from fencepost.gateway.write import UNIQUE_VIOLATION, may_need_fitting
 from fencepost.storage import fenced, fenced_many
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_batch import RowWrite

@@ -16,7 +16,8 @@ from typing import Final, Literal, TypeVar
 from fencepost.fencing.token import Token
 from fencepost.locks.queue import Queue, Visit
 from fencepost.storage import leases
-from fencepost.storage.engine import Connection, Database, gateway_connection, retrying
+from fencepost.storage.connection import Connection, gateway_connection
+from fencepost.storage.engine import Database, retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
 from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
 

@@ -6,7 +6,7 @@ still unread in its socket, and commit later. A backend is known by pid and star
 
 from typing import Final
 
-from fencepost.storage.engine import Backend, Connection
+from fencepost.storage.connection import Backend, Connection
 from fencepost.storage.errors import UnavailableError, translated
 
 END_WITHIN_MS: Final = 5000

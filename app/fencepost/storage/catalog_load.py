@@ -10,7 +10,7 @@ import asyncpg
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, Table, TableKind, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 _KINDS: Final[dict[str, TableKind]] = {
     "r": "table",

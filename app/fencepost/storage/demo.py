@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.protect import protect
 
 FIRST_TOKEN = 34

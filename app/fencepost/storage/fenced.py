@@ -12,7 +12,7 @@ import asyncpg
 
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.row_sql import (
     MARK,
     body_columns,

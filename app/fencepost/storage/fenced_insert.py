@@ -9,7 +9,7 @@ from typing import Final
 
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.row_sql import (
     MARK,

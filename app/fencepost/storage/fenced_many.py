@@ -12,7 +12,7 @@ from typing import Final
 
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.query import Filter
 from fencepost.storage.query_sql import Parameters, render_filters

@@ -32,7 +32,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
-from fencepost.storage.engine import Connection, Database, GatewayConnection, gateway_connection
+from fencepost.storage.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
 
 W = TypeVar("W")

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 CALLER: Final = ""
 """Whose keys these are. One name space for all, as long as callers are not told apart."""

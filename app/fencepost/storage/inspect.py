@@ -9,7 +9,7 @@ from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import BOUND, api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import CONSTRAINT
 from fencepost.storage.protect_table import PREFIX
 

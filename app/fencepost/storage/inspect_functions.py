@@ -7,7 +7,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.catalog import quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.inspect import Finding
 from fencepost.storage.owner import RELATIONS
 from fencepost.storage.protect_check import Target, as_it_is

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.generations import lagging_tables
 from fencepost.storage.inspect import Finding
 from fencepost.storage.origin import ORIGIN, Origin

@@ -6,7 +6,7 @@ import asyncpg
 
 from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.catalog_load import api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.inspect import Finding
 from fencepost.storage.protect_functions import JUDGING
 

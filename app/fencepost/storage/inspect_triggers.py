@@ -5,7 +5,7 @@ on the table and on each of its partitions, of which every one has copies of its
 from typing import Final
 
 from fencepost.storage.catalog_load import api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.inspect import Finding
 from fencepost.storage.protect_table import PREFIX
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from fencepost.fencing.token import Token
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

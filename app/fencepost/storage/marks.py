@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fencepost.fencing.token import Token, accepts
 from fencepost.storage.catalog import BUILTIN, Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key
 from fencepost.storage.row_sql import MARK, key_match, parameter_resource, resource_sql
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 PACKAGE = Path(__file__).parents[1]
 

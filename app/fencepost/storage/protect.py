@@ -14,7 +14,7 @@ import asyncpg
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
 from fencepost.storage.protect_scope import ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
 from fencepost.storage.protect_scope_check import examine_name, examine_scope, read_template

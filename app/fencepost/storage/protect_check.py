@@ -8,7 +8,7 @@ import asyncpg
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 CONSTRAINT: Final = "fencepost_mark"
 

@@ -6,7 +6,7 @@ from typing import Final
 from fencepost.fencing.scope import MalformedScopeError, Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import COLUMNS, KEY_TYPES, KeyColumn, ProtectError, Target
 
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}

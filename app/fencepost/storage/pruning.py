@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage import idempotency
-from fencepost.storage.engine import Connection, Database, retrying
+from fencepost.storage.connection import Connection
+from fencepost.storage.engine import Database, retrying
 from fencepost.storage.errors import translated
 
 BATCH: Final = 10_000

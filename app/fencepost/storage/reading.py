@@ -1,7 +1,7 @@
 """SELECT: rows as JSON, made by PostgreSQL."""
 
 from fencepost.storage.catalog import Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import FencedRow, Key
 from fencepost.storage.query import Query, Select
 from fencepost.storage.query_sql import Parameters, render_filters, render_order, render_select

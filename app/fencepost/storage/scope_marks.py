@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

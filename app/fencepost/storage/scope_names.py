@@ -7,7 +7,8 @@ import asyncpg
 
 from fencepost.fencing.scope import Scope
 from fencepost.storage.catalog import Column, Table, quote
-from fencepost.storage.engine import Connection, undoing
+from fencepost.storage.connection import Connection
+from fencepost.storage.engine import undoing
 from fencepost.storage.fenced import Key
 from fencepost.storage.fenced_many import TooManyRows
 from fencepost.storage.query import Filter

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fencepost.fencing.scope import Scope
 from fencepost.storage.catalog import Fence, Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_many import ManyOutcome, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter

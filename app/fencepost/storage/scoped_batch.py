@@ -12,7 +12,7 @@ from typing import Literal
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Table, quote
-from fencepost.storage.engine import Connection
+from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, Key
 from fencepost.storage.fenced_batch import Statement, held
 from fencepost.storage.row_sql import (
