@@ -212,3 +212,23 @@ async def test_a_batch_is_one_transaction_undone_as_a_whole(stage: Stage, connec
     assert await observer.fetchval("SELECT count(*) FROM words") == 0
     assert await asyncio.gather(*stage.send(stage.lane(), "a", "b", "c")) == ["a", "b", "c"]
     assert await observer.fetchval("SELECT count(DISTINCT xmin::text) FROM words") == 1
+
+
+async def test_a_lane_leaves_a_connection_that_knows_an_older_generation(stage: Stage, connect: Connect) -> None:
+    pids: list[int] = []
+
+    async def note(connection: Connection, words: Words) -> Sequence[str]:
+        pids.append(connection.get_server_pid())
+        return words
+
+    stage.answer = note
+    lane = stage.lane()
+    first = stage.send(lane, "a")
+    await stage.begun.wait()
+    second = stage.send(lane, "b")
+    observer = await connect()
+    await observer.execute("SELECT fencepost.raise_generation('a test')")
+    assert (await stage.database.standing()).generation == 1  # one of the pool's connections has met it
+    stage.gate.set()
+    await asyncio.gather(*first, *second)
+    assert len(set(pids)) == 2
