@@ -79,16 +79,12 @@ def short_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", params=["embedded-18", "debian-15"])
 def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """Run a PostgreSQL server for the session, once per version.
-
-    Without fsync: what a killed process has written stays, and no test pulls the plug. Thousands of databases are made
-    on it.
-    """
+    """Run a PostgreSQL server for the session, once per version. Its durability is the default one: doctor looks."""
     bin_dir = server_bin_dir(request.param)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
     directory.chmod(0o755)
     try:
-        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data", options={"fsync": "off"}) as server:
+        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
             yield server
     finally:
         shutil.rmtree(directory)

@@ -237,11 +237,8 @@ async def test_a_unique_entry_that_somebody_holds_stalls_nobody(race: Race) -> N
 async def test_a_caller_that_goes_away_takes_no_neighbour_along(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         works = [asyncio.create_task(patch(gateway, keyed(key, 40, status="x"))) for key in "abc"]
-
-        async def all_wait() -> bool:
-            return gateway.group.waiting == 3
-
-        await eventually(all_wait, what="all of them are sent, or wait to be")
+        await asyncio.sleep(0)  # each runs up to where it waits for its batch
+        assert gateway.group.waiting == 3
         works[1].cancel()
         answers = await asyncio.gather(*works, return_exceptions=True)
         assert isinstance(answers[1], asyncio.CancelledError)
@@ -268,6 +265,20 @@ async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
     row = await race.row("a") or {}
     assert (row["n"], row["last_fence_token"]) == (1, 40)
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 3
+
+
+async def test_a_key_whose_write_waits_is_in_flight_at_once(race: Race) -> None:
+    async with open_gateway(race.dsn, pool_size=2) as gateway:
+        async with held(race, "a"):
+            first = asyncio.create_task(patch(gateway, replace(keyed("a", 40, n=1), once=once())))
+
+            async def waits() -> bool:
+                return bool(await race.observer.fetchval(WAITING) == 1)
+
+            await eventually(waits, what="the first one waits for the row")
+            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), once=once())), 5)
+            assert told(await again) == "FP013", "it must not wait for its turn"
+        assert told(await first) == "ok"
 
 
 async def test_a_key_in_flight_elsewhere_is_told_and_keeps_nobody(race: Race) -> None:

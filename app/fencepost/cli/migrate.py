@@ -15,7 +15,8 @@ GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
     " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
-    " fencepost.enter(text, text[], bigint, oid, text) TO {role}",
+    " fencepost.enter(text, text[], bigint, oid, text),"
+    " fencepost.enter_each(text, text[], bigint[], oid, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
     " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",

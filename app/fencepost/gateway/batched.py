@@ -13,7 +13,7 @@ from typing import Final
 from fencepost.gateway.batched_scopes import enter, scoped_statements
 from fencepost.gateway.batched_writes import Answer, Batched, BatchedVerb, Statements, row_statements
 from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.once import Replayed
+from fencepost.gateway.once import answer_of
 from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.turns import busy
 from fencepost.storage import idempotency
@@ -22,7 +22,6 @@ from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.fenced import Change
 from fencepost.storage.group_commit import ALONE, Alone, Broken, Lane
-from fencepost.storage.idempotency import Recorded
 
 MOST: Final = 256
 MOST_KEYED: Final = 64
@@ -132,10 +131,14 @@ async def _begin(connection: Connection, batch: Sequence[Batched], answers: list
     """Look the Idempotency-Keys up; gives the numbers of the writes that are new."""
     onces = [write.once for write in batch if write.once is not None]
     found = await idempotency.begin_many(connection, [(once.key, once.payload_hash) for once in onces])
+    new = []
     for number, each in enumerate(found):
-        if isinstance(each, Recorded):
-            answers[number] = Replayed([], answer=each)
-    return [number for number, each in enumerate(found) if each == "new"]
+        known = answer_of(each)
+        if known is None:
+            new.append(number)
+        else:
+            answers[number] = known
+    return new
 
 
 async def _record(

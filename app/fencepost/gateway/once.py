@@ -17,7 +17,7 @@ from fencepost.storage import idempotency
 from fencepost.storage.catalog import Fence
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, UnavailableError, translated
-from fencepost.storage.idempotency import Recorded
+from fencepost.storage.idempotency import Recorded, State
 
 RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
 """What a second record of a key meets: schema, constraint, SQLSTATE."""
@@ -58,26 +58,35 @@ async def attempt_once(
             found = await idempotency.begin(connection, once.key, once.payload_hash)
     except RefusedError as error:  # a time limit, say: no refusal of the write, which may have landed before
         raise UnavailableError(f"the Idempotency-Key could not be looked up: {error}") from error
-    if isinstance(found, Recorded):
-        return Replayed([], answer=found)
-    if found == "in flight":
-        return Problem(
-            KEY_IN_FLIGHT,
-            "A request with this Idempotency-Key is being worked on.",
-            hint="Wait for its answer, or repeat it after Retry-After: then its answer is there.",
-            retry_after=RETRY_AFTER,
-        )
-    if found == "reused":
-        return Problem(
-            KEY_REUSED,
-            "This Idempotency-Key was used for another request: another method, table, key, query or body.",
-            hint="Every write has a key of its own.",
-        )
+    if (known := answer_of(found)) is not None:
+        return known
     outcome = await attempt(connection)
     if not isinstance(outcome, Problem):
         with translated(writing=True):
             await idempotency.record(connection, once.key, once.payload_hash, once.render(outcome))
     return outcome
+
+
+def answer_of(found: Recorded | State) -> Replayed | Problem | None:
+    """Answer what the look-up of a key has found; None: the write is new."""
+    if isinstance(found, Recorded):
+        return Replayed([], answer=found)
+    match found:
+        case "new":
+            return None
+        case "in flight":
+            return Problem(
+                KEY_IN_FLIGHT,
+                "A request with this Idempotency-Key is being worked on.",
+                hint="Wait for its answer, or repeat it after Retry-After: then its answer is there.",
+                retry_after=RETRY_AFTER,
+            )
+        case "reused":
+            return Problem(
+                KEY_REUSED,
+                "This Idempotency-Key was used for another request: another method, table, key, query or body.",
+                hint="Every write has a key of its own.",
+            )
 
 
 def landed_meanwhile(error: RefusedError) -> bool:
