@@ -155,7 +155,9 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
     limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     locks = PostgresLocks(database, queue, limits, at_once=max(settings.pool_size // 2, 1))
     group = GroupCommit(database, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout)
-    turns = Turns(at_once=max(settings.pool_size // 2, 1), wait=settings.lock_timeout)
+    turns = Turns(
+        at_once=max(settings.pool_size // 2, 1), wait=settings.lock_timeout, most_waiting=settings.max_waiting
+    )
     try:
         try:
             await catalog.reload()

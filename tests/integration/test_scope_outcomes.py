@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cutting_proxy import CuttingProxy
+from tests.idempotency_scenarios import assert_applied
 from tests.interleave import Connect
 from tests.lost_answers import cut, cut_off, swallowed, waiting_instead_of
 from tests.racing import NEW, Race, body, gateway_pid, keyed, posted, rows_patch, told
@@ -16,7 +17,7 @@ from tests.scope_scenarios import entered, mark, scoped_race
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.core import Gateway, Outcome
 from fencepost.gateway.once import Once, Replayed
@@ -30,19 +31,23 @@ CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text);
 CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS
 'BEGIN INSERT INTO public.applied (verb) VALUES (TG_OP); RETURN NULL; END';
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.items FOR EACH ROW EXECUTE FUNCTION public.audit();
-ALTER TABLE public.items ADD status text NOT NULL DEFAULT 'new'"""
+"""
 
 
 @pytest.fixture(params=["strict", "lease"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    race = await scoped_race(connect, database, request.param)
-    await race.observer.execute(AUDIT)
+async def rule(request: pytest.FixtureRequest) -> Rule:
+    found: Rule = request.param
+    return found
+
+
+@pytest.fixture(params=["alone", "in batches"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str, rule: Rule) -> Race:
+    """With the audit's trigger each write has a transaction of its own; without it they go in batches."""
+    race = await scoped_race(connect, database, rule)
+    await race.observer.execute("ALTER TABLE public.items ADD status text NOT NULL DEFAULT 'new'")
+    if request.param == "alone":
+        await race.observer.execute(AUDIT)
     return race
-
-
-async def applied(race: Race) -> int:
-    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
-    return count
 
 
 def write_of(  # noqa: PLR0911 - one for each verb
@@ -93,7 +98,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
         assert await entered(race, race.a, 40, "account/42") == {"account/42": None}
         cut(proxy)
         assert isinstance(await write, Replayed)
-    assert await applied(race) == VERBS[verb]
+    await assert_applied(race, VERBS[verb])
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -103,7 +108,7 @@ async def test_a_write_without_key_that_landed_says_what_is_known(race: Race, ve
     assert isinstance(known, dict)
     assert (known["resource"] in ("account/42", "account/7"), known["mark"]) == (True, "31")
     assert "with this token was accepted" in known["meaning"]
-    assert await applied(race) == VERBS[verb]
+    await assert_applied(race, VERBS[verb])
 
 
 async def lost_answer(race: Race, verb: str, meanwhile: str | None) -> Problem:
@@ -130,7 +135,7 @@ async def test_it_is_unknown_once_somebody_newer_came_or_the_mark_was_pruned(rac
     known = answer.body()["known"]
     assert isinstance(known, dict)
     assert "is not known" in known["meaning"]
-    assert await applied(race) == 1
+    await assert_applied(race, 1)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -145,7 +150,7 @@ async def test_a_write_whose_backend_waited_for_the_mark_lands_once(race: Race, 
         assert not write.done()
         await holder.commit()
         assert told(await write) in ("ok", "created")
-    assert await applied(race) == VERBS[verb]
+    await assert_applied(race, VERBS[verb])
     assert await mark(race) == 31
 
 
@@ -175,5 +180,5 @@ async def test_of_several_scopes_one_without_the_mark_proves_that_nothing_landed
         await race.a.execute("SELECT pg_advisory_unlock(1)")
         proxy.refusing = False
         assert told(await write) == ("FP001" if newer else "ok"), "it was certain, so it was tried again"
-    assert await applied(race) == (0 if newer else 3)
+    await assert_applied(race, (0 if newer else 3))
     assert await mark(race, "account/7") == (None if newer else 31)

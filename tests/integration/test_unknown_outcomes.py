@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 from tests.cutting_proxy import CuttingProxy
-from tests.idempotency_scenarios import applied, audited_race, once
+from tests.idempotency_scenarios import assert_applied, audited_race, has_landed, once
 from tests.interleave import Connect, eventually
 from tests.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
 from tests.racing import NEW, Race, gateway_pid, keyed, posted, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import Rule, Token
 from fencepost.gateway import operation
 from fencepost.gateway.claim import Claim, claim
 from fencepost.gateway.once import Replayed
@@ -27,8 +27,14 @@ from fencepost.storage import backends
 
 
 @pytest.fixture(params=["strict", "lease"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await audited_race(connect, database, request.param)
+async def rule(request: pytest.FixtureRequest) -> Rule:
+    found: Rule = request.param
+    return found
+
+
+@pytest.fixture(params=["alone", "in batches"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str, rule: Rule) -> Race:
+    return await audited_race(connect, database, rule, counting=request.param == "alone")
 
 
 KEYED = [True, False]
@@ -47,7 +53,7 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
         assert not write.done()
         await holder.commit()
         assert told(await write) == "ok"
-    assert await applied(race) == 1
+    await assert_applied(race, 1)
     assert await race.live_mark("k") == 31
 
 
@@ -65,7 +71,7 @@ async def test_an_array_whose_backend_waits_for_a_row_lands_once(race: Race, wit
         assert not write.done()
         await holder.commit()
         assert told(await write) == "ok"
-    assert await applied(race) == 3, "the two rows, and the insert of one of them"
+    await assert_applied(race, 3)
     assert [await race.live_mark(key) for key in "jk"] == [31, 31]
 
 
@@ -73,7 +79,7 @@ async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     """Wait until the write is committed, and its answer swallowed; then cut."""
 
     async def landed() -> bool:
-        return await applied(race) > 0
+        return await has_landed(race)
 
     await swallowed(proxy, landed)
     cut(proxy)
@@ -108,7 +114,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
     assert isinstance(answer, Replayed), answer
     assert answer.answer is not None
     assert (b'"order_id"' in answer.answer.body) or verb == "delete"
-    assert await applied(race) == (2 if verb == "post many" else 1)
+    await assert_applied(race, (2 if verb == "post many" else 1))
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
 
 
@@ -134,7 +140,7 @@ async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race:
     assert isinstance(known, dict)
     assert (known["resource"], known["mark"]) == (resource, "31")
     assert "with this token was accepted" in known["meaning"]
-    assert await applied(race) == 1
+    await assert_applied(race, 1)
 
 
 async def test_when_somebody_newer_came_meanwhile_it_is_unknown_and_not_stale(race: Race) -> None:
@@ -167,7 +173,7 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
         await holder.rollback()
     assert isinstance(answer, Problem)
     assert (answer.name, answer.body()["known"]) == ("FP009", None)
-    assert await applied(race) == 0, "its backend is gone: it will not land later either"
+    await assert_applied(race, 0)
 
 
 async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
@@ -185,11 +191,11 @@ async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
         assert (answer.name, answer.body()["known"]) == ("FP009", None)
         assert "or will" in answer.detail
         assert "claim the resource with a newer token" in (answer.hint or "")
-        assert await applied(race) == 0
+        await assert_applied(race, 0)
         await holder.commit()
 
         async def landed() -> bool:
-            return await applied(race) == 1
+            return await has_landed(race)
 
         await eventually(landed, what="the old backend's write: unknown was the truth")
 
@@ -212,7 +218,7 @@ async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
         proxy.refusing = False
         again = await patch(gateway, replace(keyed("k", 31, n=1), once=once()))
     assert isinstance(again, Replayed)
-    assert await applied(race) == 1
+    await assert_applied(race, 1)
 
 
 async def test_a_transaction_that_broke_before_its_commit_was_not_written(
@@ -233,7 +239,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(
             return state in (None, "idle in transaction")
 
         await eventually(idle, what="the old backend, through with its statement")
-        assert await applied(race) == 0
+        await assert_applied(race, 0)
 
 
 async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
@@ -251,7 +257,7 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
         proxy.refusing = True
         proxy.cut_all()
         assert told(await write) == "FP009"
-    assert await applied(race) == 1
+    await assert_applied(race, 1)
 
 
 async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
@@ -278,7 +284,7 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
         return not await race.observer.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid)
 
     await eventually(gone, what="the backend, awake again, ending")
-    assert await applied(race) == 0
+    await assert_applied(race, 0)
 
 
 async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refused(
@@ -307,6 +313,6 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
         answer = await write
     if race.strict:
         assert told(answer) == "FP002", "the echo of its own write"
-        assert await applied(race) == 1
+        await assert_applied(race, 1)
     else:
-        assert await applied(race) == 2, "written twice"
+        await assert_applied(race, 2)

@@ -21,7 +21,7 @@ from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.fenced import Change
-from fencepost.storage.group_commit import ALONE, Alone, Broken, Lane
+from fencepost.storage.group_commit import ALONE, HELD, Alone, Broken, Lane
 
 MOST: Final = 256
 MOST_KEYED: Final = 64
@@ -33,7 +33,7 @@ WriteLane = Lane[Batched, Outcome]
 
 def lane(table: Table, fence: Fence, verb: BatchedVerb, change: Change, *, keyed: bool) -> WriteLane | None:
     """Make the lane of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
-    if not table.shares_transactions or (verb == "delete" and table.deletes_reach_further):
+    if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
     statements: Statements | None
     if fence.scope is not None:
@@ -46,6 +46,13 @@ def lane(table: Table, fence: Fence, verb: BatchedVerb, change: Change, *, keyed
     if verb != "put" and not keyed and fence.scope is None:
         return Lane(batches.run, _order, _size)
     return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
+
+
+def _reaches_further(table: Table, verb: BatchedVerb, change: Change) -> bool:
+    """Whether such a write may, by a foreign key's action, write to rows of other tables."""
+    if verb == "delete":
+        return table.deletes_reach_further
+    return verb != "post" and not table.updates_reach_further.isdisjoint((*change.columns, *change.defaults))
 
 
 def _order(write: Batched) -> tuple[str, ...]:
@@ -65,19 +72,24 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
 
 
 async def decide(
-    gateway: Gateway, lane: WriteLane | None, write: Batched, operation: Callable[[], Operation]
+    gateway: Gateway, lane: WriteLane | None, write: Batched, operation: Callable[[str], Operation]
 ) -> Outcome:
-    """Have a write decided in a batch, or alone if that cannot be."""
+    """Have a write decided in a batch, or alone if that cannot be. `operation` is told the scope that a batch may have
+    entered for it.
+    """
     if lane is None:
-        return await perform(gateway, operation())
+        return await perform(gateway, operation(""))
     answer = await gateway.group.write(lane, write)
     if isinstance(answer, Broken):
-        return await perform(gateway, operation(), after=answer)
+        return await perform(gateway, operation(write.row.scope), after=answer)
     if not isinstance(answer, Alone):
         return answer
-    alone = operation()
+    alone = operation("")
+    if answer is not HELD:
+        return await perform(gateway, alone)
     # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL says so.
-    async with gateway.turns.of((alone.table.oid, alone.key) if alone.key else write) as mine:
+    name = write.row.scope or ((alone.table.oid, alone.key) if alone.key else write)
+    async with gateway.turns.of(name) as mine:
         return await perform(gateway, alone) if mine else busy(alone.table, alone.key)
 
 

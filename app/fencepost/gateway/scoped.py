@@ -49,9 +49,9 @@ class ScopedWrite:
     entered: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: Table, fence: Fence, token: Token) -> "ScopedWrite | None":
-        """Begin a write; None: the table has no scope."""
-        return None if fence.scope is None else cls(table, fence, fence.scope, token)
+    def of(cls, table: Table, fence: Fence, token: Token, entered: str = "") -> "ScopedWrite | None":
+        """Begin a write; None: the table has no scope. `entered`: a batch may have entered this scope for it."""
+        return None if fence.scope is None else cls(table, fence, fence.scope, token, [entered] if entered else [])
 
     async def enter(self, connection: Connection, scopes: Sequence[str]) -> list[scope_marks.Entered]:
         """Enter scopes; those that refused, or nothing."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fencepost.fencing.problem_types import DATABASE_BUSY
 from fencepost.fencing.problems import Problem
 from fencepost.storage.catalog import Table
+from fencepost.storage.errors import UnavailableError
 from fencepost.storage.fenced import Key
 
 
@@ -21,12 +22,16 @@ class _Row:
 
 
 class Turns:
-    """Whose turn it is, for each row. `at_once` writes of different rows go at the same time; `wait` is in seconds."""
+    """Whose turn it is, for each row (or scope). `at_once` writes of different rows go at the same time; `wait` is in
+    seconds.
+    """
 
-    def __init__(self, *, at_once: int, wait: float) -> None:
+    def __init__(self, *, at_once: int, wait: float, most_waiting: int = 1000) -> None:
         self._rows: dict[Hashable, _Row] = {}
         self._room = asyncio.Semaphore(at_once)
         self._wait = wait
+        self._most_waiting = most_waiting
+        self._waiting = 0
 
     def __len__(self) -> int:
         """How many rows are waited for."""
@@ -34,7 +39,13 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, row: Hashable) -> AsyncIterator[bool]:
-        """Wait for the turn of a row; False: it did not come in time."""
+        """Wait for the turn of a row; False: it did not come in time. UnavailableError: too many wait already."""
+        if self._waiting >= self._most_waiting:
+            raise UnavailableError(
+                f"{self._waiting} writes wait for rows that somebody holds, and more are not taken in"
+                " (FENCEPOST_MAX_WAITING): nothing was written"
+            )
+        self._waiting += 1
         turn = self._rows.setdefault(row, _Row())
         turn.asked += 1
         holds = room = False
@@ -52,6 +63,7 @@ class Turns:
                 self._room.release()
             if holds:
                 turn.lock.release()
+            self._waiting -= 1
             turn.asked -= 1
             if not turn.asked:
                 self._rows.pop(row, None)
@@ -59,9 +71,10 @@ class Turns:
 
 def busy(table: Table, key: Key) -> Problem:
     """Tell that the turn did not come."""
+    what = f"{table.name}/{','.join(key)}" if key else f"What a row of {table.name} needs"
     return Problem(
         DATABASE_BUSY,
-        f"{table.name}/{','.join(key)} is held by somebody, and other writes wait for it already: nothing was written.",
+        f"{what} is held by somebody, or too many other writes wait already: nothing was written.",
         code="55P03",
         retry_after=1,
     )

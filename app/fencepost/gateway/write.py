@@ -35,8 +35,8 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
         fence, body = plan.fence, request.body or NO_BODY
         named = _doubtful(table, request, body)
 
-        def operation() -> Operation:
-            scoped = ScopedWrite.of(table, fence, token)
+        def operation(entered: str) -> Operation:
+            scoped = ScopedWrite.of(table, fence, token, entered)
             change = replace(plan.change, body=body.text)
 
             async def attempt(connection: Connection) -> Outcome:
@@ -65,8 +65,8 @@ async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
         plan, token = ready
         fence, target = plan.fence, plan.change.target
 
-        def operation() -> Operation:
-            scoped = ScopedWrite.of(table, fence, token)
+        def operation(entered: str) -> Operation:
+            scoped = ScopedWrite.of(table, fence, token, entered)
 
             async def attempt(connection: Connection) -> Outcome:
                 if scoped is not None:
@@ -99,8 +99,8 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
         named = _doubtful(table, request, body)
         to_fit = needs_fitting(table, request.key)
 
-        def operation() -> Operation:
-            scoped = ScopedWrite.of(table, fence, token)
+        def operation(entered: str) -> Operation:
+            scoped = ScopedWrite.of(table, fence, token, entered)
             change = replace(plan.change, body=body.text)
 
             async def attempt(connection: Connection) -> Outcome:

@@ -78,8 +78,8 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
             return ready
         fence, token = ready
 
-        def operation() -> Operation:
-            scoped = ScopedWrite.of(table, fence, token)
+        def operation(entered: str) -> Operation:
+            scoped = ScopedWrite.of(table, fence, token, entered)
             if scoped is not None:
                 return _insert_into_scopes(scoped, request, target)
             return _insert_rows(table, fence, token, request, target)

@@ -31,16 +31,20 @@ _JSON = frozenset({"application/json", "application/*", "*/*", SINGULAR, "applic
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """A request's headers as they came: names in lower case."""
 Headers = Mapping[bytes, bytes]
-"""The same by their names; several of one name are one, joined by commas (RFC 9110 §5.3)."""
+"""The same by their names. Of several the first counts; lists are joined (RFC 9110 §5.3)."""
 
 
 def by_name(raw_headers: RawHeaders) -> Headers:
     """Read headers by their names."""
     headers = dict(raw_headers)
     if len(headers) < len(raw_headers):
-        for name in headers:
+        headers = dict(reversed(raw_headers))
+        for name in _LISTS & headers.keys():
             headers[name] = b", ".join(value for each, value in raw_headers if each == name)
     return headers
+
+
+_LISTS = frozenset({b"accept", b"prefer"})
 
 
 def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Token | None:

@@ -98,6 +98,8 @@ class Table:
     """
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
+    updates_reach_further: frozenset[str] = frozenset()
+    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
     fingerprint: str = ""
     """Changes with whatever of the table the statements depend on."""
     unique_columns: frozenset[str] = field(default_factory=frozenset)

@@ -51,10 +51,18 @@ c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
 """
 
 # Row security runs policies; it also hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING
-# takes no deferrable constraint.
+# takes no deferrable constraint, and keeps what a function in a DEFAULT has written; those in C write nothing.
 _SHARES: Final = """
 NOT c.relrowsecurity AND NOT c.relhasrules AND c.relkind IN ('r', 'p')
-  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate) AND NOT EXISTS (
+  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
+  AND NOT EXISTS (
+  SELECT FROM pg_depend d JOIN pg_proc f ON f.oid = d.refobjid JOIN pg_language l ON l.oid = f.prolang
+   WHERE d.refclassid = 'pg_proc'::regclass AND f.provolatile = 'v' AND l.lanname NOT IN ('c', 'internal')
+     AND f.oid >= 16384 AND (
+       d.classid = 'pg_attrdef'::regclass AND d.objid IN (SELECT e.oid FROM pg_attrdef e WHERE e.adrelid = c.oid)
+       OR d.classid = 'pg_constraint'::regclass
+          AND d.objid IN (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid)))
+  AND NOT EXISTS (
   WITH RECURSIVE part(oid) AS (
     SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
@@ -64,6 +72,11 @@ NOT c.relrowsecurity AND NOT c.relhasrules AND c.relkind IN ('r', 'p')
 # CASCADE, SET NULL, SET DEFAULT
 _REACHES: Final = """
 EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid AND k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd'))
+"""
+_CHANGES: Final = """
+(SELECT array_agg(DISTINCT a.attname::text) FROM pg_constraint k
+   JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = ANY(k.confkey)
+  WHERE k.confrelid = c.oid AND k.contype = 'f' AND k.confupdtype IN ('c', 'n', 'd'))
 """
 
 # Partitions are reached through their parent only.
@@ -79,7 +92,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
-       {_SUPPRESSES} AS may_suppress, {_SHARES} AS shares, {_REACHES} AS reaches, {_FINGERPRINT} AS fingerprint
+       {_SUPPRESSES} AS may_suppress, {_SHARES} AS shares, {_REACHES} AS reaches, {_CHANGES} AS changes,
+       {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED}
  ORDER BY n.nspname, c.relname"""
@@ -241,6 +255,7 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
             may_suppress=row["may_suppress"],
             shares_transactions=row["shares"],
             deletes_reach_further=row["reaches"],
+            updates_reach_further=frozenset(row["changes"] or ()),
             fingerprint=row["fingerprint"],
         )
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.

@@ -57,6 +57,7 @@ class GatewayConnection(asyncpg.Connection):
 
     backend: Backend
     origin: Origin
+    _log_listeners: set[object]
     _unreplicated = False
 
     def require_replicated(self) -> None:
@@ -76,6 +77,17 @@ class GatewayConnection(asyncpg.Connection):
         """
         if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
             self._unreplicated = True
+
+    def listen(self) -> None:
+        """Hear warnings, until `stop_listening`."""
+        self.add_log_listener(self.on_warning)
+
+    def stop_listening(self) -> None:
+        """Hear them no more. A closed connection takes no listener away, and complains of those that it has."""
+        if self.is_closed():
+            self._log_listeners.clear()
+        else:
+            self.remove_log_listener(self.on_warning)
 
     async def introduce(self) -> None:
         """Ask both, in one query: what a pool does with each new connection."""

@@ -109,15 +109,15 @@ class Database:
         try:
             if writing:
                 await self._require_origin(connection)
-                behind.add_log_listener(behind.on_warning)
+                behind.listen()
             yield connection
         except RefusedError as error:
             if error.of_an_old_plan:
                 await self._expire()
             raise
         finally:
-            if writing and not behind.is_closed():
-                behind.remove_log_listener(behind.on_warning)
+            if writing:
+                behind.stop_listening()
             await pool.release(connection)
 
     async def _expire(self) -> None:

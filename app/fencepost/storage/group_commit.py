@@ -2,7 +2,8 @@
 
 The protocol of one lane (the writes that one statement can carry: a table, a verb, a set of columns):
 
-1. Nothing is in flight: a write is sent at once, alone. An idle gateway adds no wait.
+1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
+   and a slow statement keeps nobody waiting but its own batch.
 2. While a batch is in flight, writes gather. When it is answered, all that have gathered are the next one, up to
    `most` of them and MOST_BYTES, and those that clash (the same Idempotency-Key, the same scope) one after the other
    in batches of their own.
@@ -27,7 +28,8 @@ what has not been sent has not happened, so both are a plain 503.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
@@ -49,13 +51,21 @@ class Alone(Enum):
     """A write that its batch could not decide: for this one time, or at all."""
 
     AGAIN = "it goes into another batch, a few times: what was in its way is likely to be over by then"
+    HELD = "it is decided by itself, and will have to wait for somebody"
     ALONE = "it is decided by itself"
 
 
 AGAIN: Final = Alone.AGAIN
+HELD: Final = Alone.HELD
 ALONE: Final = Alone.ALONE
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
+LOCK_WAITS: Final = frozenset({"55P03", "57014"})
+"""SQLSTATEs of a wait that was given up."""
+SLOW: Final = 0.05
+"""Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
+MOST_AT_ONCE: Final = 3
+"""How many batches of a lane may be in flight then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,10 @@ class Lane(Generic[W, R]):
     """What no two writes of a batch may share."""
     most: int = 256
     queue: "deque[Waiting[W, R]]" = field(default_factory=deque)
-    running: bool = False
+    running: int = 0
+    """How many send its batches: one, unless one of them is slow."""
+    sent: float = 0.0
+    """When the last batch was sent (loop time)."""
 
     def take(self) -> "list[Waiting[W, R]]":
         """Take the next batch, sorted. Those whose caller has gone before they were sent are dropped."""
@@ -148,7 +161,7 @@ class GroupCommit:
                 answer = await self._queued(lane, write)
                 if answer is not AGAIN:
                     return answer
-            return ALONE
+            return HELD
         finally:
             self.waiting -= 1
 
@@ -156,13 +169,18 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         waiting: Waiting[W, R] = Waiting(write, loop.create_future(), loop.time() + self._wait_at_most)
         lane.queue.append(waiting)
-        if not lane.running:
-            lane.running = True
-            self._lanes.add(lane)
-            self._start(self._drain(lane))
+        if not lane.running or (lane.running < MOST_AT_ONCE and loop.time() - lane.sent > SLOW):
+            self._send(lane)
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep)
         return waiting.answer
+
+    def _send(self, lane: Lane[Any, Any]) -> None:
+        """Begin to send what waits, beside what is in flight."""
+        lane.running += 1
+        lane.sent = asyncio.get_running_loop().time()
+        self._lanes.add(lane)
+        self._start(self._drain(lane))
 
     async def close(self) -> None:
         """Wait for what is in flight."""
@@ -182,22 +200,21 @@ class GroupCommit:
             while lane.queue:
                 await self._on_a_connection(lane)
         finally:
-            lane.running = False
-            self._lanes.discard(lane)
+            lane.running -= 1
+            if not lane.running:
+                self._lanes.discard(lane)
 
     async def _on_a_connection(self, lane: Lane[Any, Any]) -> None:
         """Send batches on one connection for as long as it serves and no other lane wants one."""
         batch: list[Waiting[Any, Any]] = []
         behind: GatewayConnection | None = None
-        self._wanting += 1
-        wanting = True
+        loop = asyncio.get_running_loop()
         try:
-            async with self._database.lane() as connection:
-                self._wanting -= 1
-                wanting = False
+            async with self._connection() as connection:
                 behind = gateway_connection(connection)
                 while lane.queue and not behind.is_closed() and self._database.is_accepted(connection):
                     batch = lane.take()
+                    lane.sent = loop.time()
                     if batch:
                         await _carry(lane, connection, behind, batch)
                     batch = []
@@ -205,6 +222,17 @@ class GroupCommit:
                         return
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             self._failed(lane, batch or lane.take(), error, behind)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection. Whoever has one gives it back after a batch as long as somebody wants one."""
+        self._wanting += 1
+        wanting = True
+        try:
+            async with self._database.lane() as connection:
+                self._wanting -= 1
+                wanting = False
+                yield connection
         finally:
             if wanting:
                 self._wanting -= 1
@@ -216,12 +244,16 @@ class GroupCommit:
         error: Exception,
         behind: GatewayConnection | None,
     ) -> None:
+        # Out of memory, of space: where a connection was there, that is about one of its writes, too.
+        refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
         match error:
-            case RefusedError() if len(batch) > 1:
+            case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
                 for half in (batch[:middle], batch[middle:]):
                     self._start(self._again(lane, half))
-            case RefusedError():
+            case RefusedError(sqlstate=state) if state in LOCK_WAITS:
+                _tell(batch, HELD)
+            case _ if refused:
                 _tell(batch, ALONE)
             case OutcomeUnknownError() if behind is not None:
                 _tell(batch, Broken(error, behind))
@@ -234,7 +266,7 @@ class GroupCommit:
         """Send a part of a batch that was refused."""
         behind: GatewayConnection | None = None
         try:
-            async with self._database.lane() as connection:
+            async with self._connection() as connection:
                 behind = gateway_connection(connection)
                 await _carry(lane, connection, behind, batch)
         except Exception as error:  # noqa: BLE001 - the same
@@ -244,7 +276,9 @@ class GroupCommit:
         """Take out what has waited too long. Each queue is in the order of its deadlines."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for lane in self._lanes:
+        for lane in tuple(self._lanes):
+            if lane.queue and lane.running < MOST_AT_ONCE and now - lane.sent > SLOW:
+                self._send(lane)
             while lane.queue and (lane.queue[0].deadline <= now or lane.queue[0].answer.done()):
                 late = lane.queue.popleft()
                 if not late.answer.done():
