@@ -14,6 +14,7 @@ from tests.scope_scenarios import mark, scoped_race
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
+from fencepost.storage.protect import protect
 
 
 @pytest.fixture(params=["strict", "lease"])
@@ -143,3 +144,24 @@ async def test_the_sql_function_takes_no_scope_twice(race: Race) -> None:
     assert await outcome(race.observer.fetch(sql, oid, "account/{account_id}")) == "P0001"
     other = sql.replace("'account/1', 'account/1'", "'account/1', 'account/2'")
     assert await outcome(race.observer.fetch(other, oid, "accounts/{account_id}")) == "FP000"
+
+
+CASCADE = """
+CREATE TABLE public.parents (id int PRIMARY KEY, account_id int NOT NULL, code text UNIQUE);
+CREATE TABLE public.children (
+  id int PRIMARY KEY, account_id int NOT NULL, code text REFERENCES public.parents (code) ON UPDATE CASCADE);
+INSERT INTO public.parents VALUES (1, 1, 'x'), (2, 2, 'z');
+INSERT INTO public.children VALUES (1, 2, 'x')"""
+
+
+async def test_a_cascade_does_not_get_into_a_neighbours_scope(race: Race) -> None:
+    await race.observer.execute(CASCADE)
+    for table in ("parents", "children"):
+        await protect(race.observer, table, scope="account/{account_id}", rule=race.rule)
+    async with open_gateway(race.dsn) as gateway:
+        answers = await together(
+            patch(gateway, keyed("1", 40, table="parents", code="y")),  # would write a row of account/2
+            patch(gateway, keyed("2", 40, table="parents", code="w")),  # is of account/2
+        )
+    assert answers == ["FP428", "ok"]
+    assert await race.observer.fetchval("SELECT code FROM children") == "x"

@@ -12,7 +12,7 @@ from tests.interleave import Connect
 from fencepost.storage.connection import Connection, Limits
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
-from fencepost.storage.group_commit import AGAIN, ALONE, Alone, Broken, GroupCommit, Lane
+from fencepost.storage.group_commit import AGAIN, ALONE, HELD, Alone, Broken, GroupCommit, Lane
 
 Words = Sequence[str]
 
@@ -38,8 +38,8 @@ class Stage:
             return [word.upper() for word in words]
 
     def lane(self, *, most: int = 256) -> Lane[str, str]:
-        # Letters after the first may not meet.
-        return Lane(self.run, str, len, lambda word: word[1:], most)
+        # Words that end in x may not meet.
+        return Lane(self.run, str, len, lambda word: ["x"] if word.endswith("x") else [], most)
 
     def send(self, lane: Lane[str, str], *words: str) -> list[asyncio.Task[Any]]:
         return [asyncio.create_task(self.group.write(lane, word)) for word in words]
@@ -106,7 +106,7 @@ async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_al
     stage.answer = wait
     stage.gate.set()
     lane = stage.lane()
-    assert await asyncio.gather(*stage.send(lane, "a", "b", "c", "d")) == ["a", ALONE, "c", "d"]
+    assert await asyncio.gather(*stage.send(lane, "a", "b", "c", "d")) == ["a", HELD, "c", "d"]
 
 
 async def test_a_batch_does_not_grow_too_large(stage: Stage) -> None:
@@ -122,7 +122,7 @@ async def test_what_is_told_to_come_again_is_carried_a_few_times_and_then_goes_a
 
     stage.answer = again
     stage.gate.set()
-    assert await asyncio.gather(*stage.send(stage.lane(), "a", "held")) == ["A", ALONE]
+    assert await asyncio.gather(*stage.send(stage.lane(), "a", "held")) == ["A", HELD]
     assert stage.batches == [["a", "held"], ["held"], ["held"]]
 
 
@@ -149,12 +149,13 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
         await stage.group.write(lane, "g")
-    for late in waiting:
+    # The first of them go after a moment, on the other connection, and then there is none left.
+    for late in waiting[2:]:
         with pytest.raises(UnavailableError, match=r"not sent within 0\.5 s: nothing was written"):
             await late
     stage.gate.set()
-    assert await asyncio.gather(*flying) == ["A", "B"]
-    assert stage.batches == [["a", "b"]]
+    assert await asyncio.gather(*flying, *waiting[:2]) == ["A", "B", "C", "D"]
+    assert stage.batches == [["a", "b"], ["c", "d"]]
     assert await stage.group.write(lane, "h") == "H", "and there is room again"
 
 
@@ -232,3 +233,46 @@ async def test_a_lane_leaves_a_connection_that_knows_an_older_generation(stage: 
     stage.gate.set()
     await asyncio.gather(*first, *second)
     assert len(set(pids)) == 2
+
+
+async def test_a_slow_batch_keeps_only_itself_waiting(stage: Stage) -> None:
+    lane = stage.lane()
+    slow = stage.send(lane, "slow")
+    await stage.begun.wait()
+    stage.begun.clear()
+    later = stage.send(lane, "later")
+    await stage.begun.wait()  # on another connection, while the first one is still in flight
+    assert stage.batches == [["slow"], ["later"]]
+    stage.gate.set()
+    assert await asyncio.gather(*slow, *later) == ["SLOW", "LATER"]
+
+
+async def test_what_one_write_has_no_room_for_is_no_neighbours_matter(stage: Stage) -> None:
+    async def run_out(connection: Connection, words: Words) -> Sequence[str]:
+        if "huge" in words:
+            await connection.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53200'; END $$")
+        return words
+
+    stage.answer = run_out
+    stage.gate.set()
+    assert await asyncio.gather(*stage.send(stage.lane(), "a", "huge", "b", "c")) == ["a", ALONE, "b", "c"]
+
+
+async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(stage: Stage) -> None:
+    group = GroupCommit(stage.database, wait_at_most=60)
+
+    async def refuse(connection: Connection, words: Words) -> Sequence[str]:
+        await connection.execute("SELECT pg_sleep(0.02), 1 / $1::int", 0 if "bad" in words else 1)
+        return words
+
+    stage.answer = refuse
+    stage.gate.set()
+    busy: list[Lane[str, Any]] = [
+        stage.lane(most=2) for _ in range(2)
+    ]  # as many as there are connections, each for longer than pool_timeout
+    numbers = [f"{number:03}" for number in range(140)]
+    works = [asyncio.create_task(group.write(lane, word)) for lane in busy for word in ("000", "bad", *numbers)]
+    told = await asyncio.gather(*works, return_exceptions=True)
+    assert [each for each in told if each is not ALONE and not isinstance(each, str)] == []
+    assert told.count(ALONE) == 2
+    await group.close()

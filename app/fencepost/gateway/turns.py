@@ -31,7 +31,8 @@ class Turns:
         self._room = asyncio.Semaphore(at_once)
         self._wait = wait
         self._most_waiting = most_waiting
-        self._waiting = 0
+        self.waiting = 0
+        """How many have their turn, or wait for it."""
 
     def __len__(self) -> int:
         """How many rows are waited for."""
@@ -40,12 +41,12 @@ class Turns:
     @asynccontextmanager
     async def of(self, row: Hashable) -> AsyncIterator[bool]:
         """Wait for the turn of a row; False: it did not come in time. UnavailableError: too many wait already."""
-        if self._waiting >= self._most_waiting:
+        if self.waiting >= self._most_waiting:
             raise UnavailableError(
-                f"{self._waiting} writes wait for rows that somebody holds, and more are not taken in"
+                f"{self.waiting} writes wait for rows that somebody holds, and more are not taken in"
                 " (FENCEPOST_MAX_WAITING): nothing was written"
             )
-        self._waiting += 1
+        self.waiting += 1
         turn = self._rows.setdefault(row, _Row())
         turn.asked += 1
         holds = room = False
@@ -63,7 +64,7 @@ class Turns:
                 self._room.release()
             if holds:
                 turn.lock.release()
-            self._waiting -= 1
+            self.waiting -= 1
             turn.asked -= 1
             if not turn.asked:
                 self._rows.pop(row, None)
