@@ -3,7 +3,7 @@
 See test_mutants.py.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import asyncpg
@@ -17,7 +17,7 @@ from tests.racing import open_race
 
 import fencepost.gateway.fence
 from fencepost.fencing.token import Token
-from fencepost.storage import fenced, marks
+from fencepost.storage import fenced, fenced_batch, marks
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key, Standing
@@ -130,7 +130,13 @@ def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
         return replace(await fenced.ask(connection, table, fence, key), issued=None)
 
+    batch_asks = fenced_batch.ask
+
+    async def in_a_batch(connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]) -> list[Standing]:
+        return [replace(each, issued=None) for each in await batch_asks(connection, table, fence, keys)]
+
     monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+    monkeypatch.setattr(fenced_batch, "ask", in_a_batch)
 
 
 def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
