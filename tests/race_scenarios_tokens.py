@@ -8,7 +8,7 @@ issued ISSUED tokens.
 from dataclasses import replace
 
 from tests.interleave import Connection
-from tests.racing import ISSUED, Race, gateway_pid, keyed, open_gateway, outcome, posted, told, written
+from tests.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, told, written
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -121,11 +121,12 @@ async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> Non
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.update(race.a, "k", 31)
-        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", UNISSUED, status="b")))
+        assert told(await patch(gateway, keyed("k", UNISSUED, status="b"))) == "FP018", "a batch does not wait for it"
+        waiter = await race.waits(race.c, race.update(race.c, "k", UNISSUED, status="b"))
         drawing = await race.begin(race.b)
         assert await race.b.fetchval("SELECT nextval('fencepost.tokens')") == UNISSUED
         await holder.commit()
-        assert told(await waiter) == "ok"
+        assert written(await waiter)
         await drawing.rollback()
     assert await race.live_mark("k") == UNISSUED
 
