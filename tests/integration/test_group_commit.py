@@ -12,7 +12,8 @@ from tests.interleave import Connect
 from fencepost.storage.connection import Connection, Limits
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
-from fencepost.storage.group_commit import AGAIN, ALONE, HELD, Alone, Broken, GroupCommit, Lane
+from fencepost.storage.group_commit import GroupCommit
+from fencepost.storage.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
 
 Words = Sequence[str]
 

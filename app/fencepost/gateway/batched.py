@@ -21,7 +21,7 @@ from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.fenced import Change
-from fencepost.storage.group_commit import ALONE, HELD, Alone, Broken, Lane
+from fencepost.storage.lane import ALONE, HELD, Alone, Broken, Lane
 
 MOST: Final = 256
 MOST_KEYED: Final = 64

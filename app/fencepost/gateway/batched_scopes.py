@@ -18,7 +18,7 @@ from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_batch import RowWrite, Statement
-from fencepost.storage.group_commit import AGAIN
+from fencepost.storage.lane import AGAIN
 from fencepost.storage.scope_marks import Entered
 
 

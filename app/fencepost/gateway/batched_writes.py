@@ -16,7 +16,7 @@ from fencepost.storage.connection import Connection
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.fenced import Change, FencedRow
 from fencepost.storage.fenced_batch import RowWrite, Statement
-from fencepost.storage.group_commit import AGAIN, ALONE, Alone
+from fencepost.storage.lane import AGAIN, ALONE, Alone
 
 BatchedVerb = Literal["patch", "put", "post", "delete"]
 Answer = Outcome | Alone

@@ -31,7 +31,7 @@ from fencepost.storage.connection import Connection, GatewayConnection, gateway_
 from fencepost.storage.engine import retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, translated
 from fencepost.storage.fenced import Key
-from fencepost.storage.group_commit import Broken
+from fencepost.storage.lane import Broken
 
 Attempt = Callable[[Connection], Awaitable[Outcome]]
 Explain = Callable[[Connection, RefusedError], Awaitable[Problem | None]]

@@ -10,6 +10,7 @@ import asyncpg
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, Table, TableKind, quote
+from fencepost.storage.catalog_effects import CHANGES, REACHES, SHARES, SUPPRESSES
 from fencepost.storage.connection import Connection
 
 _KINDS: Final[dict[str, TableKind]] = {
@@ -40,45 +41,6 @@ _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartit
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
    AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))"""
 
-# The first two bits of tgtype are ROW and BEFORE, the fifth is UPDATE. A partition may have triggers of its own.
-_SUPPRESSES: Final = """
-c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
-  WITH RECURSIVE part(oid) AS (
-    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
-  SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-   WHERE NOT t.tgisinternal AND t.tgtype & 19 = 19 AND t.tgenabled <> 'D'
-     AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
-"""
-
-# Row security runs policies; it also hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING
-# takes no deferrable constraint, and keeps what a function in a DEFAULT has written; those in C write nothing.
-_SHARES: Final = """
-NOT c.relrowsecurity AND NOT c.relhasrules AND c.relkind IN ('r', 'p')
-  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
-  AND NOT EXISTS (
-  SELECT FROM pg_depend d JOIN pg_proc f ON f.oid = d.refobjid JOIN pg_language l ON l.oid = f.prolang
-   WHERE d.refclassid = 'pg_proc'::regclass AND f.provolatile = 'v' AND l.lanname NOT IN ('c', 'internal')
-     AND f.oid >= 16384 AND (
-       d.classid = 'pg_attrdef'::regclass AND d.objid IN (SELECT e.oid FROM pg_attrdef e WHERE e.adrelid = c.oid)
-       OR d.classid = 'pg_constraint'::regclass
-          AND d.objid IN (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid)))
-  AND NOT EXISTS (
-  WITH RECURSIVE part(oid) AS (
-    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
-  SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
-"""
-
-# CASCADE, SET NULL, SET DEFAULT
-_REACHES: Final = """
-EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid AND k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd'))
-"""
-_CHANGES: Final = """
-(SELECT array_agg(DISTINCT a.attname::text) FROM pg_constraint k
-   JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = ANY(k.confkey)
-  WHERE k.confrelid = c.oid AND k.contype = 'f' AND k.confupdtype IN ('c', 'n', 'd'))
-"""
-
 # Partitions are reached through their parent only.
 RELATIONS: Final = f"""
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind::text AS kind,
@@ -92,7 +54,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
-       {_SUPPRESSES} AS may_suppress, {_SHARES} AS shares, {_REACHES} AS reaches, {_CHANGES} AS changes,
+       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {REACHES} AS reaches, {CHANGES} AS changes,
        {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED}

@@ -27,37 +27,20 @@ what has not been sent has not happened, so both are a plain 503.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from fencepost.storage.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane, Waiting
 
 W = TypeVar("W")
 R = TypeVar("R")
 
-MOST_BYTES: Final = 1_000_000
-"""A batch that has grown so large takes in no more writes."""
 SWEPT_EVERY: Final = 0.25
 """Seconds between two looks for writes that have waited too long."""
-
-
-class Alone(Enum):
-    """A write that its batch could not decide: for this one time, or at all."""
-
-    AGAIN = "it goes into another batch, a few times: what was in its way is likely to be over by then"
-    HELD = "it is decided by itself, and will have to wait for somebody"
-    ALONE = "it is decided by itself"
-
-
-AGAIN: Final = Alone.AGAIN
-HELD: Final = Alone.HELD
-ALONE: Final = Alone.ALONE
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
 LOCK_WAITS: Final = frozenset({"55P03", "57014"})
@@ -66,72 +49,6 @@ SLOW: Final = 0.05
 """Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
 MOST_AT_ONCE: Final = 3
 """How many batches of a lane may be in flight then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A write whose batch broke: it may have landed (R15)."""
-
-    error: OutcomeUnknownError
-    connection: GatewayConnection
-
-
-@dataclass(slots=True)
-class Waiting(Generic[W, R]):
-    """One write, and who waits for it."""
-
-    write: W
-    answer: "asyncio.Future[R | Alone | Broken]"
-    deadline: float
-
-
-def _nothing(_write: Any) -> Iterable[Hashable]:
-    return ()
-
-
-@dataclass(eq=False)
-class Lane(Generic[W, R]):
-    """The writes that one statement can carry, and those that wait for it.
-
-    `run` carries a batch out, and commits it before it returns an answer for each write, in the order given; a
-    RefusedError says that all of it was undone.
-    """
-
-    run: Callable[[Connection, Sequence[W]], Awaitable[Sequence[R | Alone]]]
-    order: Callable[[W], Any]
-    size: Callable[[W], int]
-    """About how many bytes a write sends."""
-    clashes: Callable[[W], Iterable[Hashable]] = _nothing
-    """What no two writes of a batch may share."""
-    most: int = 256
-    queue: "deque[Waiting[W, R]]" = field(default_factory=deque)
-    running: int = 0
-    """How many send its batches: one, unless one of them is slow."""
-    sent: float = 0.0
-    """When the last batch was sent (loop time)."""
-
-    def take(self) -> "list[Waiting[W, R]]":
-        """Take the next batch, sorted. Those whose caller has gone before they were sent are dropped."""
-        taken: list[Waiting[W, R]] = []
-        seen: set[Hashable] = set()
-        left: list[Waiting[W, R]] = []
-        queue = self.queue
-        size = 0
-        while queue and len(taken) < self.most and size < MOST_BYTES:
-            waiting = queue.popleft()
-            if waiting.answer.done():
-                continue
-            clashes = tuple(self.clashes(waiting.write))
-            if not seen.isdisjoint(clashes):
-                left.append(waiting)
-                continue
-            seen.update(clashes)
-            taken.append(waiting)
-            size += self.size(waiting.write)
-        queue.extendleft(reversed(left))
-        order = self.order
-        taken.sort(key=lambda waiting: order(waiting.write))
-        return taken
 
 
 class GroupCommit:
