@@ -1,4 +1,4 @@
-"""SQL for what else a write to a table (pg_class c) may do, or be kept from: triggers, rules, functions, foreign keys."""
+"""SQL for what else a write to a table (pg_class c) may do, or be kept from: triggers, rules, functions, keys."""
 
 from typing import Final
 
