@@ -63,7 +63,7 @@ class _New:
 
 @dataclass(frozen=True, slots=True)
 class _Existing:
-    """PATCH, PUT and DELETE. A PUT needs a transaction: a row that cannot be created must not leave others written."""
+    """PATCH, PUT and DELETE. A PUT needs a transaction: if its connection breaks while it creates, that is unknown."""
 
     table: Table
     fence: Fence
