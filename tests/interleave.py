@@ -56,6 +56,13 @@ async def blocked(connection_or_pid: "Connection | int", observer: Connection) -
     await eventually(waits, what=f"backend {pid} waiting for a lock")
 
 
+async def blocks_somebody(holder: Connection, observer: Connection) -> None:
+    """Return once some backend waits for a lock that this one holds; TimeoutError if none ever does."""
+    waited_for = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))"
+    pid = holder.get_server_pid()
+    await eventually(lambda: observer.fetchval(waited_for, pid), what=f"somebody waiting for backend {pid}")
+
+
 async def start(observer: Connection, statement: Coroutine[Any, Any, T], pid: int) -> asyncio.Task[T]:
     """Run a statement of the backend `pid` as a task; return the task once it waits for a lock or is done.
 

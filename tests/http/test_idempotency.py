@@ -154,9 +154,10 @@ async def test_a_key_in_flight_is_409_at_once_and_answered_afterwards(api: Api, 
         first = asyncio.create_task(api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers))
 
         async def waits() -> bool:
-            return bool(await shop.sql("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted"))
+            waited_for = "SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
+            return bool(await shop.sql(waited_for, holder.get_server_pid()))
 
-        await eventually(waits, what="the first request having its key")
+        await eventually(waits, what="the first request having its key, and waiting for the row")
         second = await api.ask("PATCH", f"data/orders/{row}", body, token=20, headers=headers)
         assert code(second) == (409, "FP013")
         assert not first.done()

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 from tests.integration.test_lease_claims import MINUTE, ask, asking, lease
-from tests.interleave import Connect, blocked, eventually
+from tests.interleave import Connect, blocks_somebody, eventually
 from tests.lease_gateways import open_side, out_of_line
 from tests.lease_racing import SHORT, LeaseRace, open_lease_race
 from tests.racing import Race, open_gateway, open_race, outcome
@@ -100,7 +100,7 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         task = asyncio.create_task(lease(gateway, asking("x", secret="mine", claims=("orders/k",), ttl_ms=SHORT)))
-        await blocked(await gateway_pid_of(race), race.observer)
+        await blocks_somebody(race.a, race.observer)
         began = await race.observer.fetchval("SELECT clock_timestamp()")
         beyond = "SELECT clock_timestamp() > $1::timestamptz + $2 * interval '1 ms'"
         await eventually(lambda: race.observer.fetchval(beyond, began, 2 * SHORT), what="the end of the TTL")
@@ -108,21 +108,6 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         granted = await task
         assert granted.lease.lease_id is not None
         assert await gateway.locks.renew(granted.lease.lease_id, hashed("mine"), None) is not None
-
-
-async def somebody_waits(race: Race) -> None:
-    waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'active' AND wait_event_type = 'Lock')"
-    await eventually(lambda: race.observer.fetchval(waits), what="a grant that waits for a row")
-
-
-async def gateway_pid_of(race: Race) -> int:
-    """Find the gateway's one connection without asking for it: it is in use."""
-    pid: int = await race.observer.fetchval(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'fencepost'"
-        " AND pid <> ALL ($1::int[])",
-        [connection.get_server_pid() for connection in (race.a, race.b, race.c, race.observer)],
-    )
-    return pid
 
 
 async def test_locks_that_claim_the_same_thing_overtake_each_other_and_nobody_is_told(race: Race) -> None:
@@ -164,7 +149,7 @@ async def test_a_grant_that_waits_for_a_row_keeps_nobodys_lease_from_being_renew
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         gateway = replace(gateway, locks=locks)  # noqa: PLW2901
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
-        await somebody_waits(race)
+        await blocks_somebody(race.a, race.observer)
         assert mine.lease.lease_id is not None
         renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hashed("mine"), None), 2)
         assert renewed is not None
@@ -178,7 +163,7 @@ async def test_who_does_not_wait_is_told_that_the_lock_is_being_granted(race: Ra
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = asyncio.create_task(ask(gateway, asking("x", secret="first", claims=("orders/k",))))
-        await somebody_waits(race)
+        await blocks_somebody(race.a, race.observer)
         refused = await asyncio.wait_for(ask(gateway, asking("x", secret="second")), 5)
         assert isinstance(refused, Problem)
         assert (refused.name, refused.extra["lock"], refused.extra["holder"]) == ("FP011", "x", None)

@@ -11,8 +11,12 @@ from fencepost.observe.logs import MOST_REFUSALS, EventLog
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Iterator[list[structlog.typing.EventDict]]:
+def logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[structlog.typing.EventDict]]:
     caplog.set_level(logging.INFO)
+    # A logger that has logged keeps what was configured then (cache_logger_on_first_use), and is not captured.
+    monkeypatch.setattr("fencepost.observe.logs.log", structlog.stdlib.get_logger("fencepost"))
     with structlog.testing.capture_logs() as entries:
         yield entries
 
