@@ -1,4 +1,4 @@
-"""Group commit: scopes that several operations of one transaction enter (R8)."""
+"""Group commit: scopes (R8) and Idempotency-Keys (R16) of several operations that share a transaction."""
 
 from pathlib import Path
 
@@ -20,4 +20,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP FUNCTION fencepost.enter_each(text, text[], bigint[], oid, text)")
+    for function in (
+        "idem_record_each(text, text[], bytea[], integer[], text[], bytea[])",
+        "idem_begin_each(text, text[], bytea[])",
+        "enter_each(text, text[], bigint[], oid, text)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")

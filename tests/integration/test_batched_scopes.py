@@ -137,13 +137,24 @@ async def test_a_floor_that_the_token_is_not_above_is_told_as_alone(race: Race) 
     assert await mark(race) is None
 
 
-async def test_the_sql_function_takes_no_scope_twice(race: Race) -> None:
-    sql = "SELECT fencepost.enter_each('account', ARRAY['account/1', 'account/1'], ARRAY[40, 41]::bigint[], $1, $2)"
+async def test_the_sql_function_lets_one_operation_into_a_scope(race: Race) -> None:
+    sql = (
+        "SELECT e.scope, e.verdict FROM fencepost.enter_each("
+        "'account', ARRAY['account/1', 'account/2', 'account/1', NULL], ARRAY[40, 41, 42, 43]::bigint[], $1, $2) AS e"
+        " ORDER BY e.number"
+    )
     assert race.fence.scope is None, "the race's own picture is older"
     oid = await race.observer.fetchval("SELECT 'items'::regclass::oid::int8")
-    assert await outcome(race.observer.fetch(sql, oid, "account/{account_id}")) == "P0001"
-    other = sql.replace("'account/1', 'account/1'", "'account/1', 'account/2'")
-    assert await outcome(race.observer.fetch(other, oid, "accounts/{account_id}")) == "FP000"
+    for marks in ("no marks", "marks"):
+        told = [tuple(row) for row in await race.observer.fetch(sql, oid, "account/{account_id}")]
+        assert sorted((scope, verdict) for scope, verdict in told if scope) == [
+            ("account/1", "busy"),
+            ("account/1", "entered"),
+            ("account/2", "entered"),
+        ], marks
+        assert told[3] == (None, "unclear")
+        await race.observer.execute("UPDATE fencepost.marks SET last_fence_token = 1")
+    assert await outcome(race.observer.fetch(sql, oid, "accounts/{account_id}")) == "FP000"
 
 
 CASCADE = """

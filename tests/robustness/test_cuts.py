@@ -84,6 +84,10 @@ async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched:
         "CREATE OR REPLACE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer,"
         " p_headers text[], p_answer bytea) RETURNS void LANGUAGE sql AS ''"
     )
+    await watched.execute(
+        "CREATE OR REPLACE FUNCTION fencepost.idem_record_each(p_caller text, p_keys text[], p_hashes bytea[],"
+        " p_statuses integer[], p_headers text[], p_answers bytea[]) RETURNS void LANGUAGE sql AS ''"
+    )
     async with asyncio.timeout(WITHIN):
         writers, _ = await begin(CUTS // 2)
         writers.own_keys = True

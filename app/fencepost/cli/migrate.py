@@ -19,6 +19,8 @@ GRANTS = (
     " fencepost.enter_each(text, text[], bigint[], oid, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
     " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
+    " fencepost.idem_begin_each(text, text[], bytea[]),"
+    " fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[]),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),"

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.gateway.batched_scopes import enter, scoped_statements
+from fencepost.gateway.batched_scopes import barred, scoped_statements
 from fencepost.gateway.batched_writes import Answer, Batched, BatchedVerb, Statements, row_statements
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.once import answer_of
 from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.turns import busy
 from fencepost.storage import idempotency
+from fencepost.storage.batch_prelude import Opening, Prelude, ScopeOf, prelude
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
@@ -42,7 +43,8 @@ def lane(table: Table, fence: Fence, verb: BatchedVerb, change: Change, *, keyed
         statements = row_statements(table, fence, verb, change)
     if statements is None:
         return None
-    batches = _Batches(table, fence, statements, by_row=verb in ("patch", "delete"))
+    scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
+    batches = _Batches(table, fence, statements, prelude(table, fence.scope, scope_of, keyed=keyed))
     if verb != "put" and not keyed and fence.scope is None:
         return Lane(batches.run, _order, _size)
     return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
@@ -100,8 +102,7 @@ class _Batches:
     table: Table
     fence: Fence
     statements: Statements
-    by_row: bool
-    """Whether a write's scope is that of its row; else it is what key and body name."""
+    prelude: Prelude | None
 
     async def run(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
         """Write, and ask: statements that each commit by themselves."""
@@ -125,12 +126,8 @@ class _Batches:
     async def _steps(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
         answers: list[Answer] = [ALONE] * len(batch)
         left: Sequence[int] = range(len(batch))
-        if batch[0].once is not None:
-            left = await _begin(connection, batch, answers)
-        if self.fence.scope is not None and left:
-            left = await enter(
-                connection, self.table, self.fence, self.fence.scope, batch, left, answers, by_row=self.by_row
-            )
+        if self.prelude is not None:
+            left = await self._open(connection, self.prelude, batch, answers)
         if left:
             written = await self.statements.write(connection, [batch[number].row for number in left])
             for number, answer in zip(left, written, strict=True):
@@ -138,19 +135,29 @@ class _Batches:
             await _record(connection, batch, left, answers)
         return answers
 
+    async def _open(
+        self, connection: Connection, prelude: Prelude, batch: Sequence[Batched], answers: list[Answer]
+    ) -> list[int]:
+        """Look keys up and enter scopes; gives the numbers of the writes that may go on."""
+        left = []
+        for number, opened in enumerate(await prelude.run(connection, [_opening(write) for write in batch])):
+            row = batch[number].row
+            answer: Answer | None = answer_of(opened.key)
+            if answer is None and self.fence.scope is not None:
+                row.scope = opened.scope
+                answer = barred(self.table, self.fence, self.fence.scope, row, opened)
+            if answer is None:
+                left.append(number)
+            else:
+                answers[number] = answer
+        return left
 
-async def _begin(connection: Connection, batch: Sequence[Batched], answers: list[Answer]) -> list[int]:
-    """Look the Idempotency-Keys up; gives the numbers of the writes that are new."""
-    onces = [write.once for write in batch if write.once is not None]
-    found = await idempotency.begin_many(connection, [(once.key, once.payload_hash) for once in onces])
-    new = []
-    for number, each in enumerate(found):
-        known = answer_of(each)
-        if known is None:
-            new.append(number)
-        else:
-            answers[number] = known
-    return new
+
+def _opening(write: Batched) -> Opening:
+    row, once = write.row, write.once
+    if once is None:
+        return Opening(row.key, row.token, row.body)
+    return Opening(row.key, row.token, row.body, once.key, once.payload_hash)
 
 
 async def _record(

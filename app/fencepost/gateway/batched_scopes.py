@@ -10,15 +10,16 @@ from dataclasses import dataclass
 import asyncpg
 
 from fencepost.fencing.scope import Scope
-from fencepost.gateway.batched_writes import Answer, Batched, BatchedVerb
+from fencepost.gateway.batched_writes import Answer, BatchedVerb
 from fencepost.gateway.core import Done
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import scoped_batch
+from fencepost.storage.batch_prelude import Opened
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_batch import RowWrite, Statement
-from fencepost.storage.lane import AGAIN
+from fencepost.storage.lane import AGAIN, ALONE
 from fencepost.storage.scope_marks import Entered
 
 
@@ -43,55 +44,17 @@ def scoped_statements(
             return ScopedStatements(insert, inserts=True)
 
 
-async def enter(
-    connection: Connection,
-    table: Table,
-    fence: Fence,
-    scope: Scope,
-    batch: Sequence[Batched],
-    left: Sequence[int],
-    answers: list[Answer],
-    *,
-    by_row: bool,
-) -> list[int]:
-    """Find the scopes and enter them; gives the numbers of the writes whose scope was entered."""
-    await _find(connection, table, scope, [batch[n] for n in left if not batch[n].row.scope], by_row=by_row)
-    first: dict[str, int] = {}
-    for number in left:
-        name = batch[number].row.scope
-        if name and first.setdefault(name, number) != number:
-            answers[number] = AGAIN
-    entering = list(first.items())
-    rows = [batch[number].row for _, number in entering]
-    told = await scoped_batch.enter_each(
-        connection, table, scope, [row.scope for row in rows], [row.token for row in rows]
-    )
-    entered = []
-    for (name, number), each in zip(entering, told, strict=True):
-        match each.verdict:
-            case "entered":
-                entered.append(number)
-            case "refused":
-                write = ScopedWrite(table, fence, scope, batch[number].row.token)
-                answers[number] = write.refused(Entered(name, each.refused_by))
-            case "busy":
-                answers[number] = AGAIN
-            case "unclear":  # by itself it is told what is wrong
-                pass
-    return sorted(entered)
-
-
-async def _find(connection: Connection, table: Table, scope: Scope, writes: Sequence[Batched], *, by_row: bool) -> None:
-    """Find out which scopes the writes are for. None is left empty: by itself such a write is told what is wrong."""
-    if not writes:
-        return
-    if by_row:
-        names = await scoped_batch.scopes_of_rows(connection, table, scope, [write.row.key for write in writes])
-    else:
-        said = [(write.row.key, write.row.body) for write in writes]
-        names = await scoped_batch.scopes_named(connection, table, scope, said)
-    for write, name in zip(writes, names, strict=True):
-        write.row.scope = name or ""
+def barred(table: Table, fence: Fence, scope: Scope, row: RowWrite, opened: Opened) -> Answer | None:
+    """Tell whose scope was not entered; None: it was."""
+    match opened.verdict:
+        case "entered":
+            return None
+        case "refused":
+            return ScopedWrite(table, fence, scope, row.token).refused(Entered(opened.scope, opened.refused_by))
+        case "busy":
+            return AGAIN
+        case "unclear":  # by itself it is told what is wrong
+            return ALONE
 
 
 @dataclass(frozen=True, slots=True)

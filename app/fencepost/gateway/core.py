@@ -47,6 +47,8 @@ class Done:
     """The full name of the one resource that was claimed or made."""
     scope: str = ""
     """The name of the one scope that was written to or claimed (R8)."""
+    response: object = None
+    """What it is answered with, if that was rendered already."""
 
 
 Outcome = Done | Problem

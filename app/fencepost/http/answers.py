@@ -1,5 +1,6 @@
 """Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined."""
 
+import re
 from typing import Literal
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ Answer = Literal["minimal", "representation", "headers-only"] | None
 
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+_SENDABLE = re.compile(r"[\x21-\x7e]+")
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
@@ -28,7 +30,8 @@ def fence_headers(done: Done) -> list[Header]:
     if done.mark is not None:
         headers.append((b"x-fence-mark", b"%d" % done.mark))
     if done.scope:  # percent-encoded already, but for what a header cannot carry
-        headers.append((b"x-fence-scope", quote(done.scope, safe=_PRINTABLE).encode("ascii")))
+        scope = done.scope if _SENDABLE.fullmatch(done.scope) else quote(done.scope, safe=_PRINTABLE)
+        headers.append((b"x-fence-scope", scope.encode("ascii")))
     return headers
 
 
@@ -69,12 +72,27 @@ def replayed(outcome: Replayed) -> Response:
     return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
 
 
-def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
-    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
+def kept(done: Done, response: Response) -> Recorded:
+    """Keep an answer, which is also the one to give now."""
+    done.response = response
+    return recorded(response)
+
+
+def _given(outcome: Outcome) -> Response:
+    """Answer with what does not depend on the route."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
         return replayed(outcome)
+    if isinstance(outcome.response, Response):
+        return outcome.response
+    raise TypeError(f"no answer in {outcome}")
+
+
+def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
+    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
+    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+        return _given(outcome)
     headers = _headers(outcome, answer)
     if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
         return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
@@ -120,10 +138,8 @@ def _location(resource: str) -> str:
 
 def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
-    if isinstance(outcome, Problem):
-        return problem_response(outcome)
-    if isinstance(outcome, Replayed):
-        return replayed(outcome)
+    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+        return _given(outcome)
     headers = _headers(outcome, answer)
     if outcome.resource:
         headers.append((b"location", _location(outcome.resource).encode("ascii")))
@@ -134,10 +150,8 @@ def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
 
 def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
-    if isinstance(outcome, Problem):
-        return problem_response(outcome)
-    if isinstance(outcome, Replayed):
-        return replayed(outcome)
+    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+        return _given(outcome)
     headers = _headers(outcome, answer)
     count = len(outcome.rows)
     headers.append(_content_range(f"0-{count - 1}/*" if count else "*/*"))

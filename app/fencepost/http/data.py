@@ -22,7 +22,7 @@ from fencepost.gateway.plans import KeyedWrite
 from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
-from fencepost.http.answers import created, listed, many_written, one, recorded
+from fencepost.http.answers import created, kept, listed, many_written, one
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import NO_QUERY, parse_query
 from fencepost.http.reading_requests import (
@@ -219,7 +219,7 @@ def read_once(request: Asked, table: str, body: str, render: Render) -> Once | N
     if key is None:
         return None
     payload = payload_hash(request.method, table.removeprefix("public."), request.row, request.query, body)
-    return Once(key, payload, lambda done: recorded(render(done)))
+    return Once(key, payload, lambda done: kept(done, render(done)))
 
 
 def _only(query: Query, *allowed: str) -> Query:

@@ -38,10 +38,11 @@ async def begin(connection: Connection, key: str, payload_hash: bytes) -> Record
     )
     if row is None:
         raise RuntimeError("fencepost.idem_begin gave no row")
-    return _begun(row)
+    return begun(row)
 
 
-def _begun(row: asyncpg.Record) -> Recorded | State:
+def begun(row: asyncpg.Record) -> Recorded | State:
+    """Read a row of state, status, headers and answer."""
     state: State | Literal["replay"] = row["state"]
     if state != "replay":
         return state
@@ -63,29 +64,18 @@ async def record(connection: Connection, key: str, payload_hash: bytes, answer: 
     )
 
 
-async def begin_many(connection: Connection, keys: Sequence[tuple[str, bytes]]) -> "list[Recorded | State]":
-    """Begin several keyed writes of one transaction, given as (key, payload hash); no key twice: its lock would let the
-    second one pass as well.
-    """
-    rows = await connection.fetch(
-        "SELECT b.state, b.status, b.headers, b.answer FROM ROWS FROM"
-        " (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::bytea[])) WITH ORDINALITY AS u(key, hash, o)"
-        " CROSS JOIN LATERAL fencepost.idem_begin($1, u.key, u.hash) AS b ORDER BY u.o",
-        CALLER,
-        [key for key, _ in keys],
-        [payload_hash for _, payload_hash in keys],
-    )
-    return [_begun(row) for row in rows]
-
-
 async def record_many(connection: Connection, records: Sequence[tuple[str, bytes, Recorded]]) -> None:
     """Record several answers, last in their transaction."""
-    await connection.executemany(
-        _RECORD,
-        [
-            (CALLER, key, payload_hash, answer.status, [part for pair in answer.headers for part in pair], answer.body)
-            for key, payload_hash, answer in records
-        ],
+    answers = [answer for _, _, answer in records]
+    await connection.execute(
+        "SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)",
+        CALLER,
+        [key for key, _, _ in records],
+        [payload_hash for _, payload_hash, _ in records],
+        [answer.status for answer in answers],
+        # No header has a line break in it.
+        ["\n".join([part for pair in answer.headers for part in pair]) for answer in answers],
+        [answer.body for answer in answers],
     )
 
 

@@ -273,6 +273,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.enter(text, text[], bigint, oid, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.enter_each(text, text[], bigint[], oid, text)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.idem_begin_each(text, text[], bytea[])', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"
