@@ -17,7 +17,7 @@ from fencepost.gateway.once import answer_of
 from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.turns import busy
 from fencepost.storage import idempotency
-from fencepost.storage.batch_prelude import Opening, Prelude, ScopeOf, prelude
+from fencepost.storage.batch_prelude import Prelude, ScopeOf, prelude
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
@@ -140,7 +140,7 @@ class _Batches:
     ) -> list[int]:
         """Look keys up and enter scopes; gives the numbers of the writes that may go on."""
         left = []
-        for number, opened in enumerate(await prelude.run(connection, [_opening(write) for write in batch])):
+        for number, opened in enumerate(await prelude.run(connection, [write.row for write in batch])):
             row = batch[number].row
             answer: Answer | None = answer_of(opened.key)
             if answer is None and self.fence.scope is not None:
@@ -151,13 +151,6 @@ class _Batches:
             else:
                 answers[number] = answer
         return left
-
-
-def _opening(write: Batched) -> Opening:
-    row, once = write.row, write.once
-    if once is None:
-        return Opening(row.key, row.token, row.body)
-    return Opening(row.key, row.token, row.body, once.key, once.payload_hash)
 
 
 async def _record(

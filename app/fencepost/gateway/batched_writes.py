@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from fencepost.fencing.problems import problem_of
+from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.fence import judge
@@ -14,7 +15,7 @@ from fencepost.storage import fenced_batch
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import StorageError, translated
-from fencepost.storage.fenced import Change, FencedRow
+from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_batch import RowWrite, Statement
 from fencepost.storage.lane import AGAIN, ALONE, Alone
 
@@ -28,6 +29,13 @@ class Batched:
 
     row: RowWrite
     once: Once | None = None
+
+    @classmethod
+    def of(cls, key: Key, token: Token, body: str, once: Once | None) -> "Batched":
+        """Put a request as a batch takes it."""
+        if once is None:
+            return cls(RowWrite(key, token, body))
+        return cls(RowWrite(key, token, body, once.key, once.payload_hash), once)
 
 
 class Statements(Protocol):

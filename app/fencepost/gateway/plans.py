@@ -13,7 +13,6 @@ from fencepost.gateway.core import require_columns, require_fence, require_key, 
 from fencepost.gateway.once import Once, require_once
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.fenced import Change, Key
-from fencepost.storage.fenced_batch import RowWrite
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
 
@@ -65,7 +64,7 @@ class Plan:
 
 def batched(request: KeyedWrite, token: Token) -> Batched:
     """Put a write as a batch takes it."""
-    return Batched(RowWrite(request.key, token, (request.body or NO_BODY).text), request.once)
+    return Batched.of(request.key, token, (request.body or NO_BODY).text, request.once)
 
 
 def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Plan, Token] | Problem:

@@ -28,7 +28,6 @@ from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
-from fencepost.storage.fenced_batch import RowWrite
 from fencepost.storage.fenced_insert import insert_rows, keys_may_change
 from fencepost.storage.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.query import Filter, QueryError, Select
@@ -85,7 +84,7 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
             return _insert_rows(table, fence, token, request, target)
 
         one = _lane(table, fence, request, target) if request.count == 1 else None
-        return await decide(gateway, one, Batched(RowWrite((), token, request.body.text), request.once), operation)
+        return await decide(gateway, one, Batched.of((), token, request.body.text, request.once), operation)
 
     return await on_table(gateway, request.table, "post", use)
 

@@ -94,11 +94,8 @@ def read_idempotency_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | No
 
 def payload_hash(*parts: bytes | str) -> bytes:
     """Hash what a request wants: method, table, key, query, body. Each part is hashed with its length."""
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        digest.update(b"%d:" % len(raw) + raw)
-    return digest.digest()
+    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+    return hashlib.sha256(b"".join([b"%d:%b" % (len(part), part) for part in raw])).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,33 +4,19 @@ are looked up (R16), then the scopes of those that are new are found and entered
 It waits for nobody, and leaves alone what it does not get. Scopes are read from rows without a lock, as scoped.py does.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Table, quote
 from fencepost.storage.connection import Connection
-from fencepost.storage.fenced import Key
+from fencepost.storage.fenced_batch import Batch
 from fencepost.storage.idempotency import CALLER, Recorded, State, begun
 from fencepost.storage.row_sql import literal, operator, resource_sql
 from fencepost.storage.scope_names import full_columns, row_scope
 
 ScopeOf = Literal["row", "key and body", "body"]
 """What a write's scope is read from. A key has a body beside it that is an object; a body alone is an array of one."""
-
-
-@dataclass(slots=True)
-class Opening:
-    """What one write of a batch gives its prelude."""
-
-    row: Key
-    token: Token
-    body: str
-    key: str = ""
-    """Its Idempotency-Key, and the hash of what it stands for."""
-    payload_hash: bytes = b""
 
 
 @dataclass(slots=True)
@@ -54,15 +40,15 @@ class Prelude:
     keyed: bool
     scope_of: ScopeOf | None
 
-    async def run(self, connection: Connection, batch: Sequence[Opening]) -> list[Opened]:
+    async def run(self, connection: Connection, batch: Batch) -> list[Opened]:
         """Run it for the writes of a batch. No Idempotency-Key may be in it twice."""
         arguments: list[object] = []
         if self.keyed:
-            arguments += [CALLER, [each.key for each in batch], [each.payload_hash for each in batch]]
+            arguments += [CALLER, [each.idempotency_key for each in batch], [each.payload_hash for each in batch]]
         if self.scope_of is not None:
             arguments.append([each.token for each in batch])
             if self.scope_of != "body":
-                arguments += [list(values) for values in zip(*(each.row for each in batch), strict=True)]
+                arguments += [list(values) for values in zip(*(each.key for each in batch), strict=True)]
             if self.scope_of != "row":
                 arguments.append([each.body for each in batch])
         rows = await connection.fetch(self.sql, *arguments)

@@ -42,8 +42,11 @@ class RowWrite:
     key: Key
     token: Token
     body: str = "{}"
+    idempotency_key: str = ""
+    """Its Idempotency-Key, and the hash of what that stands for (batch_prelude.py)."""
+    payload_hash: bytes = b""
     scope: str = ""
-    """The scope that was entered for it (scoped_batch.py)."""
+    """The scope that was entered for it, or is known to be needed."""
 
 
 Batch = Sequence[RowWrite]
