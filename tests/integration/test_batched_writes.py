@@ -24,6 +24,9 @@ from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
 from fencepost.storage import fenced_batch
 from fencepost.storage.catalog_load import load
+from fencepost.storage.connection import Connection
+from fencepost.storage.fenced import FencedRow
+from fencepost.storage.fenced_batch import Batch, Statement
 from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.protect import protect
 
@@ -127,6 +130,25 @@ async def test_a_row_that_cannot_be_created_leaves_its_neighbours_what_they_are(
             put(gateway, keyed("b", 40, status="x")),
             put(gateway, keyed("new too", 40, status="x")),
         ) == ["ok", "23514", "ok", "created"]
+
+
+async def test_a_connection_that_breaks_under_a_put_that_creates_leaves_nothing_behind(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are written by themselves then, and hear nothing of what the batch had done."""
+    run = fenced_batch.Statement.run
+
+    async def broken(statement: Statement, connection: Connection, batch: Batch) -> list[FencedRow | None]:
+        rows = await run(statement, connection, batch)
+        if statement.sql.startswith("INSERT"):
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return rows
+
+    monkeypatch.setattr(fenced_batch.Statement, "run", broken)
+    async with open_gateway(race.dsn) as gateway:
+        puts = (put(gateway, keyed("c", 40, status="x")), put(gateway, keyed("new", 40, status="x")))
+        assert await together(*puts) == ["ok", "created"]
+    assert [await race.live_mark(key) for key in ("c", "new")] == [40, 40]
 
 
 async def test_what_was_written_is_told_even_if_the_others_cannot_be_asked_about(race: Race) -> None:
