@@ -109,6 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             finally:
                 runtime.gateway = None
                 publishing.cancel()
+                metrics.count()
                 log.tell_withheld()
 
     async def ready() -> wire.Readiness:
@@ -192,6 +193,7 @@ async def _publish(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> No
 def _publish_now(gateway: Gateway, metrics: Metrics) -> None:
     metrics.pool(*gateway.database.sizes())
     metrics.writes_waiting(gateway.group.waiting)
+    metrics.count()
 
 
 async def _count_locks(gateway: Gateway, metrics: Metrics) -> None:

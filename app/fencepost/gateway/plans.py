@@ -60,6 +60,8 @@ class Plan:
     fence: Fence
     change: Change
     lane: WriteLane | None
+    names_key: bool
+    """Whether the body gives key columns, too."""
 
 
 def batched(request: KeyedWrite, token: Token) -> Batched:
@@ -101,7 +103,8 @@ def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[s
     target = target_of(table, request.select)  # an unknown column is 400, and that comes before 428
     given = tuple(c for c in columns if c not in table.key)
     change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
-    return Plan(fence, change, lane(table, fence, verb, change, keyed=request.once is not None))
+    keyed = request.once is not None
+    return Plan(fence, change, lane(table, fence, verb, change, keyed=keyed), len(given) < len(columns))
 
 
 def target_of(table: Table, select: Select) -> str:

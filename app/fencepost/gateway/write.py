@@ -33,7 +33,7 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
             return ready
         plan, token = ready
         fence, body = plan.fence, request.body or NO_BODY
-        named = _doubtful(table, request, body)
+        named = _doubtful(table, request, body) if plan.names_key else ()
 
         def operation(entered: str) -> Operation:
             scoped = ScopedWrite.of(table, fence, token, entered)
@@ -96,7 +96,7 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
             return ready
         plan, token = ready
         fence, body = plan.fence, request.body or NO_BODY
-        named = _doubtful(table, request, body)
+        named = _doubtful(table, request, body) if plan.names_key else ()
         to_fit = needs_fitting(table, request.key)
 
         def operation(entered: str) -> Operation:

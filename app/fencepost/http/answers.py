@@ -21,6 +21,8 @@ Answer = Literal["minimal", "representation", "headers-only"] | None
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
+_TOLD = (Problem, Replayed)
+"""What is answered the same way on every route."""
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
@@ -91,7 +93,7 @@ def _given(outcome: Outcome) -> Response:
 
 def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
-    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
     headers = _headers(outcome, answer)
     if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
@@ -138,7 +140,7 @@ def _location(resource: str) -> str:
 
 def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
-    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
     headers = _headers(outcome, answer)
     if outcome.resource:
@@ -150,7 +152,7 @@ def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
 
 def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
-    if isinstance(outcome, Problem | Replayed) or outcome.response is not None:
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
     headers = _headers(outcome, answer)
     count = len(outcome.rows)
