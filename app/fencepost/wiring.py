@@ -17,7 +17,7 @@ from fencepost.http.app import Application, Parts
 from fencepost.locks.postgres import LeaseLimits, PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.observe import logs
-from fencepost.observe.events import CatalogLoaded, Emit, Event, OriginJudged, PruningFailed, QueueFailed
+from fencepost.observe.events import BatchesFail, CatalogLoaded, Emit, Event, OriginJudged, PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
 from fencepost.storage import migrate, pruning
@@ -159,7 +159,12 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
     limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     locks = PostgresLocks(database, queue, limits, at_once=max(settings.pool_size // 2, 1))
-    group = GroupCommit(database, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout)
+    group = GroupCommit(
+        database,
+        most_waiting=settings.max_waiting,
+        wait_at_most=settings.pool_timeout,
+        fails=lambda reason: emit(BatchesFail(reason)),
+    )
     turns = Turns(
         at_once=max(settings.pool_size // 2, 1), wait=settings.lock_timeout, most_waiting=settings.max_waiting
     )

@@ -4,9 +4,11 @@
 -- Their plans are made once and kept. One that reads a whole table, made while that was small, would stay when it has
 -- grown: so each row is looked up by itself (LATERAL), and other joins are switched off.
 
--- fencepost.enter for operations with a scope and a token each. Nobody is waited for, and nothing has to be rolled back:
--- a scope that cannot be entered is not touched. A scope that is named twice is entered by one operation only, for it
--- would let every other pass as its own.
+-- fencepost.enter for operations with a scope and a token each. A scope that cannot be entered is not touched, so nothing
+-- has to be rolled back. A scope that is named twice is entered by one operation only, for it would let every other pass
+-- as its own. Whoever holds a mark is not waited for. Who is just making one, or changes the prefix's rule, is, for as
+-- long as lock_timeout lets: batches have one of 10 ms (LOCK_WAIT_MS), less than PostgreSQL waits before it looks for a
+-- deadlock, and therefore take marks in no order.
 --   entered   its mark is the token now
 --   refused   by its mark, which is refused_by
 --   busy      somebody else holds the mark, or another operation of this transaction has entered
@@ -25,6 +27,11 @@ DECLARE
   entered boolean[] := array_fill(false, ARRAY[cardinality(p_scopes)]);
   p_token bigint;
 BEGIN
+  IF cardinality(array_remove(p_scopes, NULL)) = 0 THEN  -- nothing to enter: all of them are answered already
+    RETURN QUERY SELECT u.o::integer - 1, NULL::text, 'unclear', NULL::bigint
+                   FROM unnest(p_scopes) WITH ORDINALITY AS u(name, o);
+    RETURN;
+  END IF;
   -- Rule and source as they are now: who changes them waits for us, or we for him.
   PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
   SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
@@ -76,12 +83,14 @@ BEGIN
   END LOOP;
   -- In a statement of its own, after the marks: the floor may have risen before they were ours.
   SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
+  IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
   IF NOT (lowest < first_entered OR lowest = first_entered AND found_rule = 'lease') THEN
     RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the floor of %s rose meanwhile', p_prefix);
   END IF;
 END $$;
 -- next
--- fencepost.idem_begin for many keys, none of them twice: its lock would let the second one pass as well.
+-- fencepost.idem_begin for many keys, none of them twice: its lock would let the second one pass as well. The look-up that
+-- idem_begin makes before it tries the lock is only there to spare replays the lock.
 CREATE FUNCTION fencepost.idem_begin_each(p_caller text, p_keys text[], p_hashes bytea[])
 RETURNS TABLE (number integer, state text, status integer, headers text[], answer bytea)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

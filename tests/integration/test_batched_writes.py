@@ -377,6 +377,18 @@ async def test_more_than_may_wait_are_refused_early_and_told_when_to_come_again(
     assert await race.live_mark("a") == 30
 
 
+async def test_batches_that_cannot_work_are_reported_once_and_change_no_verdict(race: Race) -> None:
+    """As after an upgrade without `migrate --gateway-role`: 42501, or 42883 here."""
+    await race.observer.execute("ALTER FUNCTION fencepost.idem_begin_each(text, text[], bytea[]) RENAME TO gone")
+    heard: list[str] = []
+    async with open_gateway(race.dsn) as gateway:
+        gateway = replace(gateway, group=GroupCommit(gateway.database, fails=heard.append))  # noqa: PLW2901
+        writes = (patch(gateway, replace(keyed(key, 40, status="x"), once=once(key))) for key in "abcd")
+        assert await together(*writes) == ["ok"] * 4
+    assert len(heard) == 1
+    assert "idem_begin_each" in heard[0]
+
+
 async def test_two_gateways_on_the_same_rows_never_wait_in_a_circle(race: Race) -> None:
     keys, draws = "abcdef", random.Random(5)
     tokens = itertools.count(100)

@@ -103,7 +103,16 @@ class PruningFailed:
     reason: str
 
 
-Upkeep = OriginJudged | Pruned | PruningFailed | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
+@dataclass(frozen=True, slots=True)
+class BatchesFail:
+    """A batch of writes may not do what it does, or finds no function of ours: its writes are decided one by one."""
+
+    reason: str
+
+
+Upkeep = (
+    OriginJudged | Pruned | PruningFailed | BatchesFail | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
+)
 """What happens beside the requests."""
 Event = Accepted | Refused | LeaseAsked | Upkeep
 Emit = Callable[[Event], None]

@@ -9,6 +9,7 @@ import structlog
 
 from fencepost.observe.events import (
     Accepted,
+    BatchesFail,
     CatalogLoaded,
     Event,
     HolderUnknown,
@@ -107,7 +108,7 @@ def _level(event: Event) -> int:
             return logging.INFO if verdict == "FP012" else logging.DEBUG
         case CatalogLoaded() | Pruned():
             return logging.INFO
-        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed():
+        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed() | BatchesFail():
             return logging.WARNING
         case OriginJudged(accepted=accepted):
             return logging.INFO if accepted else logging.ERROR
@@ -161,5 +162,11 @@ def _log_upkeep(level: int, event: Upkeep) -> None:
             log.log(level, "pruned", what=what, records=records)
         case PruningFailed(reason):
             log.log(level, "pruning", reason=reason)
+        case BatchesFail(reason):
+            log.log(
+                level,
+                "writes do not go together in batches, which is slow; `fencepost doctor` may say more",
+                reason=reason,
+            )
         case ListenerLost(reason):
             log.log(level, "lost the connection that hears of changed tables; making it anew", reason=reason)

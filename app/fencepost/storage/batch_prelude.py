@@ -1,7 +1,8 @@
 """What comes before the writes of a batch (group_commit.py), in one statement and in the order of R6: Idempotency-Keys
 are looked up (R16), then the scopes of those that are new are found and entered (R8).
 
-It waits for nobody, and leaves alone what it does not get. Scopes are read from rows without a lock, as scoped.py does.
+It leaves alone what somebody else holds (0007_group_commit.sql says for whom it waits a moment). Scopes are read from
+rows without a lock, as scoped.py does.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Opened:
 
     key: Recorded | State
     scope: str = ""
-    """Found or not entered: empty where none was found."""
+    """The scope, entered or not; empty where there is none."""
     verdict: Literal["entered", "refused", "busy", "unclear"] = "entered"
     refused_by: int | None = None
 

@@ -27,7 +27,7 @@ what has not been sent has not happened, so both are a plain 503.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -45,6 +45,10 @@ TRIES: Final = 3
 """How often a write is carried before it goes alone."""
 LOCK_WAITS: Final = frozenset({"55P03", "57014"})
 """SQLSTATEs of a wait that was given up."""
+LACKING: Final = frozenset({"42501", "42883"})
+"""SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the lane will fail."""
+TOLD_EVERY: Final = 60.0
+"""Seconds between two times that this is told."""
 SLOW: Final = 0.05
 """Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
 MOST_AT_ONCE: Final = 3
@@ -54,8 +58,18 @@ MOST_AT_ONCE: Final = 3
 class GroupCommit:
     """All lanes of a gateway process, over the connections that are kept for them."""
 
-    def __init__(self, database: Database, *, most_waiting: int = 1000, wait_at_most: float = 5.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        most_waiting: int = 1000,
+        wait_at_most: float = 5.0,
+        fails: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        """`fails` hears now and then of batches that cannot work, though each of their writes may."""
         self._database = database
+        self._fails = fails
+        self._told = -TOLD_EVERY
         self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._lanes: set[Lane[Any, Any]] = set()
@@ -163,6 +177,8 @@ class GroupCommit:
     ) -> None:
         # Out of memory, of space: where a connection was there, that is about one of its writes, too.
         refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
+        if isinstance(error, RefusedError) and error.sqlstate in LACKING:
+            self._tell_failure(error)
         match error:
             case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
@@ -178,6 +194,12 @@ class GroupCommit:
                 for waiting in batch:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
+
+    def _tell_failure(self, error: RefusedError) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told >= TOLD_EVERY:
+            self._told = now
+            self._fails(str(error))
 
     async def _again(self, lane: Lane[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
         """Send a part of a batch that was refused."""

@@ -1,4 +1,7 @@
-"""Idempotency keys in the database (R16): look one up, record what was answered, forget. See 0005_idempotency.sql."""
+"""Idempotency keys in the database (R16): look one up, record what was answered, forget.
+
+See 0005_idempotency.sql, and for batches 0007_group_commit.sql.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -273,7 +273,11 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         " AND has_function_privilege('fencepost.mark_record(text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.enter(text, text[], bigint, oid, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.enter_each(text, text[], bigint[], oid, text)', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.idem_begin(text, text, bytea)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.idem_begin_each(text, text[], bytea[])', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.idem_record(text, text, bytea, integer, text[], bytea)', 'EXECUTE')"
+        " AND has_function_privilege("
+        "'fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[])', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"
@@ -285,7 +289,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
             Finding(
                 "error",
                 "privileges",
-                f"the role {role} may not raise marks or grant leases: run `fencepost migrate --gateway-role {role}`",
+                f"the role {role} lacks functions of our schema: run `fencepost migrate --gateway-role {role}`",
             )
         )
     return findings

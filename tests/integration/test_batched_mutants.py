@@ -1,0 +1,264 @@
+"""What 0007_group_commit.sql promises to batches; each of its safety lines is taken out once, and must be missed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.interleave import Connect
+from tests.racing import Race, keyed, open_gateway, outcome, told
+from tests.scope_scenarios import mark, scoped_race
+
+from fencepost.fencing.token import MAX_TOKEN, Rule
+from fencepost.gateway.write import patch
+
+ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
+BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"
+RECORD = "fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[])"
+_ENTER = (
+    "SELECT e.verdict FROM fencepost.enter_each('account', $1, $2, 'items'::regclass, 'account/{account_id}') AS e"
+    " ORDER BY e.number"
+)
+
+
+async def enter(connection: Any, *asked: tuple[str | None, int]) -> list[str] | str:
+    """Enter scopes in a transaction that is open: their verdicts, or the error's SQLSTATE."""
+    rows = await outcome(connection.fetch(_ENTER, [scope for scope, _ in asked], [token for _, token in asked]))
+    return rows if isinstance(rows, str) else [row["verdict"] for row in rows]
+
+
+async def marked(race: Race, token: int) -> None:
+    await race.observer.execute("SELECT fencepost.enter('account', ARRAY['account/42', 'account/7'], $1)", token)
+
+
+async def both(race: Race, first: int, second: int) -> list[str]:
+    """Write to account 42 and to account 7 in one batch."""
+    async with open_gateway(race.dsn) as gateway:
+        writes = (patch(gateway, keyed("1", first, "items", n=1)), patch(gateway, keyed("3", second, "items", n=1)))
+        return [told(answer) for answer in await asyncio.gather(*writes)]
+
+
+async def an_unissued_token_stays_out_where_there_is_a_mark(race: Race) -> None:
+    await marked(race, 20)
+    assert await both(race, MAX_TOKEN, 40) == ["FP018", "ok"]
+    assert (await mark(race), await mark(race, "account/7")) == (20, 40)
+
+
+async def an_unissued_token_stays_out_where_there_is_no_mark(race: Race) -> None:
+    assert await both(race, MAX_TOKEN, 40) == ["FP018", "ok"]
+    assert (await mark(race), await mark(race, "account/7")) == (None, 40)
+
+
+async def a_floor_counts_above_a_mark(race: Race) -> None:
+    await marked(race, 20)
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
+    entering = await race.begin(race.b)
+    assert await enter(race.b, ("account/42", 44), ("account/7", 46)) == ["unclear", "entered"]
+    await entering.rollback()
+    assert await both(race, 44, 46) == ["FP001", "ok"]
+    assert (await mark(race), await mark(race, "account/7")) == (20, 46)
+
+
+async def a_mark_refuses(race: Race) -> None:
+    await marked(race, 40)
+    assert await enter(race.b, ("account/42", 39), ("account/7", 41)) == ["refused", "entered"]
+    assert await enter(race.b, ("account/42", 40)) == ["refused" if race.strict else "entered"]
+
+
+async def a_mark_that_is_raised_meanwhile_refuses(race: Race) -> None:
+    assert await _meanwhile(race, "UPDATE fencepost.marks SET last_fence_token = 45") == ["refused"]
+    assert await mark(race) == 45
+
+
+async def a_floor_that_rises_meanwhile_undoes_what_was_entered(race: Race) -> None:
+    assert await _meanwhile(race, "UPDATE fencepost.floors SET floor = 50 WHERE name = 'account'") == "40001"
+    assert await mark(race) == 30
+
+
+async def _meanwhile(race: Race, statement: str) -> list[str] | str:
+    """Run a statement between the moment at which marks were looked at and that at which they are locked."""
+    await marked(race, 30)
+    await race.observer.execute(
+        "CREATE FUNCTION public.hold(a text[]) RETURNS text[] LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_advisory_xact_lock(4242); RETURN a; END'"
+    )
+    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", ENTER)
+    before, update, after = definition.partition("UPDATE fencepost.marks k")
+    await race.observer.execute(before + update + after.replace("unnest(p_scopes)", "unnest(public.hold(p_scopes))", 1))
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT pg_advisory_xact_lock(4242)")
+    entering = await race.begin(race.b)
+    task = await race.waits(race.b, enter(race.b, ("account/42", 40)))
+    await race.observer.execute(statement)
+    await holder.commit()
+    told_then = await task
+    await (entering.rollback() if isinstance(told_then, str) else entering.commit())
+    return told_then
+
+
+async def a_mark_that_somebody_holds_is_not_waited_for(race: Race) -> None:
+    await marked(race, 30)
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT FROM fencepost.marks WHERE resource = 'account/42' FOR UPDATE")
+    await race.b.execute("SET lock_timeout = '1s'")
+    assert await enter(race.b, ("account/42", 40), ("account/7", 40)) == ["busy", "entered"]
+    await holder.rollback()
+
+
+async def one_operation_enters_a_scope_and_the_mark_is_its_token(race: Race) -> None:
+    for first in (None, 30):
+        if first is not None:
+            await race.observer.execute("TRUNCATE fencepost.marks")
+            await marked(race, first)
+        asked = [("account/42", 40), (None, 43), ("account/42", 42), ("account/7", 41)]
+        verdicts = await enter(race.b, *asked)
+        assert isinstance(verdicts, list)
+        assert verdicts[1] == "unclear"
+        assert sorted(verdicts) == ["busy", "entered", "entered", "unclear"]
+        entered = next(token for (scope, token), v in zip(asked, verdicts, strict=True) if scope and v == "entered")
+        assert (await mark(race), await mark(race, "account/7")) == (entered, 41)
+        assert await race.observer.fetchval("SELECT bool_and(row_absent) FROM fencepost.marks")
+
+
+async def a_scope_of_no_table_is_not_entered(race: Race) -> None:
+    sql = _ENTER.replace("'account/{account_id}'", "'accounts/{account_id}'")
+    assert await outcome(race.b.fetch(sql, ["account/42"], [40])) == "FP000"
+
+
+async def keys_are_told_apart(race: Race) -> None:
+    """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
+    record = (
+        "SELECT fencepost.idem_record_each("
+        "'', ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea])"
+    )
+    begin = "SELECT k.state, k.headers, k.answer FROM fencepost.idem_begin_each('', $1, $2) AS k ORDER BY k.number"
+    await race.observer.execute(record)
+    other = await race.begin(race.a)
+    assert [row["state"] for row in await race.a.fetch(begin, ["held", "done"], [b"x", b"other"])] == ["new", "reused"]
+    assert await race.a.fetchval("SELECT pg_current_xact_id_if_assigned() IS NULL")
+    mine = await race.begin(race.b)
+    found = await race.b.fetch(begin, ["free", "held", "done"], [b"x", b"x", b"x"])
+    assert [row["state"] for row in found] == ["new", "in flight", "replay"]
+    assert (found[2]["headers"], found[2]["answer"]) == (["a", "b"], b"y")
+    assert await race.b.fetchval("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+    await other.rollback()
+    await mine.rollback()
+    again = await race.begin(race.b)
+    assert [row["state"] for row in await race.b.fetch(begin, ["held"], [b"x"])] == ["new"], "it was given back"
+    await again.rollback()
+
+
+Scenario = Callable[[Race], Awaitable[None]]
+SCENARIOS: tuple[Scenario, ...] = (
+    a_floor_counts_above_a_mark,
+    a_mark_refuses,
+    a_mark_that_is_raised_meanwhile_refuses,
+    a_floor_that_rises_meanwhile_undoes_what_was_entered,
+    a_mark_that_somebody_holds_is_not_waited_for,
+    one_operation_enters_a_scope_and_the_mark_is_its_token,
+    a_scope_of_no_table_is_not_entered,
+    keys_are_told_apart,
+)
+BUILTIN: tuple[Scenario, ...] = (
+    an_unissued_token_stays_out_where_there_is_a_mark,
+    an_unissued_token_stays_out_where_there_is_no_mark,
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new` in a function, everywhere."""
+
+    function: str
+    old: str
+    new: str
+    scenario: Scenario
+    rule: Rule = "strict"
+
+
+MUTANTS = {
+    "unissued tokens enter where there is a mark": Mutant(
+        ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x", an_unissued_token_stays_out_where_there_is_a_mark
+    ),
+    "unissued tokens enter where there is none": Mutant(
+        ENTER,
+        "AND p_token BETWEEN oldest AND highest\n",
+        "\n",
+        an_unissued_token_stays_out_where_there_is_no_mark,
+    ),
+    "the floor is asked once": Mutant(
+        ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token", a_floor_counts_above_a_mark
+    ),
+    "the floor is not asked again": Mutant(
+        ENTER,
+        "IF NOT (lowest < first_entered",
+        "IF false AND NOT (lowest < first_entered",
+        a_floor_that_rises_meanwhile_undoes_what_was_entered,
+    ),
+    "what enters first is not held against the floor": Mutant(
+        ENTER,
+        "entered[number] := true;\n    first_entered := least(first_entered, p_token);",
+        "entered[number] := true;",
+        a_floor_that_rises_meanwhile_undoes_what_was_entered,
+    ),
+    "any token passes a mark": Mutant(ENTER, "AND h.last_fence_token < u.token FOR", "FOR", a_mark_refuses),
+    "a mark's own token passes": Mutant(
+        ENTER, "h.last_fence_token < u.token FOR", "h.last_fence_token <= u.token FOR", a_mark_refuses
+    ),
+    "the rule is always strict": Mutant(
+        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "lease"
+    ),
+    "marks are waited for": Mutant(
+        ENTER, "u.token FOR UPDATE SKIP LOCKED", "u.token FOR UPDATE", a_mark_that_somebody_holds_is_not_waited_for
+    ),
+    "marks are waited for one by one": Mutant(
+        ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED", "k.resource = scope FOR UPDATE",
+        a_mark_that_somebody_holds_is_not_waited_for,
+    ),
+    "a mark that is held is not there": Mutant(
+        ENTER, "verdict := 'busy';\n      ELSIF", "verdict := 'entered';\n      ELSIF",
+        a_mark_that_somebody_holds_is_not_waited_for,
+    ),
+    "two enter one scope": Mutant(
+        ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
+        one_operation_enters_a_scope_and_the_mark_is_its_token, "lease",
+    ),
+    "the mark looks like that of a row": Mutant(
+        ENTER, "row_absent = true", "row_absent = false", one_operation_enters_a_scope_and_the_mark_is_its_token
+    ),
+    "the table's scope is not looked up again": Mutant(
+        ENTER, "AND p.scope = p_template", "", a_scope_of_no_table_is_not_entered
+    ),
+    "the key's lock is not asked": Mutant(
+        BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'", keys_are_told_apart
+    ),
+    "the key's lock outlives a refusal": Mutant(
+        BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock", keys_are_told_apart
+    ),
+    "any payload will do": Mutant(BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_told_apart),
+    "a replay leaves nothing in the log": Mutant(
+        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL", "OR true", keys_are_told_apart
+    ),
+    "headers stay in one piece": Mutant(
+        RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]", keys_are_told_apart
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *BUILTIN], ids=lambda each: each.__name__)
+async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
+    await scenario(await scoped_race(connect, database, rule, "builtin" if scenario in BUILTIN else "external"))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
+    mutant = MUTANTS[name]
+    source = "builtin" if mutant.scenario in BUILTIN else "external"
+    race = await scoped_race(connect, database, mutant.rule, source)
+    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", mutant.function)
+    assert mutant.old in definition
+    await race.observer.execute(definition.replace(mutant.old, mutant.new))
+    with pytest.raises((AssertionError, TimeoutError)):
+        await mutant.scenario(race)
