@@ -31,7 +31,7 @@ from fencepost.storage.origin import ORIGIN
 
 PUBLISHED_EVERY: Final = 1.0
 """Seconds between two looks at what each worker has in use."""
-GARBAGE: Final = 20_000
+GC_THRESHOLD: Final = 20_000
 """How many more objects may be there before Python looks for garbage; a busy gateway has thousands in use."""
 
 
@@ -96,21 +96,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _opened(settings, dsn, emit) as gateway:
+        async with _opened(settings, dsn, emit) as gateway, _published(gateway, metrics, log):
             runtime.gateway = gateway
-            # What is there now stays: no reason to look through it again and again for garbage.
-            gc.collect()
-            gc.freeze()
-            # What requests make goes with them: Python's 700 objects at once are no reason to look for more.
-            gc.set_threshold(GARBAGE)
-            publishing = asyncio.create_task(_publish(gateway, metrics, log))
+            _rest_from_garbage()
             try:
                 yield
             finally:
                 runtime.gateway = None
-                publishing.cancel()
-                metrics.count()
-                log.tell_withheld()
 
     async def ready() -> wire.Readiness:
         return await _readiness(runtime.require())
@@ -134,6 +126,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
 
 
+def _rest_from_garbage() -> None:
+    """What is there now stays, and is not looked through again and again. What requests make goes with them: Python's
+    700 objects at once are no reason to look for more.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
 @asynccontextmanager
 async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gateway]:
     """Connect, read the catalog, start what runs beside the requests; all of it ends with the block."""
@@ -145,29 +146,12 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
     await check_database(dsn)
     database = await Database.open(
         dsn,
-        Limits(
-            settings.pool_size,
-            settings.pool_timeout,
-            settings.statement_timeout,
-            settings.lock_timeout,
-            settings.lanes,
-            settings.max_waiting,
-        ),
+        _limits(settings),
         lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
     )
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
-    limits = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
-    locks = PostgresLocks(database, queue, limits, at_once=max(settings.pool_size // 2, 1))
-    group = GroupCommit(
-        database,
-        most_waiting=settings.max_waiting,
-        wait_at_most=settings.pool_timeout,
-        fails=lambda reason: emit(BatchesFail(reason)),
-    )
-    turns = Turns(
-        at_once=max(settings.pool_size // 2, 1), wait=settings.lock_timeout, most_waiting=settings.max_waiting
-    )
+    gateway = _assembled(settings, database, catalog, queue, emit)
     try:
         try:
             await catalog.reload()
@@ -178,21 +162,57 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
         retention = background.Retention(
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )
-        async with background.running(dsn, background.Upkeep(database, catalog, locks, retention, emit)):
-            yield Gateway(database, catalog, emit, settings.max_rows, locks, group, turns)
+        async with background.running(dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit)):
+            yield gateway
     finally:
         await queue.close()
         await catalog.close()
-        await group.close()
+        await gateway.group.close()
         await database.close()
 
 
-async def _publish(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> None:
-    """Publish for ever what another worker may be asked for, and what was not logged."""
-    while True:
-        _publish_now(gateway, metrics)
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.pool_size,
+        settings.pool_timeout,
+        settings.statement_timeout,
+        settings.lock_timeout,
+        settings.lanes,
+        settings.max_waiting,
+    )
+
+
+def _assembled(settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit) -> Gateway:
+    at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
+    leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
+    locks = PostgresLocks(database, queue, leases, at_once=at_once)
+    group = GroupCommit(
+        database,
+        most_waiting=settings.max_waiting,
+        wait_at_most=settings.pool_timeout,
+        on_setup_error=lambda reason: emit(BatchesFail(reason)),
+    )
+    turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
+    return Gateway(database, catalog, emit, settings.max_rows, locks, group, turns)
+
+
+@asynccontextmanager
+async def _published(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
+    """Publish again and again what another worker may be asked for, and what was not logged."""
+
+    async def publish() -> None:
+        while True:
+            _publish_now(gateway, metrics)
+            log.tell_withheld()
+            await asyncio.sleep(PUBLISHED_EVERY)
+
+    publishing = asyncio.create_task(publish())
+    try:
+        yield
+    finally:
+        publishing.cancel()
+        metrics.count()
         log.tell_withheld()
-        await asyncio.sleep(PUBLISHED_EVERY)
 
 
 def _publish_now(gateway: Gateway, metrics: Metrics) -> None:

@@ -102,7 +102,6 @@ def own_tool(cell: Cell, port: int, seconds: float, first_token: int) -> tuple[R
         digest = str(redis.script_load(FENCED_SET))
         rate = _benchmark(cell, port, digest, first_token, _TRIED)["rps"]
         _forget(port, redis)  # the tool's seed is its time XOR its pid: both runs may draw the same keys
-        digest = str(redis.script_load(FENCED_SET))
         before = int(redis.dbsize())
         count = max(_TRIED, int(rate * seconds))
         row = _benchmark(cell, port, digest, first_token, count)

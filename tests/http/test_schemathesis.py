@@ -16,7 +16,7 @@ from tests.http.conftest import StartGateway
 from fencepost.storage.protect import protect
 
 MAX_EXAMPLES = 30
-SECONDS = 900
+SECONDS = 300
 
 CHECKS = (
     "not_a_server_error",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.interleave import eventually
-from tests.processes import established, mentioning
+from tests.processes import all_gone, established, mentioning
 from tests.serving import Gateway, serving
 
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -115,6 +115,7 @@ async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) ->
         lost = clients.held()[first[0]]
         assert len(lost) == 4
         os.kill(first[0], signal.SIGKILL)
+        await all_gone([first[0]])  # until then its channel may still take a connection, which ends with it
         for connection in connections:
             if connection.port in lost:
                 await connection.closed_by_the_other_side()

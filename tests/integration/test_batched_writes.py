@@ -381,8 +381,8 @@ async def test_batches_that_cannot_work_are_reported_once_and_change_no_verdict(
     """As after an upgrade without `migrate --gateway-role`: 42501, or 42883 here."""
     await race.observer.execute("ALTER FUNCTION fencepost.idem_begin_each(text, text[], bytea[]) RENAME TO gone")
     heard: list[str] = []
-    async with open_gateway(race.dsn) as gateway:
-        gateway = replace(gateway, group=GroupCommit(gateway.database, fails=heard.append))  # noqa: PLW2901
+    async with open_gateway(race.dsn) as opened:
+        gateway = replace(opened, group=GroupCommit(opened.database, on_setup_error=heard.append))
         writes = (patch(gateway, replace(keyed(key, 40, status="x"), once=once(key))) for key in "abcd")
         assert await together(*writes) == ["ok"] * 4
     assert len(heard) == 1

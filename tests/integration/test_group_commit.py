@@ -42,6 +42,16 @@ class Stage:
         # Words that end in x may not meet.
         return Lane(self.run, str, len, lambda word: ["x"] if word.endswith("x") else [], most)
 
+    def refuse(self, culprit: str, statement: str) -> None:
+        """Answer with the words as they are, and run this statement, which fails, in a batch with `culprit`."""
+
+        async def answer(connection: Connection, words: Words) -> Sequence[str]:
+            if culprit in words:
+                await connection.execute(statement)
+            return words
+
+        self.answer = answer
+
     def send(self, lane: Lane[str, str], *words: str) -> list[asyncio.Task[Any]]:
         return [asyncio.create_task(self.group.write(lane, word)) for word in words]
 
@@ -80,15 +90,11 @@ async def test_a_batch_has_its_most_and_what_clashes_goes_in_batches_of_its_own(
 
 
 async def test_a_refused_batch_is_halved_until_the_culprit_is_alone(stage: Stage) -> None:
-    async def refuse(connection: Connection, words: Words) -> Sequence[str]:
-        await connection.execute("SELECT 1 / $1::int", 0 if "bad" in words else 1)
-        return [word.upper() for word in words]
-
-    stage.answer = refuse
+    stage.refuse("bad", "SELECT 1 / 0")
     lane = stage.lane()
     tasks = stage.send(lane, "a", "bad", "c", "d", "e", "f")
     stage.gate.set()
-    assert await asyncio.gather(*tasks) == ["A", ALONE, "C", "D", "E", "F"]
+    assert await asyncio.gather(*tasks) == ["a", ALONE, "c", "d", "e", "f"]
     assert ["bad"] in stage.batches
     assert len(stage.batches) <= 7
 
@@ -99,12 +105,7 @@ async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_al
     holder = await connect()
     await holder.execute("SELECT pg_advisory_lock(1)")
 
-    async def wait(connection: Connection, words: Words) -> Sequence[str]:
-        if "b" in words:
-            await connection.execute("SELECT pg_advisory_lock(1)")
-        return words
-
-    stage.answer = wait
+    stage.refuse("b", "SELECT pg_advisory_lock(1)")
     stage.gate.set()
     lane = stage.lane()
     assert await asyncio.gather(*stage.send(lane, "a", "b", "c", "d")) == ["a", HELD, "c", "d"]
@@ -249,12 +250,7 @@ async def test_a_slow_batch_keeps_only_itself_waiting(stage: Stage) -> None:
 
 
 async def test_what_one_write_has_no_room_for_is_no_neighbours_matter(stage: Stage) -> None:
-    async def run_out(connection: Connection, words: Words) -> Sequence[str]:
-        if "huge" in words:
-            await connection.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53200'; END $$")
-        return words
-
-    stage.answer = run_out
+    stage.refuse("huge", "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53200'; END $$")
     stage.gate.set()
     assert await asyncio.gather(*stage.send(stage.lane(), "a", "huge", "b", "c")) == ["a", ALONE, "b", "c"]
 
@@ -262,11 +258,7 @@ async def test_what_one_write_has_no_room_for_is_no_neighbours_matter(stage: Sta
 async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(stage: Stage) -> None:
     group = GroupCommit(stage.database, wait_at_most=60)
 
-    async def refuse(connection: Connection, words: Words) -> Sequence[str]:
-        await connection.execute("SELECT pg_sleep(0.02), 1 / $1::int", 0 if "bad" in words else 1)
-        return words
-
-    stage.answer = refuse
+    stage.refuse("bad", "SELECT pg_sleep(0.02), 1 / 0")
     stage.gate.set()
     busy: list[Lane[str, Any]] = [
         stage.lane(most=2) for _ in range(2)

@@ -142,12 +142,12 @@ async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Conne
 
 async def test_a_grant_that_waits_for_a_row_keeps_nobodys_lease_from_being_renewed(race: Race) -> None:
     await race.insert(race.a, "k", 30)
-    async with open_gateway(race.dsn, pool_size=2) as gateway:
-        locks = PostgresLocks(gateway.database, Queue(gateway.database, 10, print), at_once=1)
-        mine = await lease(gateway, asking("mine", secret="mine"))
+    async with open_gateway(race.dsn, pool_size=2) as opened:
+        locks = PostgresLocks(opened.database, Queue(opened.database, 10, print), at_once=1)
+        gateway = replace(opened, locks=locks)
+        mine = await lease(opened, asking("mine", secret="mine"))
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
-        gateway = replace(gateway, locks=locks)  # noqa: PLW2901
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
         await blocks_somebody(race.a, race.observer)
         assert mine.lease.lease_id is not None

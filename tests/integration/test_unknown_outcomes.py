@@ -284,7 +284,9 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
         return not await race.observer.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid)
 
     await eventually(gone, what="the backend, awake again, ending")
-    await assert_applied(race, 0)
+    # A batch is in the socket whole, and may be done before the backend looks for signals: unknown is the truth.
+    (row,) = await race.observer.fetch("SELECT n, last_fence_token FROM orders")
+    assert tuple(row) in ((0, 30), (1, 31))
 
 
 async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refused(
@@ -315,4 +317,5 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
         assert told(answer) == "FP002", "the echo of its own write"
         await assert_applied(race, 1)
     else:
+        assert told(answer) == "ok", "written twice"
         await assert_applied(race, 2)

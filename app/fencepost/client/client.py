@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, overload
+from typing import Any, Self, overload
 
 import httpx
 
@@ -12,16 +12,13 @@ from fencepost.client import calls
 from fencepost.client.answers import Claimed, Fence, LockState, Row
 from fencepost.client.calls import Filters, Query
 from fencepost.client.clock import Clock, SystemClock
-from fencepost.client.errors import OutcomeUnknown
-from fencepost.client.exchange import Answer, Exchange
-from fencepost.client.idempotency import new_key
+from fencepost.client.exchange import Exchange
 from fencepost.client.keys import Key, resource_of
 from fencepost.client.lease import Lease, claim_call
 from fencepost.client.lock import Background, Lock
 from fencepost.client.retry import DEFAULT_RETRY, Retry
 from fencepost.client.wishes import FIRST_TOKENS, Claims, Names, default_owner, wish_for
-
-SCOPE_HEADER: Final = "X-Fence-Scope"
+from fencepost.client.writing import Writer
 
 
 class Client:
@@ -55,8 +52,6 @@ class Client:
     ) -> None:
         self._owner = owner or default_owner()
         self._background = Background()
-        self._unscoped: set[str] = set()
-        """Tables that have answered a write as those without a scope do."""
         self._exchange = Exchange(
             url,
             retry=retry,
@@ -67,6 +62,7 @@ class Client:
             transport=transport,
             decimals=decimals,
         )
+        self._writer = Writer(self._exchange)
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,7 +122,9 @@ class Client:
         self, resource: str, *, lease: Lease | None = None, token: int | None = None, idempotency_key: str | None = None
     ) -> Claimed:
         """Raise the resource's mark without writing, and return the row: nobody older can write from now on (R7)."""
-        answer = await self._write(resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh))
+        answer = await self._writer.write(
+            resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh)
+        )
         return Claimed.read(answer.body)
 
     async def fence(self, resource: str) -> Fence:
@@ -187,7 +185,9 @@ class Client:
         idempotency_key: str | None = None,
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
-        answer = await self._write(None, lease, token, idempotency_key, lambda fresh: calls.post(table, rows, fresh))
+        answer = await self._writer.write(
+            None, lease, token, idempotency_key, lambda fresh: calls.post(table, rows, fresh)
+        )
         stored: list[Row] = answer.body
         return stored[0] if isinstance(rows, Mapping) else stored
 
@@ -203,7 +203,7 @@ class Client:
     ) -> Row:
         """Change columns of one row; returns the row. RowNotFound if there is none."""
         resource = resource_of(table, key)
-        answer = await self._write(
+        answer = await self._writer.write(
             resource, lease, token, idempotency_key, lambda fresh: calls.patch(table, key, changes, fresh)
         )
         row: Row = answer.body
@@ -221,7 +221,7 @@ class Client:
     ) -> Row:
         """Create or replace one row; columns that are left out get their defaults. Returns the row."""
         resource = resource_of(table, key)
-        answer = await self._write(
+        answer = await self._writer.write(
             resource, lease, token, idempotency_key, lambda fresh: calls.put(table, key, row, fresh)
         )
         stored: Row = answer.body
@@ -238,7 +238,7 @@ class Client:
     ) -> None:
         """Delete one row; its mark stays. RowNotFound if there is none."""
         resource = resource_of(table, key)
-        await self._write(resource, lease, token, idempotency_key, lambda fresh: calls.delete(table, key, fresh))
+        await self._writer.write(resource, lease, token, idempotency_key, lambda fresh: calls.delete(table, key, fresh))
 
     async def patch_where(
         self,
@@ -251,7 +251,7 @@ class Client:
         idempotency_key: str | None = None,
     ) -> list[Row]:
         """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._write(
+        answer = await self._writer.write(
             None, lease, token, idempotency_key, lambda fresh: calls.patch_where(table, filters, changes, fresh)
         )
         rows: list[Row] = answer.body
@@ -269,7 +269,7 @@ class Client:
         """Change many rows, each as its mapping says, or none (R10); returns them in this order. A mapping has the
         columns of the key and those to change, all have the same. RowNotFound if a row is not there.
         """
-        answer = await self._write(
+        answer = await self._writer.write(
             None, lease, token, idempotency_key, lambda fresh: calls.patch_rows(table, rows, fresh)
         )
         changed: list[Row] = answer.body
@@ -285,38 +285,8 @@ class Client:
         idempotency_key: str | None = None,
     ) -> list[Row]:
         """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._write(
+        answer = await self._writer.write(
             None, lease, token, idempotency_key, lambda fresh: calls.delete_where(table, filters, fresh)
         )
         rows: list[Row] = answer.body
         return rows
-
-    async def _write(
-        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: calls.WithToken
-    ) -> Answer:
-        """Send a write: under a lease in its turn and with a fresh token, or with the token that was given. It keeps
-        token and key when it is sent again.
-        """
-        key = new_key() if key is None else key
-        try:
-            return await self._write_under(key, resource, lease, token, call)
-        except OutcomeUnknown as error:
-            error.idempotency_key = key
-            raise
-
-    async def _write_under(
-        self, key: str, resource: str | None, lease: Lease | None, token: int | None, call: calls.WithToken
-    ) -> Answer:
-        if lease is not None and token is None:
-            # Rows of one scope have one mark: two writes at once would make each other stale (R8).
-            table = (resource or "").partition("/")[0]
-            async with lease.operation(resource if table in self._unscoped else None) as fresh:
-                answer = await lease.send(call(fresh).under(key))
-            if resource is not None and SCOPE_HEADER not in answer.headers:
-                self._unscoped.add(table)
-            else:
-                self._unscoped.discard(table)
-            return answer
-        if lease is None and token is not None:
-            return await self._exchange.repeat(call(calls.checked_token(token)).under(key))
-        raise TypeError("a write takes exactly one of lease= and token=")

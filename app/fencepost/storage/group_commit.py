@@ -45,10 +45,10 @@ TRIES: Final = 3
 """How often a write is carried before it goes alone."""
 LOCK_WAITS: Final = frozenset({"55P03", "57014"})
 """SQLSTATEs of a wait that was given up."""
-LACKING: Final = frozenset({"42501", "42883"})
+SETUP_ERRORS: Final = frozenset({"42501", "42883"})
 """SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the lane will fail."""
-TOLD_EVERY: Final = 60.0
-"""Seconds between two times that this is told."""
+REPORTED_EVERY: Final = 60.0
+"""Seconds between two reports of that."""
 SLOW: Final = 0.05
 """Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
 MOST_AT_ONCE: Final = 3
@@ -64,12 +64,12 @@ class GroupCommit:
         *,
         most_waiting: int = 1000,
         wait_at_most: float = 5.0,
-        fails: Callable[[str], None] = lambda _reason: None,
+        on_setup_error: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`fails` hears now and then of batches that cannot work, though each of their writes may."""
+        """`on_setup_error` hears now and then of batches that cannot work, though each of their writes may."""
         self._database = database
-        self._fails = fails
-        self._told = -TOLD_EVERY
+        self._on_setup_error = on_setup_error
+        self._reported = -REPORTED_EVERY
         self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._lanes: set[Lane[Any, Any]] = set()
@@ -177,8 +177,8 @@ class GroupCommit:
     ) -> None:
         # Out of memory, of space: where a connection was there, that is about one of its writes, too.
         refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
-        if isinstance(error, RefusedError) and error.sqlstate in LACKING:
-            self._tell_failure(error)
+        if isinstance(error, RefusedError) and error.sqlstate in SETUP_ERRORS:
+            self._report(error)
         match error:
             case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
@@ -195,11 +195,11 @@ class GroupCommit:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
 
-    def _tell_failure(self, error: RefusedError) -> None:
+    def _report(self, error: RefusedError) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._told >= TOLD_EVERY:
-            self._told = now
-            self._fails(str(error))
+        if now - self._reported >= REPORTED_EVERY:
+            self._reported = now
+            self._on_setup_error(str(error))
 
     async def _again(self, lane: Lane[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
         """Send a part of a batch that was refused."""
