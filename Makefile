@@ -78,7 +78,7 @@ bench: $(VENV)/.installed-bench
 # Universal: one file for every platform and Python; hashes, and no registry's name.
 lock: install-dev
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
-	  --extra embedded --group build pyproject.toml -o requirements.txt
+	  --extra embedded --extra sources --group build pyproject.toml -o requirements.txt
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
 	  --group dev -c requirements.txt pyproject.toml -o requirements-dev.txt
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \

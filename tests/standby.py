@@ -14,7 +14,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 from tests.interleave import Connection, eventually
+from tests.servers import free_port
 
 from fencepost.storage.binaries import Binaries, reachable_binaries
 from fencepost.storage.embedded import PostgresServer
@@ -244,10 +244,3 @@ async def _answers(url: str) -> bool:
             return bool(await connection.fetchval("SELECT pg_is_in_recovery()"))
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,0 +1,69 @@
+"""Finds a token source by the scheme of its URL: those of this package, and third parties' through entry points.
+
+[project.entry-points."fencepost.sources"]
+acme = "acme_locks.fencepost:open_source"      # acme://… ; takes the URL and a Surroundings, returns a Source
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final
+from urllib.parse import urlsplit
+
+from fencepost.locks.source import Source, SourceConfigError
+
+ENTRY_POINTS: Final = "fencepost.sources"
+
+# Scheme, the module of this package that has a function `from_url`, and the extra that brings its library.
+KINDS: Final[dict[str, tuple[str, str]]] = {
+    "redis": ("fencepost.locks.redis", "redis"),
+    "rediss": ("fencepost.locks.redis", "redis"),
+    "redlock": ("fencepost.locks.redlock", "redis"),
+    "zookeeper": ("fencepost.locks.zookeeper", "zookeeper"),
+    "etcd": ("fencepost.locks.etcd", "etcd"),
+    "etcds": ("fencepost.locks.etcd", "etcd"),
+    "kubernetes": ("fencepost.locks.kubernetes", "kubernetes"),
+    "postgres-advisory": ("fencepost.locks.advisory", "postgres"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a source may need beside its URL. `dsn`: the gateway's own PostgreSQL."""
+
+    name: str
+    dsn: str
+
+
+FromUrl = Callable[[str, Surroundings], Source]
+
+
+def make(url: str, surroundings: Surroundings) -> Source:
+    """Make the source that a URL names, not opened yet. Raises SourceConfigError."""
+    scheme = urlsplit(url).scheme
+    if (kind := KINDS.get(scheme)) is not None:
+        module, extra = kind
+        try:
+            from_url: FromUrl = importlib.import_module(module).from_url
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("fencepost"):
+                raise
+            raise SourceConfigError(
+                f"{scheme}:// needs the library {error.name}: pip install 'fencepost[{extra}]'"
+            ) from error
+        return from_url(url, surroundings)
+    return _third_party(scheme)(url, surroundings)
+
+
+def _third_party(scheme: str) -> FromUrl:
+    for entry in entry_points(group=ENTRY_POINTS, name=scheme):
+        try:
+            loaded: FromUrl = entry.load()
+        except ImportError as error:
+            raise SourceConfigError(
+                f"the entry point {entry.value} for {scheme}:// cannot be loaded: {error}"
+            ) from error
+        return loaded
+    known = ", ".join(f"{kind}://" for kind in sorted({*KINDS, *entry_points(group=ENTRY_POINTS).names}))
+    raise SourceConfigError(f"{scheme or 'no scheme'}:// is no token source that is installed: {known}")

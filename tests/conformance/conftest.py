@@ -1,0 +1,125 @@
+"""Each test of this folder runs once for every token source, on that one's real server."""
+
+import asyncio
+import importlib
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.bench import Bench, opened
+
+from fencepost.locks.source import Grant, Holder, Source
+
+BENCHES: tuple[str, ...] = ()
+"""Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
+
+_numbers = itertools.count(1)
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def _bench(name: str, directory: Path) -> Iterator[Bench]:
+    module = importlib.import_module(f"tests.conformance.{name}_bench")
+    with module.running(directory) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session", params=BENCHES)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Run one source's service for the session; skips where its server is not installed."""
+    with _bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@dataclass
+class Asking:
+    """Asks sources for locks of the test's own."""
+
+    bench: Bench
+    source: Source
+    ttl_ms: int
+
+    async def acquire(
+        self, lock: str, *, wait_s: float = 0, owner: str = "somebody", tokens: int = 1, by: Source | None = None
+    ) -> Grant | Holder:
+        return await (by or self.source).acquire(lock, owner=owner, ttl_ms=self.ttl_ms, tokens=tokens, wait_s=wait_s)
+
+    async def granted(self, lock: str, **how: Any) -> Grant:
+        grant = await self.acquire(lock, **how)
+        assert isinstance(grant, Grant), grant
+        return grant
+
+
+@pytest.fixture
+async def another(bench: Bench) -> AsyncIterator[Callable[[], Awaitable[Source]]]:
+    """Give a function that opens one more source on the same service, as another worker would."""
+    async with AsyncExitStack() as stack:
+
+        async def one_more() -> Source:
+            source = await opened(bench)
+            stack.push_async_callback(source.close)
+            return source
+
+        yield one_more
+
+
+@pytest.fixture
+async def ask(bench: Bench, another: Callable[[], Awaitable[Source]]) -> Asking:
+    source = await another()
+    return Asking(bench, source, max(source.capabilities.least_ttl_ms, 1000))
+
+
+@pytest.fixture
+def lock() -> str:
+    return f"orders/order-{next(_numbers)}"
+
+
+class HolderProcess:
+    """A process that holds a lock (holder.py)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tokens: tuple[int, ...]) -> None:
+        self.process, self.tokens = process, tokens
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def ask(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what}\n".encode())
+        return await self.heard()
+
+    async def heard(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 30))
+
+
+@pytest.fixture
+async def holder(ask: Asking) -> AsyncIterator[Callable[[str], Awaitable[HolderProcess]]]:
+    """Give a function that starts a process which holds a lock."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def hold(lock: str) -> HolderProcess:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.conformance.holder"),
+            *(ask.bench.url, ask.bench.dsn, lock, str(ask.ttl_ms)),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        found = HolderProcess(process, ())
+        found.tokens = tuple((await found.heard())["tokens"])
+        return found
+
+    yield hold
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

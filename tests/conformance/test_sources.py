@@ -1,0 +1,328 @@
+"""How every token source behaves (app/fencepost/locks/source.py), each on its real server.
+
+Skipped is only what a source's Capabilities do not promise.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.conformance.conftest import Asking, HolderProcess
+from tests.interleave import eventually
+
+from fencepost.locks.source import (
+    MOST_NATIVE,
+    REQUEST_TIMEOUT,
+    Grant,
+    Holder,
+    Source,
+    SourceError,
+    SourceUnavailableError,
+)
+
+Another = Callable[[], Awaitable[Source]]
+Hold = Callable[[str], Awaitable[HolderProcess]]
+
+LONG = 30.0
+"""Seconds that somebody waits who is to get the lock."""
+
+NAMES = (
+    *("orders/order-123", "orders//order-123", "orders%2Forder-123", "/orders", "orders/", ".", "..", "a/../b", "a b"),
+    *("*", "{a}", "ünï", "x" * 512, "A", "a"),
+)
+
+
+def numbered(ask: Asking) -> None:
+    """Skip where tokens are drawn in PostgreSQL."""
+    if ask.source.capabilities.order == "database":
+        pytest.skip("capability: order=database, the service has no number of its own")
+
+
+async def expired(ask: Asking, lock: str) -> Grant:
+    """Let the hold of somebody who does not renew run out, and take the lock."""
+    if not ask.source.capabilities.ttl_from_server:
+        pytest.skip("capability: ttl_from_server=False, a hold lives as long as its session")
+    return await ask.granted(lock, wait_s=LONG, owner="successor")
+
+
+async def test_one_at_a_time(ask: Asking, another: Another, lock: str) -> None:
+    grant = await ask.granted(lock, owner="first")
+    held = await ask.acquire(lock, by=await another())
+    assert isinstance(held, Holder)
+    assert held.owner == "first"
+    await ask.source.release(lock, grant.handle)
+    assert isinstance(await ask.acquire(lock), Grant)
+
+
+async def test_locks_of_other_names_are_other_locks(ask: Asking) -> None:
+    grants = {name: await ask.granted(name) for name in NAMES}
+    for name in NAMES:
+        assert isinstance(await ask.acquire(name), Holder), name
+    for name, grant in grants.items():
+        await ask.source.release(name, grant.handle)
+        assert await ask.source.inspect(name) is None, name
+
+
+async def test_who_has_a_lock(ask: Asking, lock: str) -> None:
+    assert await ask.source.inspect(lock) is None
+    grant = await ask.granted(lock, owner="wörker a")
+    held = await ask.source.inspect(lock)
+    assert held is not None
+    assert held.owner == "wörker a"
+    assert held.expires_ms is None or 0 < held.expires_ms <= ask.ttl_ms
+    await ask.source.release(lock, grant.handle)
+    assert await ask.source.inspect(lock) is None
+
+
+async def test_tokens_rise_over_grants_and_mints(ask: Asking, another: Another, lock: str) -> None:
+    numbered(ask)
+    drawn: list[int] = []
+    for source in (ask.source, await another(), ask.source):
+        grant = await ask.granted(lock, by=source, tokens=3)
+        assert len(grant.tokens) == 3
+        minted = await source.mint(lock, grant.handle, 2)
+        assert minted is not None
+        assert len(minted) == 2
+        drawn += [*grant.tokens, *minted]
+        await source.release(lock, grant.handle)
+    assert drawn == sorted(set(drawn))
+    assert 0 < drawn[0] <= drawn[-1] <= MOST_NATIVE
+
+
+async def test_tokens_of_different_locks_rise_together(ask: Asking, lock: str) -> None:
+    if ask.source.capabilities.order != "source":
+        pytest.skip(f"capability: order={ask.source.capabilities.order}")
+    one, two = f"{lock}/one", f"{lock}/two"
+    a, b = await ask.granted(one), await ask.granted(two)
+    more = await ask.source.mint(one, a.handle, 1)
+    again = await ask.source.mint(two, b.handle, 1)
+    assert more is not None
+    assert again is not None
+    assert a.tokens[0] < b.tokens[0] < more[0] < again[0]
+
+
+async def test_a_waiter_that_queued_before_the_owners_mints_gets_a_newer_token(
+    ask: Asking, another: Another, lock: str
+) -> None:
+    """The first act of an owner is a mint."""
+    numbered(ask)
+    grant = await ask.granted(lock)
+    waiter = asyncio.create_task(ask.granted(lock, wait_s=LONG, by=await another()))
+    if ask.source.capabilities.fair:
+        await eventually(lambda: ask.bench.waiting(lock), what="the waiter in its queue")
+    minted = await ask.source.mint(lock, grant.handle, 5)
+    assert minted is not None
+    await ask.source.release(lock, grant.handle)
+    assert (await waiter).tokens[0] > minted[-1]
+
+
+async def test_tokens_rise_over_a_restart_of_the_service(ask: Asking, lock: str) -> None:
+    numbered(ask)
+    before = await ask.granted(f"{lock}/before", tokens=5)
+    await ask.bench.crash()
+    await ask.bench.restart()
+    after = await ask.granted(f"{lock}/after", wait_s=LONG)
+    if ask.source.capabilities.order == "source":
+        assert after.tokens[0] > before.tokens[-1]
+    again = await ask.granted(f"{lock}/before", wait_s=LONG)
+    assert again.tokens[0] > before.tokens[-1]
+
+
+async def test_a_hold_that_is_not_renewed_expires_and_all_is_lost(ask: Asking, another: Another, lock: str) -> None:
+    late = await another()
+    grant = await ask.granted(lock, by=late)
+    successor = await expired(ask, lock)
+    assert await late.renew(lock, grant.handle, ask.ttl_ms) is False
+    if ask.source.capabilities.order != "database":
+        assert await late.mint(lock, grant.handle, 1) is None
+        assert successor.tokens[0] > grant.tokens[0]
+    await late.release(lock, grant.handle)
+    held = await ask.source.inspect(lock)
+    assert held is not None
+    assert held.owner == "successor"
+    assert await ask.source.renew(lock, successor.handle, ask.ttl_ms) is True
+
+
+async def test_a_hold_that_is_renewed_stays(ask: Asking, another: Another, lock: str) -> None:
+    grant = await ask.granted(lock)
+    waiter = asyncio.create_task(ask.acquire(lock, wait_s=2.5 * ask.ttl_ms / 1000, by=await another()))
+    while not waiter.done():
+        assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is True
+        await asyncio.wait([waiter], timeout=ask.ttl_ms / 4000)
+    assert isinstance(await waiter, Holder)
+
+
+async def test_a_released_hold_is_lost(ask: Asking, lock: str) -> None:
+    grant = await ask.granted(lock)
+    await ask.source.release(lock, grant.handle)
+    await ask.source.release(lock, grant.handle)
+    assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is False
+    if ask.source.capabilities.order != "database":
+        assert await ask.source.mint(lock, grant.handle, 1) is None
+
+
+async def test_an_earlier_hold_of_the_same_lock_does_nothing_to_a_later_one(ask: Asking, lock: str) -> None:
+    earlier = await ask.granted(lock)
+    await ask.source.release(lock, earlier.handle)
+    later = await ask.granted(lock)
+    assert await ask.source.renew(lock, earlier.handle, ask.ttl_ms) is False
+    if ask.source.capabilities.order != "database":
+        assert await ask.source.mint(lock, earlier.handle, 1) is None
+    await ask.source.release(lock, earlier.handle)
+    assert isinstance(await ask.acquire(lock), Holder)
+    assert await ask.source.renew(lock, later.handle, ask.ttl_ms) is True
+
+
+async def test_any_process_can_renew_mint_and_release_by_the_handle(ask: Asking, another: Another, lock: str) -> None:
+    other = await another()
+    grant = await ask.granted(lock)
+    assert await other.renew(lock, grant.handle, ask.ttl_ms) is True
+    if ask.source.capabilities.order != "database":
+        minted = await other.mint(lock, grant.handle, 1)
+        assert minted is not None
+        assert minted[0] > grant.tokens[0]
+    await other.release(lock, grant.handle)
+    assert isinstance(await ask.acquire(lock, wait_s=LONG), Grant)
+
+
+async def test_a_waiter_gets_the_lock_when_it_is_released(ask: Asking, another: Another, lock: str) -> None:
+    grant = await ask.granted(lock)
+    waiter = asyncio.create_task(ask.acquire(lock, wait_s=LONG, by=await another()))
+    await asyncio.wait([waiter], timeout=0.2)
+    assert not waiter.done()
+    await ask.source.release(lock, grant.handle)
+    assert isinstance(await waiter, Grant)
+
+
+async def test_who_waits_in_vain_is_told_who_has_it_and_leaves_nothing(
+    ask: Asking, another: Another, lock: str
+) -> None:
+    grant = await ask.granted(lock, owner="the holder")
+    held = await ask.acquire(lock, wait_s=0.3, by=await another())
+    assert isinstance(held, Holder)
+    assert held.owner == "the holder"
+    await ask.source.release(lock, grant.handle)
+    assert isinstance(await ask.acquire(lock), Grant), "nobody's place is in the way"
+
+
+async def test_a_cancelled_waiter_leaves_the_queue(ask: Asking, another: Another, lock: str) -> None:
+    grant = await ask.granted(lock)
+    waiter = asyncio.create_task(ask.acquire(lock, wait_s=LONG, by=await another()))
+    await asyncio.wait([waiter], timeout=0.3)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    await ask.source.release(lock, grant.handle)
+    assert isinstance(await ask.acquire(lock), Grant)
+
+
+async def test_waiters_are_served_in_the_order_of_their_arrival(ask: Asking, another: Another, lock: str) -> None:
+    if not ask.source.capabilities.fair:
+        pytest.skip("capability: fair=False")
+    grant = await ask.granted(lock)
+    served: list[int] = []
+
+    async def wait(number: int, source: Source) -> None:
+        mine = await ask.granted(lock, wait_s=LONG, by=source)
+        served.append(number)
+        await source.release(lock, mine.handle)
+
+    waiters = []
+    for number in range(5):
+        waiters.append(asyncio.create_task(wait(number, await another())))
+
+        async def queued(count: int = number + 1) -> bool:
+            return await ask.bench.waiting(lock) == count
+
+        await eventually(queued, what=f"{number + 1} waiters")
+    await ask.source.release(lock, grant.handle)
+    await asyncio.gather(*waiters)
+    assert served == [0, 1, 2, 3, 4]
+
+
+async def test_many_at_once_never_two(ask: Asking, another: Another, lock: str) -> None:
+    inside = 0
+    drawn: list[int] = []
+
+    async def work(source: Source) -> None:
+        nonlocal inside
+        for _ in range(4):
+            grant = await ask.granted(lock, wait_s=2 * LONG, by=source)
+            inside += 1
+            assert inside == 1
+            drawn.extend(grant.tokens)
+            if ask.source.capabilities.order != "database":
+                minted = await source.mint(lock, grant.handle, 1)
+                assert minted is not None
+                drawn.extend(minted)
+            await asyncio.sleep(0)
+            assert inside == 1
+            inside -= 1
+            await source.release(lock, grant.handle)
+
+    await asyncio.gather(*(work(source) for source in [ask.source, await another(), await another()] * 2))
+    assert drawn == sorted(set(drawn))
+
+
+async def test_the_lock_of_a_holder_that_crashed_becomes_free(ask: Asking, holder: Hold, lock: str) -> None:
+    dead = await holder(lock)
+    assert isinstance(await ask.acquire(lock), Holder)
+    os.kill(dead.pid, signal.SIGKILL)
+    grant = await ask.granted(lock, wait_s=LONG)
+    assert list(dead.tokens) < list(grant.tokens) or ask.source.capabilities.order == "database"
+
+
+async def test_a_paused_holder_that_wakes_up_has_lost_everything(ask: Asking, holder: Hold, lock: str) -> None:
+    paused = await holder(lock)
+    os.kill(paused.pid, signal.SIGSTOP)
+    try:
+        successor = await ask.granted(lock, wait_s=LONG, owner="successor")
+    finally:
+        os.kill(paused.pid, signal.SIGCONT)
+    assert await paused.ask("renew") is False
+    if ask.source.capabilities.order != "database":
+        assert await paused.ask("mint") is None
+        assert successor.tokens[0] > paused.tokens[0]
+    assert await paused.ask("release") == "released"
+    held = await ask.source.inspect(lock)
+    assert held is not None
+    assert held.owner == "successor"
+
+
+@pytest.mark.parametrize("harm", ["crash", "pause"])
+async def test_a_service_that_cannot_be_asked(ask: Asking, lock: str, harm: str) -> None:
+    grant = await ask.granted(f"{lock}/held")
+    await (ask.bench.crash() if harm == "crash" else ask.bench.pause())
+    try:
+        for asked in (
+            lambda: ask.acquire(lock),
+            lambda: ask.acquire(lock, wait_s=1),
+            lambda: ask.source.renew(f"{lock}/held", grant.handle, ask.ttl_ms),
+            lambda: ask.source.release(f"{lock}/held", grant.handle),
+            lambda: ask.source.inspect(lock),
+        ):
+            with pytest.raises(SourceUnavailableError) as error:
+                async with asyncio.timeout(4 * REQUEST_TIMEOUT):
+                    await asked()
+            assert str(error.value), "it says why"
+    finally:
+        await (ask.bench.restart() if harm == "crash" else ask.bench.resume())
+    assert isinstance(await ask.acquire(f"{lock}/after", wait_s=LONG), Grant), "it connects again by itself"
+
+
+async def test_what_somebody_else_has_put_there_is_named(ask: Asking, lock: str) -> None:
+    await ask.bench.spoil(lock)
+    with pytest.raises(SourceError) as error:
+        await ask.acquire(lock)
+    assert not isinstance(error.value, SourceUnavailableError), "trying again would not help"
+    assert lock in str(error.value)
+
+
+async def test_issued_numbers_are_known(ask: Asking, lock: str) -> None:
+    if not ask.source.capabilities.verifies:
+        pytest.skip("capability: verifies=False")
+    grant = await ask.granted(lock)
+    assert await ask.source.issued(grant.tokens[-1])
+    assert not await ask.source.issued(grant.tokens[-1] + 10**6)
