@@ -29,6 +29,15 @@ GRANTS = (
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text, text, integer), fencepost.lock_counts() TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepost.source_state(text, text),"
+    " fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),"
+    " fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),"
+    " fencepost.source_claimed(bigint), fencepost.source_lease(text, bigint, bytea),"
+    " fencepost.source_renewed(bigint, bytea, integer, integer),"
+    " fencepost.source_minted(bigint, bytea, bigint[], bigint), fencepost.source_end(bigint, boolean),"
+    " fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint), fencepost.source_lost(text, bigint),"
+    " fencepost.source_lock_states(text, text, text, integer), fencepost.source_verified(text, bigint),"
+    " fencepost.source_forget(double precision, integer) TO {role}",
     "GRANT SELECT ON fencepost.generations TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.origin(), fencepost.prune_horizon(),"
     " fencepost.prune_marks(bigint, xid8, double precision, text, integer), fencepost.sizes() TO {role}",

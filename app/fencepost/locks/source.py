@@ -34,6 +34,10 @@ class SourceUnavailableError(SourceError):
     """The service cannot be asked, or its answer got lost. Whatever it may have granted expires by itself."""
 
 
+class SourceFrozenError(SourceError):
+    """The source's numbers went backwards, and nothing is taken from it until its generation is raised (R12)."""
+
+
 class SourceConfigError(SourceError):
     """The source's URL is wrong, or a library is missing. The message says what to do."""
 

@@ -281,6 +281,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.source_state(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.prune_marks(bigint, xid8, double precision, text, integer)', 'EXECUTE')"
     )
     if not allowed:

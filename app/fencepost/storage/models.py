@@ -9,6 +9,8 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ForeignKey,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -51,6 +53,14 @@ protected = Table(
     Column("protected_by", Text, nullable=False, server_default=text("session_user")),
     Column("scope", Text),
     Column("requires_key", Boolean, nullable=False, server_default=text("false")),
+    Column(
+        "verify",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="Whether the gateway asks the source about tokens that it does not know, before a mark is raised "
+        "under them.",
+    ),
     UniqueConstraint("name", name="protected_name_key"),
     comment="The tables under `fencepost protect`. name is the prefix of their resources and never changes with "
     "the table's; functions is the common start of their trigger functions' names.",
@@ -230,4 +240,75 @@ idempotency = Table(
     comment="What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is "
     "there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not told "
     "apart.",
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("name", Text(collation="C"), primary_key=True),
+    Column("scheme", Text),
+    Column("ordering", Text),
+    Column("generation", BigInteger, nullable=False, server_default=text("0")),
+    Column("issued", BigInteger, nullable=False, server_default=text("0")),
+    Column("frozen_at", TIMESTAMP(timezone=True)),
+    Column("frozen_because", Text),
+    CheckConstraint(
+        "name ~ '^[a-z][a-z0-9_]{0,31}$' AND name NOT IN ('builtin', 'external')",
+        "sources_name_check",
+    ),
+    CheckConstraint("ordering IN ('source', 'lock', 'database')", "sources_ordering_check"),
+    CheckConstraint("generation BETWEEN 0 AND 32767", "sources_generation_check"),
+    CheckConstraint("issued >= 0", "sources_issued_check"),
+    comment="Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed "
+    "out. ordering: how far its numbers can be compared; null until a gateway has it configured.",
+)
+
+source_leases = Table(
+    "source_leases",
+    metadata,
+    Column("lease_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("source", Text(collation="C"), ForeignKey("fencepost.sources.name"), nullable=False),
+    Column("lock", Text(collation="C"), nullable=False),
+    Column("secret_hash", LargeBinary),
+    Column("owner", Text, nullable=False),
+    Column("claims", ARRAY(Text(collation="C")), nullable=False),
+    Column("claimed", Boolean, nullable=False),
+    Column("handle", Text, nullable=False),
+    Column("tokens", ARRAY(BigInteger), nullable=False),
+    Column("last_token", BigInteger, nullable=False),
+    Column("ttl_ms", Integer, CheckConstraint("ttl_ms > 0", "source_leases_ttl_check"), nullable=False),
+    Column("granted_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("ended_at", TIMESTAMP(timezone=True)),
+    Column("released", Boolean, nullable=False, server_default=text("false")),
+    UniqueConstraint("secret_hash", name="source_leases_secret_hash_key"),
+    Index("source_leases_live_idx", "source", "lock", postgresql_where=text("ended_at IS NULL")),
+    Index("source_leases_lock_idx", "source", "lock", "last_token"),
+    comment="Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go "
+    "with the grant have been made. tokens: those drawn with the grant.",
+)
+
+source_draws = Table(
+    "source_draws",
+    metadata,
+    Column("source", Text(collation="C"), nullable=False),
+    Column("first_token", BigInteger, nullable=False),
+    Column("tokens", ARRAY(BigInteger), nullable=False),
+    Column("lease_id", BigInteger, nullable=False),
+    Column("drawn_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    Index("source_draws_idx", "source", "first_token"),
+    Index("source_draws_lease_id_idx", "lease_id"),
+)
+
+source_log = Table(
+    "source_log",
+    metadata,
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
+    Column("source", Text(collation="C"), nullable=False),
+    Column("event", Text, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("by", Text, nullable=False, server_default=text("session_user")),
+    CheckConstraint("event IN ('registered', 'frozen', 'raised')", "source_log_event_check"),
+    comment="What befell the sources, in order: rows are only ever added.",
 )

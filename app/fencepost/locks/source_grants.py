@@ -1,0 +1,170 @@
+"""How a grant of a source becomes tokens, and a record of it: the order of R12 (see sourced.py)."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
+from fencepost.storage import sources
+from fencepost.storage.connection import Connection, gateway_connection
+from fencepost.storage.engine import Database, retrying
+from fencepost.storage.errors import translated
+from fencepost.storage.leases import Wanted
+from fencepost.storage.sources import Granting, State
+
+T = TypeVar("T")
+
+FRESH: Final = 1.0
+"""Seconds after which a grant is too old to be judged by what was known when it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A hold with its tokens, not recorded yet. `since`: loop time; the TTL runs from there."""
+
+    handle: str
+    tokens: tuple[int, ...]
+    before: State
+    since: float
+
+
+class Grants:
+    """Gets holds and tokens from one source, and records them."""
+
+    def __init__(self, name: str, source: Source, database: Database, failed: Callable[[str], None]) -> None:
+        self.name, self.source = name, source
+        self._database, self._failed = database, failed
+
+    async def grant(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Held | Holder | None:
+        """Get the lock from the source, with tokens; None: it was ours, and is lost again."""
+        lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
+        before = await self.state(lock)
+        since = time.monotonic()
+        grant = await self._taken(wanted, wait_s, gone)
+        if isinstance(grant, Holder):
+            return grant
+        try:
+            numbered = self.source.capabilities.order != "database"
+            if numbered and time.monotonic() - since < FRESH:
+                return Held(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
+            since = time.monotonic()
+            if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):
+                return None
+            before = await self.state(lock)
+            tokens = await self.drawn(lock, grant.handle, wanted.ttl_ms, count, before)
+        except BaseException:
+            await self.give_back(lock, grant.handle)
+            raise
+        return None if tokens is None else Held(grant.handle, tokens, before, since)
+
+    async def _taken(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
+        """Ask the source for the lock, and stop asking when the client has gone."""
+        asking = asyncio.ensure_future(
+            self.source.acquire(
+                wanted.names[0],
+                owner=wanted.owner,
+                ttl_ms=self.ttl(wanted.ttl_ms),
+                tokens=wanted.tokens + bool(wanted.claims),
+                wait_s=wait_s,
+            )
+        )
+        try:
+            await asyncio.wait((asking, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait((asking,))
+        if asking.cancelled():
+            return Holder()
+        return asking.result()
+
+    async def drawn(self, lock: str, handle: str, ttl_ms: int, count: int, before: State) -> tuple[int, ...] | None:
+        """Draw tokens while the lock is held; None: it is not."""
+        if self.source.capabilities.order == "database":
+            drawn = await self.ask(lambda c: sources.draw(c, self.name, before.generation, count))
+            # After the draw: who holds the lock now held it then.
+            return drawn if drawn and await self.source.renew(lock, handle, self.ttl(ttl_ms)) else None
+        numbers = await self.source.mint(lock, handle, count)
+        return None if numbers is None else before.compose(_small(self.name, numbers))
+
+    async def record(self, wanted: Wanted, held: Held) -> int | None:
+        """Record a grant; None: it is void. Raises SourceFrozenError."""
+        lock = wanted.names[0]
+        granting = Granting(
+            self.name,
+            lock,
+            wanted.secret_hash,
+            wanted.owner,
+            wanted.claims,
+            held.handle,
+            held.tokens,
+            held.before,
+            wanted.ttl_ms,
+            ms_since(held.since),
+        )
+        verdict, lease_id = "void", None
+        try:
+            if granting.elapsed_ms < wanted.ttl_ms:
+                verdict, lease_id, _, _ = await self.ask(lambda c: sources.grant(c, granting))
+        finally:
+            if lease_id is None:
+                await self.give_back(lock, held.handle)
+        if verdict in ("backwards", "frozen"):
+            raise await self.frozen(lock)
+        return lease_id
+
+    async def give_back(self, lock: str, handle: str) -> None:
+        """Release a hold that comes to nothing, whoever is cancelled meanwhile."""
+
+        async def release() -> None:
+            try:
+                await self.source.release(lock, handle)
+            except SourceError as error:
+                self._failed(f"a lock of {self.name} could not be given back, and has to expire: {error}")
+
+        await asyncio.shield(release())
+
+    async def state(self, lock: str) -> State:
+        """Look where the source's tokens are. Raises SourceFrozenError."""
+        found = await self.ask(lambda c: sources.state(c, self.name, lock))
+        if found.frozen is not None:
+            raise self._frozen_error(found.frozen)
+        return found
+
+    async def frozen(self, lock: str) -> SourceFrozenError:
+        """Make the error that says why the source is frozen."""
+        found = await self.ask(lambda c: sources.state(c, self.name, lock))
+        return self._frozen_error(found.frozen or "its generation has just been raised")
+
+    def _frozen_error(self, reason: str) -> SourceFrozenError:
+        return SourceFrozenError(f"the source {self.name} is frozen: {reason}")
+
+    def ttl(self, ttl_ms: int) -> int:
+        """Lengthen a TTL to what the source can do; the lease's own is what counts for the tokens."""
+        return max(ttl_ms, self.source.capabilities.least_ttl_ms)
+
+    async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a statement of storage/sources.py, which is its own transaction. Raises StorageError."""
+
+        async def attempt() -> T:
+            async with self._database.connection(writing=True) as connection:
+                with translated(writing=True):
+                    answer = await statement(connection)
+                gateway_connection(connection).require_replicated()
+                return answer
+
+        return await retrying(attempt)
+
+
+def ms_since(moment: float) -> int:
+    """Tell how many ms have gone since, rounded up."""
+    return int((time.monotonic() - moment) * 1000) + 1
+
+
+def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:
+    """Refuse numbers that leave no room for the generation, before they are anybody's tokens."""
+    if numbers and not 0 < numbers[0] <= numbers[-1] <= MOST_NATIVE:
+        raise SourceError(f"the source {name} counts to {numbers[-1]}, and a token has room for {MOST_NATIVE}")
+    return numbers

@@ -1,0 +1,234 @@
+"""Token sources beside the built-in one, as PostgreSQL remembers them: one statement a verb. The rules are in
+migrations/sql/0008_sources.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import asyncpg
+
+from fencepost.storage.connection import Connection
+from fencepost.storage.leases import LockState, LostLease
+
+GENERATION_BITS: Final = 48
+
+
+def _time(expression: str) -> str:
+    return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
+
+
+_LEASE: Final = (
+    f"lease_id, lock, owner, claims, claimed, handle, CAST(tokens AS text[]) AS tokens, last_token, ttl_ms,"
+    f" {_time('granted_at')}, {_time('expires_at')}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a source's tokens are. `issued`: the highest that is known, of the source or of one lock. `frozen`: why no
+    tokens are taken from it any more (R12).
+    """
+
+    generation: int
+    issued: int
+    frozen: str | None
+
+    def compose(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Make tokens of the service's own numbers."""
+        return tuple((self.generation << GENERATION_BITS) + number for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLease:
+    """A live lease of a source. `tokens` came with the grant."""
+
+    lease_id: int
+    lock: str
+    owner: str
+    claims: tuple[str, ...]
+    claimed: bool
+    handle: str
+    tokens: tuple[int, ...]
+    last_token: int
+    ttl_ms: int
+    granted_at: str
+    expires_at: str
+    remaining_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granting:
+    """What is to be recorded of a grant. `elapsed_ms`: since the service was asked for it; the TTL runs from there."""
+
+    source: str
+    lock: str
+    secret_hash: bytes
+    owner: str
+    claims: tuple[str, ...]
+    handle: str
+    tokens: tuple[int, ...]
+    before: State
+    ttl_ms: int
+    elapsed_ms: int
+
+
+async def register(connection: Connection, name: str, scheme: str, ordering: str) -> None:
+    """Say that this source is configured here. RefusedError (FP400) where the name is another service's."""
+    await connection.execute("SELECT fencepost.source_register($1, $2, $3)", name, scheme, ordering)
+
+
+async def state(connection: Connection, name: str, lock: str) -> State:
+    """Look where the source's tokens are. Before the service is asked, not after."""
+    row = await connection.fetchrow("SELECT generation, issued, frozen FROM fencepost.source_state($1, $2)", name, lock)
+    if row is None or row["generation"] is None:
+        raise RuntimeError(f"the source {name} is not registered")
+    return State(row["generation"], row["issued"], row["frozen"])
+
+
+async def repeated(connection: Connection, secret_hash: bytes) -> tuple[str, SourceLease] | None:
+    """Find the live lease of a secret, and its source."""
+    row = await connection.fetchrow(
+        f"SELECT source, {_LEASE},"
+        " ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint AS remaining_ms"
+        " FROM fencepost.source_repeated($1) AS x",
+        secret_hash,
+    )
+    return None if row is None else (row["source"], _lease(row))
+
+
+async def draw(connection: Connection, name: str, generation: int, count: int) -> tuple[int, ...] | None:
+    """Draw tokens for a source without numbers of its own. None: it is frozen, or its generation was raised."""
+    drawn = await connection.fetchval(
+        "SELECT CAST(fencepost.source_draw($1, $2, $3) AS text[])", name, generation, count
+    )
+    return None if drawn is None else tuple(int(token) for token in drawn)
+
+
+async def grant(
+    connection: Connection, granting: Granting
+) -> tuple[Literal["granted", "void", "backwards", "frozen"], int | None, str | None, str | None]:
+    """Record a grant: its verdict, and where it is `granted` the lease's id, begin and end."""
+    row = await connection.fetchrow(
+        f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
+        "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11)",
+        granting.source,
+        granting.lock,
+        granting.secret_hash,
+        granting.owner,
+        list(granting.claims),
+        granting.handle,
+        [str(token) for token in granting.tokens],
+        granting.before.generation,
+        granting.before.issued,
+        granting.ttl_ms,
+        granting.elapsed_ms,
+    )
+    if row is None:
+        raise RuntimeError("fencepost.source_grant gave no row")
+    return row["verdict"], row["lease_id"], row["granted_at"], row["expires_at"]
+
+
+async def claimed(connection: Connection, lease_id: int) -> bool:
+    """Note that the lease's claims are made, in their own transaction. False: it is over."""
+    noted: bool = await connection.fetchval("SELECT fencepost.source_claimed($1)", lease_id)
+    return noted
+
+
+async def lease(connection: Connection, source: str, lease_id: int, secret_hash: bytes | None) -> SourceLease | None:
+    """Look at a live lease, as its holder or as anybody."""
+    row = await connection.fetchrow(
+        f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3)", source, lease_id, secret_hash
+    )
+    return None if row is None else _lease(row)
+
+
+async def renewed(connection: Connection, lease_id: int, secret_hash: bytes, ttl_ms: int, elapsed_ms: int) -> bool:
+    """Note that the service has renewed the hold. False: the lease is over by our record."""
+    noted: bool = await connection.fetchval(
+        "SELECT fencepost.source_renewed($1, $2, $3, $4)", lease_id, secret_hash, ttl_ms, elapsed_ms
+    )
+    return noted
+
+
+async def minted(
+    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], generation: int
+) -> Literal["minted", "lost", "backwards", "frozen"]:
+    """Record tokens that were minted under a lease."""
+    verdict: Literal["minted", "lost", "backwards", "frozen"] = await connection.fetchval(
+        "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4)",
+        lease_id,
+        secret_hash,
+        [str(token) for token in tokens],
+        generation,
+    )
+    return verdict
+
+
+async def end(connection: Connection, lease_id: int, *, released: bool) -> None:
+    """Note that a lease is over."""
+    await connection.execute("SELECT fencepost.source_end($1, $2)", lease_id, released)
+
+
+async def over(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
+    """Tell in how many ms each of these leases may be over; 0: it is."""
+    rows = await connection.fetch(
+        "SELECT lease_id, due_ms FROM fencepost.source_over(CAST($1::text[] AS bigint[]))",
+        [str(each) for each in leases],
+    )
+    return {row["lease_id"]: row["due_ms"] for row in rows}
+
+
+async def lost(connection: Connection, source: str, lease_id: int) -> LostLease | None:
+    """Look at a lease that is over, as long as it is remembered."""
+    row = await connection.fetchrow(
+        f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.source_lost($1, $2)",
+        source,
+        lease_id,
+    )
+    if row is None:
+        return None
+    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["released"], row["superseded_by"])
+
+
+async def lock_states(
+    connection: Connection, source: str, name: str | None, after: str | None, limit: int
+) -> list[LockState]:
+    """List the source's locks that are held under leases, by name. Who waits is known to the service alone."""
+    rows = await connection.fetch(
+        f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms, waiters"
+        " FROM fencepost.source_lock_states($1, $2, $3, $4)",
+        source,
+        name,
+        after,
+        limit,
+    )
+    return [LockState(**dict(row)) for row in rows]
+
+
+async def verified(connection: Connection, source: str, token: int) -> None:
+    """Note that the service says it has issued this token."""
+    await connection.execute("SELECT fencepost.source_verified($1, $2)", source, token)
+
+
+async def forget(connection: Connection, keep_seconds: float, limit: int) -> int:
+    """Forget leases that ended long ago, at most `limit`; returns how many."""
+    gone: int = await connection.fetchval("SELECT fencepost.source_forget($1, $2)", keep_seconds, limit)
+    return gone
+
+
+def _lease(row: asyncpg.Record) -> SourceLease:
+    return SourceLease(
+        row["lease_id"],
+        row["lock"],
+        row["owner"],
+        tuple(row["claims"]),
+        row["claimed"],
+        row["handle"],
+        tuple(int(token) for token in row["tokens"]),
+        row["last_token"],
+        row["ttl_ms"],
+        row["granted_at"],
+        row["expires_at"],
+        row["remaining_ms"],
+    )

@@ -1,0 +1,60 @@
+"""Token sources beside the built-in one: registered, quarantined, and the leases that they granted (R12)."""
+
+from pathlib import Path
+
+from alembic import op
+from sqlalchemy import text
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parents[1] / "sql"
+
+
+def upgrade() -> None:
+    for statement in (SQL / "0008_sources.sql").read_text("utf-8").split("\n-- next\n"):
+        # text() would take `:name` for a parameter.
+        op.execute(text(statement.strip().removesuffix(";").replace(":", "\\:")))
+
+
+def downgrade() -> None:
+    # The triggers of a table with such a source call what goes here.
+    op.execute(
+        text(
+            "DO $$ BEGIN IF EXISTS (SELECT FROM fencepost.protected WHERE source NOT IN ('builtin', 'external')) THEN "
+            "RAISE EXCEPTION 'protect these tables with --source external first\\: %', "
+            "(SELECT string_agg(name, ', ') FROM fencepost.protected WHERE source NOT IN ('builtin', 'external')); "
+            "END IF; END $$"
+        )
+    )
+    op.execute("DROP TRIGGER raise_sources ON fencepost.generations")
+    op.execute("ALTER TABLE fencepost.protected DROP COLUMN verify")
+    for function in (
+        "raise_sources_of_ours()",
+        "source_forget(double precision, integer)",
+        "source_raise(text, text)",
+        "source_verified(text, bigint)",
+        "source_lock_states(text, text, text, integer)",
+        "source_lost(text, bigint)",
+        "source_issued_to(text, bigint)",
+        "source_over(bigint[])",
+        "source_end(bigint, boolean)",
+        "source_minted(bigint, bytea, bigint[], bigint)",
+        "source_renewed(bigint, bytea, integer, integer)",
+        "source_lease(text, bigint, bytea)",
+        "source_claimed(bigint)",
+        "source_freeze(text, text)",
+        "source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer)",
+        "source_draw(text, bigint, integer)",
+        "source_repeated(bytea)",
+        "source_state(text, text)",
+        "source_register(text, text, text)",
+        "require_issued(text, bigint, text)",
+        "oldest(text)",
+        "issued(text)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
+    for table in ("source_log", "source_draws", "source_leases", "sources"):
+        op.execute(f"DROP TABLE fencepost.{table}")
