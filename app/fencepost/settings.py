@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
+    sources: SecretStr = Field(
+        default=SecretStr(""),
+        description="Lock services whose locks and tokens can be had, as NAME=URL, separated by blanks.",
+    )
     max_ttl: LeaseSeconds = Field(default=3600.0, description="Longest TTL of a lease.")
     max_wait: LeaseSeconds = Field(default=300.0, description="Longest that one request waits for a lock.")
     max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")

@@ -21,7 +21,7 @@ class ClaimAnswer(TypedDict):
 
 
 class TokenHolder(TypedDict):
-    """To whom a token of the built-in source was issued, under which lease of which locks."""
+    """To whom a token of the table's source was issued, under which lease of which locks."""
 
     holder: str
     lease_id: str
@@ -29,7 +29,7 @@ class TokenHolder(TypedDict):
     token: str
     granted_at: str
     issued_at: str
-    source: Literal["builtin"]
+    source: str
 
 
 class StoryEvent(TypedDict):
@@ -70,6 +70,7 @@ class LeaseRequest(TypedDict, total=False):
     tokens: int
     claim: list[str]
     keep_place: bool
+    source: str
 
 
 class LeaseAnswer(TypedDict):
@@ -80,6 +81,7 @@ class LeaseAnswer(TypedDict):
     """
 
     lease_id: str
+    source: str
     secret: str
     lock: str | None
     locks: list[str]
@@ -98,6 +100,7 @@ class LeaseState(TypedDict):
     """A live lease. `token` is the newest that was issued under it."""
 
     lease_id: str
+    source: str
     lock: str | None
     locks: list[str]
     owner: str
@@ -142,6 +145,7 @@ class LockAnswer(TypedDict):
     """A lock that is held or waited for. The lease's members are null when nobody holds it."""
 
     name: str
+    source: str
     held: bool
     lease_id: str | None
     owner: str | None
@@ -166,3 +170,4 @@ class Readiness(TypedDict):
     schema: str
     origin: str
     catalog: str
+    sources: dict[str, str]

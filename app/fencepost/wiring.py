@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import asyncpg
@@ -20,6 +20,8 @@ from fencepost.observe import logs
 from fencepost.observe.events import BatchesFail, CatalogLoaded, Emit, Event, OriginJudged, PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
+from fencepost.source_wiring import Configured, described_sources, known_sources, read_sources, sources_opened
+from fencepost.startup import StartupError
 from fencepost.storage import migrate, pruning
 from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
@@ -33,10 +35,6 @@ PUBLISHED_EVERY: Final = 1.0
 """Seconds between two looks at what each worker has in use."""
 GC_THRESHOLD: Final = 20_000
 """How many more objects may be there before Python looks for garbage; a busy gateway has thousands in use."""
-
-
-class StartupError(Exception):
-    """The gateway cannot start. The message is one line for whoever started it: what is wrong, what to do."""
 
 
 async def check_database(dsn: str) -> None:
@@ -86,6 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         raise StartupError(
             "FENCEPOST_DATABASE_URL is not set; `fencepost serve` runs an embedded PostgreSQL without it"
         )
+    configured = read_sources(settings)
     logs.configure(settings.log_level, settings.log_format)
     dsn = settings.database_url.get_secret_value()
     runtime, metrics, log = Runtime(), Metrics(), logs.EventLog()
@@ -96,7 +95,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _opened(settings, dsn, emit) as gateway, _published(gateway, metrics, log):
+        async with _opened(settings, dsn, emit, configured) as gateway, _published(gateway, metrics, log):
             runtime.gateway = gateway
             _rest_from_garbage()
             try:
@@ -111,6 +110,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         _publish_now(runtime.require(), metrics)
         await _count_locks(runtime.require(), metrics)
         await _measure_sizes(runtime.require(), metrics)
+        for each in await known_sources(runtime.require()):
+            metrics.source(each.name, each.generation, frozen=each.frozen is not None)
 
     return Application(
         Parts(
@@ -136,7 +137,7 @@ def _rest_from_garbage() -> None:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gateway]:
+async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence[Configured]) -> AsyncIterator[Gateway]:
     """Connect, read the catalog, start what runs beside the requests; all of it ends with the block."""
 
     def loaded(catalog: Catalog) -> None:
@@ -162,8 +163,11 @@ async def _opened(settings: Settings, dsn: str, emit: Emit) -> AsyncIterator[Gat
         retention = background.Retention(
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )
-        async with background.running(dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit)):
-            yield gateway
+        async with (
+            background.running(dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit)),
+            sources_opened(configured, gateway, emit, history=settings.lease_history) as opened,
+        ):
+            yield replace(gateway, sources=opened)
     finally:
         await queue.close()
         await catalog.close()
@@ -251,10 +255,12 @@ async def _readiness(gateway: Gateway) -> wire.Readiness:
     except (UnavailableError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         database, found = f"unreachable: {error}", None
     loaded = gateway.catalog.current
+    described = await described_sources(gateway)
     return {
         "status": "ready" if found == newest and standing is not None and standing.accepted else "not ready",
         "database": database,
         "schema": schema,
         "origin": "unknown" if standing is None else standing.describe(),
         "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
+        "sources": described,
     }

@@ -72,11 +72,11 @@ COMMENT ON TABLE fencepost.source_log IS 'What befell the sources, in order: row
 -- For triggers of tables that are pinned to a source, in the writer's own name. VOLATILE: each call sees what has been
 -- granted by then.
 CREATE FUNCTION fencepost.issued(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN (SELECT s.issued FROM fencepost.sources s WHERE s.name = p_source);
+RETURN coalesce((SELECT s.issued FROM fencepost.sources s WHERE s.name = p_source), 0);
 -- next
 -- The last token that an earlier generation may have had, and one more.
 CREATE FUNCTION fencepost.oldest(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN (SELECT greatest(s.generation << 48, 1) FROM fencepost.sources s WHERE s.name = p_source);
+RETURN coalesce((SELECT greatest(s.generation << 48, 1) FROM fencepost.sources s WHERE s.name = p_source), 1);
 -- next
 -- As require_issued(text, bigint) for the built-in source. A generation that the source does not have: FP008.
 CREATE FUNCTION fencepost.require_issued(p_resource text, p_token bigint, p_source text) RETURNS void LANGUAGE plpgsql
@@ -399,6 +399,144 @@ END $$;
 -- The sources whose tokens are drawn in this database have forgotten theirs when it was failed over (R19).
 CREATE TRIGGER raise_sources AFTER INSERT ON fencepost.generations FOR EACH ROW EXECUTE FUNCTION fencepost.raise_sources_of_ours();
 -- next
+-- As in 0004, for scopes of every source.
+CREATE OR REPLACE FUNCTION fencepost.enter(p_prefix text, p_scopes text[], p_token bigint, p_table oid DEFAULT NULL,
+                                p_template text DEFAULT NULL)
+RETURNS TABLE (scope text, refused_by bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  fresh boolean := current_setting('transaction_isolation') = 'read committed';
+  found_rule text;
+  found_source text;
+  lowest bigint;
+  passed boolean := true;
+BEGIN
+  -- Rule and source as they are now: who changes them waits for us, or we for him. A claim locks no table.
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
+  IF fresh THEN
+    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+     WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1;
+  ELSE  -- an old snapshot must fail (40001), not read an old rule
+    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+     WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1 FOR SHARE;
+  END IF;
+  IF NOT FOUND THEN PERFORM fencepost.outdated(p_prefix); END IF;
+  -- After the lock: until this transaction ends the table cannot leave the scope any more.
+  IF p_table IS NOT NULL AND NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.relation = p_table AND p.scope = p_template)
+  THEN
+    PERFORM fencepost.outdated(p_table::regclass::text);
+  END IF;
+  FOR scope IN SELECT DISTINCT u.name COLLATE "C" FROM unnest(p_scopes) AS u(name) ORDER BY 1 LOOP
+    refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
+    IF refused_by IS NULL THEN
+      -- In a statement of its own, after the mark: a floor read before the wait could be too old.
+      IF fresh THEN
+        SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
+      ELSE
+        SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix FOR SHARE;
+      END IF;
+      IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
+      IF NOT (lowest < p_token OR lowest = p_token AND found_rule = 'lease') THEN refused_by := lowest; END IF;
+    END IF;
+    passed := passed AND refused_by IS NULL;
+    RETURN NEXT;
+  END LOOP;
+  IF passed AND found_source = 'builtin' THEN
+    PERFORM fencepost.require_issued(p_scopes[1], p_token);
+  ELSIF passed AND found_source <> 'external' THEN
+    PERFORM fencepost.require_issued(p_scopes[1], p_token, found_source);
+  END IF;
+END $$;
+-- next
+-- As in 0007, for scopes of every source.
+CREATE OR REPLACE FUNCTION fencepost.enter_each(p_prefix text, p_scopes text[], p_tokens bigint[], p_table oid, p_template text)
+RETURNS TABLE (number integer, scope text, verdict text, refused_by bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+  found_rule text;
+  found_source text;
+  lowest bigint;
+  highest bigint := 9223372036854775807;
+  oldest bigint := 1;
+  first_entered bigint := 9223372036854775807;
+  entered boolean[] := array_fill(false, ARRAY[cardinality(p_scopes)]);
+  p_token bigint;
+BEGIN
+  IF cardinality(array_remove(p_scopes, NULL)) = 0 THEN  -- nothing to enter: all of them are answered already
+    RETURN QUERY SELECT u.o::integer - 1, NULL::text, 'unclear', NULL::bigint
+                   FROM unnest(p_scopes) WITH ORDINALITY AS u(name, o);
+    RETURN;
+  END IF;
+  -- Rule and source as they are now: who changes them waits for us, or we for him.
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
+  SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+   WHERE p.relation = p_table AND p.scope = p_template;
+  IF NOT FOUND THEN PERFORM fencepost.outdated(p_table::regclass::text); END IF;
+  SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
+  IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
+  IF found_source = 'builtin' THEN
+    highest := fencepost.issued();
+    oldest := fencepost.oldest();
+  ELSIF found_source <> 'external' THEN
+    highest := fencepost.issued(found_source);
+    oldest := fencepost.oldest(found_source);
+  END IF;
+  -- Most have a mark that is lower, and that nobody holds. Only one of two that have the same mark gets to it.
+  FOR number, p_token IN
+    UPDATE fencepost.marks k
+       SET last_fence_token = x.token, xid = pg_current_xact_id(), row_absent = true, changed_at = clock_timestamp()
+      FROM (SELECT u.o, u.token, h.place
+              FROM ROWS FROM (unnest(p_scopes), unnest(p_tokens)) WITH ORDINALITY AS u(name, token, o)
+             CROSS JOIN LATERAL (SELECT h.ctid AS place FROM fencepost.marks h
+                                  WHERE h.resource = u.name AND h.last_fence_token < u.token FOR UPDATE SKIP LOCKED) h
+             WHERE lowest < u.token AND u.token BETWEEN oldest AND highest) x
+     WHERE k.ctid = x.place
+    RETURNING x.o, x.token
+  LOOP
+    entered[number] := true;
+    first_entered := least(first_entered, p_token);
+  END LOOP;
+  FOR number, scope, p_token, verdict IN
+    SELECT u.o - 1, u.name, u.token, CASE WHEN u.entered THEN 'entered' ELSE 'unclear' END
+      FROM ROWS FROM (unnest(p_scopes), unnest(p_tokens), unnest(entered)) WITH ORDINALITY AS u(name, token, entered, o)
+     ORDER BY u.name COLLATE "C", u.entered DESC
+  LOOP
+    refused_by := NULL;
+    IF verdict = 'unclear' AND p_token BETWEEN oldest AND highest
+       AND (lowest < p_token OR lowest = p_token AND found_rule = 'lease') AND scope IS NOT NULL
+    THEN
+      PERFORM FROM fencepost.marks k WHERE k.resource = scope FOR UPDATE SKIP LOCKED;
+      IF NOT FOUND AND EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = scope) THEN
+        verdict := 'busy';
+      ELSIF FOUND AND EXISTS (SELECT FROM fencepost.marks k
+                               WHERE k.resource = scope AND k.xid = pg_current_xact_id() AND fencepost.ours(k.xmin)) THEN
+        verdict := 'busy';
+      ELSE
+        refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
+        verdict := CASE WHEN refused_by IS NULL THEN 'entered' ELSE 'refused' END;
+        IF refused_by IS NULL THEN first_entered := least(first_entered, p_token); END IF;
+      END IF;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+  -- In a statement of its own, after the marks: the floor may have risen before they were ours.
+  SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
+  IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
+  IF NOT (lowest < first_entered OR lowest = first_entered AND found_rule = 'lease') THEN
+    RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the floor of %s rose meanwhile', p_prefix);
+  END IF;
+END $$;
+-- next
+-- A table, or scope, becomes the source's that has marks up to p_token: they count as issued by it.
+CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.source_register(p_source, NULL, NULL);
+  UPDATE fencepost.sources s SET issued = p_token, generation = greatest(s.generation, p_token >> 48)
+   WHERE s.name = p_source AND s.issued < p_token;
+END $$;
+-- next
 REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepost.source_state(text, text),
   fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),
   fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),
@@ -407,7 +545,7 @@ REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepos
   fencepost.source_end(bigint, boolean), fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint),
   fencepost.source_lost(text, bigint), fencepost.source_lock_states(text, text, text, integer),
   fencepost.source_verified(text, bigint), fencepost.source_raise(text, text), fencepost.source_forget(double precision, integer),
-  fencepost.raise_sources_of_ours() FROM PUBLIC;
+  fencepost.source_beyond(text, bigint), fencepost.raise_sources_of_ours() FROM PUBLIC;
 -- next
 -- Triggers compare with it in the writer's own name.
 GRANT SELECT ON fencepost.sources TO PUBLIC;

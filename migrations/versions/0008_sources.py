@@ -31,7 +31,14 @@ def downgrade() -> None:
     )
     op.execute("DROP TRIGGER raise_sources ON fencepost.generations")
     op.execute("ALTER TABLE fencepost.protected DROP COLUMN verify")
+    # As they were before there were other sources.
+    for script, function in (("0004_scopes.sql", "enter"), ("0007_group_commit.sql", "enter_each")):
+        for statement in (SQL / script).read_text("utf-8").split("\n-- next\n"):
+            if f"CREATE FUNCTION fencepost.{function}(" in statement:
+                replaced = statement.strip().removesuffix(";").replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+                op.execute(text(replaced.replace(":", "\\:")))
     for function in (
+        "source_beyond(text, bigint)",
         "raise_sources_of_ours()",
         "source_forget(double precision, integer)",
         "source_raise(text, text)",

@@ -150,7 +150,7 @@ async def assert_judged(race: Race, connection: Connection, mark: int = 30) -> i
     assert await direct(connection, INSERT, mark + 3) == "ok"
     assert await race.live_mark("k") == mark + 3
     assert await race.recorded("k") == (mark + 3, False)
-    if race.fence.builtin:
+    if race.fence.pinned:
         assert await direct(connection, UPDATE, 5000) == "FP018"
         assert await direct(connection, COLUMN.format(5000)) == "FP018"
         assert (

@@ -84,14 +84,14 @@ async def test_a_deleted_key_stays_deleted_for_the_stale_holder(race: Race) -> N
 
 async def test_a_new_row_is_met_by_the_first_token_of_its_key(race: Race) -> None:
     """Nobody has written it through a fence, so every token is newer: also the very first of the built-in source."""
-    if race.fence.builtin:
+    if race.fence.pinned:
         await race.observer.execute("SELECT setval('fencepost.tokens', 1, false)")
     new = "INSERT INTO public.orders (order_id) VALUES ('new')"
     assert await run(race.a, new, login=OPERATOR) == "ok"
     assert await race.live_mark("new") == 0
     assert await race.recorded("new") is None
     assert isinstance(await race.claim_absent(race.b, "new", 1), Exception), "a claim meets the row"
-    if race.fence.builtin:
+    if race.fence.pinned:
         assert await race.observer.fetchval("SELECT nextval('fencepost.tokens')") == 1
     assert await race.verdict("new", 1) == "again"
     assert await race.update(race.b, "new", 1)
@@ -144,8 +144,8 @@ async def test_a_key_change_and_truncate_stay_refused(race: Race) -> None:
 
 async def test_a_token_that_was_never_issued_stays_refused(race: Race) -> None:
     unissued = UPDATE.replace("SET", "SET last_fence_token = 5000,")
-    assert await run(race.a, unissued) == ("FP018" if race.fence.builtin else "ok")
-    assert await run(race.a, INSERT.replace("'k'", "'new'"), token=5000) == ("FP018" if race.fence.builtin else "ok")
+    assert await run(race.a, unissued) == ("FP018" if race.fence.pinned else "ok")
+    assert await run(race.a, INSERT.replace("'k'", "'new'"), token=5000) == ("FP018" if race.fence.pinned else "ok")
 
 
 async def test_rows_of_an_earlier_generation_can_be_repaired(connect: Connect, database: str) -> None:

@@ -15,12 +15,12 @@ from tests.racing import open_race, owner
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
+from fencepost.startup import StartupError
 from fencepost.storage import generations
 from fencepost.storage.connection import Limits
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import QuarantinedError
 from fencepost.storage.protect import protect
-from fencepost.wiring import StartupError
 
 RAISE = "fencepost.raise_generation(text)"
 

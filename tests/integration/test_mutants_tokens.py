@@ -118,7 +118,7 @@ def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(
         connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
     ) -> object:
-        monkeypatch.setattr(marks, "BUILTIN", "builtin" if fence.builtin else "nobody's")
+        monkeypatch.setattr(marks, "BUILTIN", "builtin" if fence.pinned else "nobody's")
         return await claim_absent(connection, table, fence, key, token, resource)
 
     monkeypatch.setattr(scenarios, "claim_absent", mutant)

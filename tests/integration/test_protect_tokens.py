@@ -166,7 +166,7 @@ async def test_a_gateway_that_has_not_heard_of_the_change_is_refused_by_the_trig
         stale = gateway.catalog.current.find("t")
         assert stale is not None
         assert stale.fence is not None
-        assert not stale.fence.builtin
+        assert not stale.fence.pinned
         assert told(await patch(gateway, keyed("2", HIGH + 1, table="t", v="x"))) == "FP018"
 
 

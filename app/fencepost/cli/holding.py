@@ -37,6 +37,7 @@ class Job:
     names: tuple[str, ...]
     claims: tuple[str, ...]
     owner: str | None
+    source: str | None
     ttl: float
     wait: float | None
     grace: float
@@ -91,7 +92,9 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
     margin = margin_for(job.ttl, job.grace)
     try:
         client = Client(job.url, owner=job.owner)
-        lock = client.lock(job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin)
+        lock = client.lock(
+            job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin, source=job.source
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     async with client:

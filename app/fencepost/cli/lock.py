@@ -87,6 +87,7 @@ class _OptionsAroundName(click.Command):
 )
 @click.option("--claim", is_flag=True, help="Fence off older holders from what the locks are named after (TABLE/KEY).")
 @click.option("--claim-resource", multiple=True, metavar="RESOURCE", help="Fence them off from this. Repeatable.")
+@click.option("--source", metavar="NAME", help="The lock service to take it from.  [default: builtin]")
 @click.option("--owner", metavar="TEXT", help="What others are told about us.  [default: user@host:pid]")
 @click.option(
     "--grace",
@@ -123,6 +124,7 @@ def lock(  # noqa: PLR0913 - one for each option
     also: tuple[str, ...],
     claim: bool,
     claim_resource: tuple[str, ...],
+    source: str | None,
     owner: str | None,
     grace: float | None,
     conflict_exit_code: int,
@@ -149,6 +151,7 @@ def lock(  # noqa: PLR0913 - one for each option
         names=names,
         claims=(*names, *claim_resource) if claim else claim_resource,
         owner=owner,
+        source=source,
         ttl=ttl,
         wait=0.0 if no_wait else wait,
         grace=grace,

@@ -15,6 +15,7 @@ _MODULES: Final = {
     "mint": "mint",
     "protect": "protect",
     "serve": "serve",
+    "source": "source",
     "status": "status",
     "unprotect": "protect",
 }

@@ -27,9 +27,15 @@ _WAIT = click.option(
 )
 @click.option(
     "--source",
-    type=click.Choice(["external", "builtin"]),
+    metavar="NAME",
     help="Where the tokens come from. external (default): any lock service; you vouch that one place mints them. "
-    "builtin: Fencepost's own leases; a token that they never issued is refused.",
+    "builtin: Fencepost's own leases. Another name: that of a source in FENCEPOST_SOURCES. A token that the source is "
+    "not known to have issued is refused.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="The gateway asks the source about tokens of locks that were not taken through it, before a mark is raised.",
 )
 @click.option(
     "--scope",
@@ -50,6 +56,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     settings: Settings,
     rule: Rule | None,
     source: str | None,
+    verify: bool | None,
     scope: str | None,
     no_scope: bool,
     requires_key: bool | None,
@@ -67,7 +74,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     chosen = "" if no_scope else scope
 
     async def plan(connection: asyncpg.Connection) -> Plan:
-        made = await plan_protect(connection, table, rule, source, requires_key, chosen)
+        made = await plan_protect(connection, table, rule, source, requires_key, chosen, verify)
         if not sql:
             await apply(connection, made, wait=wait)
         return made

@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
     """
     # The server's modules are heavy, and `fencepost --help` is not: imported when they are needed.
     from fencepost.cli.server import ServerFailedError  # noqa: PLC0415
-    from fencepost.wiring import StartupError  # noqa: PLC0415
+    from fencepost.startup import StartupError  # noqa: PLC0415
 
     try:
         with _stop_signals_interrupt():
@@ -77,10 +77,11 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
 
     Returns the token for the demo's curl line.
     """
+    from fencepost.startup import StartupError  # noqa: PLC0415
     from fencepost.storage.demo import load  # noqa: PLC0415
     from fencepost.storage.migrate import upgrade  # noqa: PLC0415
     from fencepost.storage.protect_check import ProtectError  # noqa: PLC0415
-    from fencepost.wiring import StartupError, check_database  # noqa: PLC0415
+    from fencepost.wiring import check_database  # noqa: PLC0415
 
     if embedded:
         await upgrade(url)

@@ -41,6 +41,7 @@ class Wish:
     ttl: float
     wait: float | None
     tokens: int
+    source: str | None = None
     secret: str = field(repr=False)
 
     def call(self, wait: float, *, keep_place: bool) -> Call:
@@ -53,6 +54,8 @@ class Wish:
             "claim": list(self.claims),
             "keep_place": keep_place,
         }
+        if self.source is not None:
+            body["source"] = self.source
         body |= {"lock": self.locks[0]} if len(self.locks) == 1 else {"locks": list(self.locks)}
         return Call(
             method="POST",

@@ -50,9 +50,9 @@ def fence(resource: str) -> Call:
     return Call(method="GET", path="/v1/fences", params=[("resource", resource)])
 
 
-def locks(name: str | None, after: str | None) -> Call:
+def locks(name: str | None, after: str | None, source: str | None) -> Call:
     """GET a page of locks."""
-    given = {"name": name, "after": after, "limit": str(LOCKS_PER_PAGE)}
+    given = {"source": source, "name": name, "after": after, "limit": str(LOCKS_PER_PAGE)}
     pairs = [(member, value) for member, value in given.items() if value is not None]
     return Call(method="GET", path="/v1/locks", params=pairs)
 

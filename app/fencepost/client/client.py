@@ -79,7 +79,7 @@ class Client:
 
     # Locks
 
-    def lock(
+    def lock(  # noqa: PLR0913 - all but the name have a default
         self,
         name: Names,
         *,
@@ -90,6 +90,7 @@ class Client:
         tokens: int = FIRST_TOKENS,
         margin: float | None = None,
         cancel_on_loss: bool = False,
+        source: str | None = None,
     ) -> Lock:
         """Give a lock, or several that are taken together, for an `async with`. Times in seconds.
 
@@ -100,17 +101,19 @@ class Client:
         tokens: how many to draw with the grant; more are minted when they are used up.
         margin: stop trusting the lease so long before it expires; default 5 % of ttl, at least 20 ms.
         cancel_on_loss: when the lease is lost, cancel the body; the `async with` raises LeaseLost then.
+        source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
 
         ValueError for timings that make no sense.
         """
-        wish = wish_for(name, ttl=ttl, wait=wait, claim=claim, owner=owner or self._owner, tokens=tokens)
+        owner = owner or self._owner
+        wish = wish_for(name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source)
         return Lock(self._exchange, self._background, wish, margin=margin, cancel_on_loss=cancel_on_loss)
 
-    async def locks(self, name: str | None = None) -> list[LockState]:
-        """Return the locks that are held or waited for, by name; or the one of this name, if it is."""
+    async def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
+        """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""
         found: list[LockState] = []
         while True:
-            answer = await self._exchange.repeat(calls.locks(name, found[-1].name if found else None))
+            answer = await self._exchange.repeat(calls.locks(name, found[-1].name if found else None, source))
             page = [LockState.read(state) for state in answer.body]
             found += page
             if len(page) < calls.LOCKS_PER_PAGE:

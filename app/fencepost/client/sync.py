@@ -81,14 +81,17 @@ class SyncClient:
         owner: str | None = None,
         tokens: int = FIRST_TOKENS,
         margin: float | None = None,
+        source: str | None = None,
     ) -> SyncLock:
         """Give a lock, or several that are taken together, for a `with`; see `Client.lock`."""
-        lock = self._client.lock(name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, margin=margin)
+        lock = self._client.lock(
+            name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, margin=margin, source=source
+        )
         return SyncLock(lock, self._loop)
 
-    def locks(self, name: str | None = None) -> list[LockState]:
-        """Return the locks that are held or waited for, by name; or the one of this name, if it is."""
-        return self._loop.run(lambda: self._client.locks(name))
+    def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
+        """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""
+        return self._loop.run(lambda: self._client.locks(name, source=source))
 
     # Fences
 

@@ -20,7 +20,9 @@ SECRET_BYTES: Final = 32
 LONGEST_OWNER: Final = 256
 
 
-def wish_for(name: Names, *, ttl: float, wait: float | None, claim: Claims, owner: str, tokens: int) -> Wish:
+def wish_for(
+    name: Names, *, ttl: float, wait: float | None, claim: Claims, owner: str, tokens: int, source: str | None = None
+) -> Wish:
     """Check the arguments of `lock`, and choose the lease's secret. ValueError names what makes no sense."""
     locks = _several(name)
     if not locks:
@@ -36,6 +38,7 @@ def wish_for(name: Names, *, ttl: float, wait: float | None, claim: Claims, owne
         ttl=ttl,
         wait=wait,
         tokens=tokens,
+        source=source,
         secret=secrets.token_urlsafe(SECRET_BYTES),
     )
 

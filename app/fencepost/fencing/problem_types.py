@@ -274,6 +274,25 @@ DATABASE_REFUSED: Final = ProblemType(
     "A trigger, a rule or PostgreSQL itself refused; the code is its SQLSTATE. Nothing was changed.",
     "The detail is the database's own message.",
 )
+SOURCE_UNAVAILABLE: Final = ProblemType(
+    "FP019",
+    503,
+    "source-unavailable",
+    "The lock service cannot be asked",
+    "The lock was asked for, renewed or minted from at a lock service that does not answer. Writes under tokens that "
+    "were granted before go on: they need the database only.",
+    "Try again after Retry-After. What the service may have granted without an answer expires by itself.",
+    retryable=True,
+)
+SOURCE_FAILED: Final = ProblemType(
+    "FP020",
+    502,
+    "source-failed",
+    "The lock service refused",
+    "The lock service answered, and would not do what was asked: something else has its place in the service, the "
+    "gateway lacks a privilege there, or its numbers leave no room for the generation. Nothing was granted.",
+    "The detail names what is in the way. Trying again does not help before that is mended.",
+)
 
 PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = tuple(
     kind for kind in list(globals().values()) if isinstance(kind, ProblemType)

@@ -16,16 +16,19 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, unavailable
+from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.locks.postgres import Attempted, Overtaken
+from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
+from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.storage.leases import Acquired, Wanted
+from fencepost.storage.leases import Acquired, LeaseId, Wanted
 from fencepost.storage.query import QueryError
 
+_ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
 _OVERTAKEN: Final = (
     "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
 )
@@ -45,16 +48,25 @@ class Acquire:
     claims: tuple[tuple[str, Resource], ...]
     keep_place: bool
     owner_given: bool = True
+    source: str = BUILTIN
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     """A lease, as its holder hears of it."""
 
+    source: str
     lease: Acquired
     locks: tuple[str, ...]
     claims: Sequence[Done]
     waited_ms: int
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """What the lease is called."""
+        if self.lease.lease_id is None:
+            raise RuntimeError("a grant has a lease")
+        return LeaseId(self.source, self.lease.lease_id)
 
 
 def hashed(secret: str) -> bytes:
@@ -85,7 +97,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
             "acquire",
             lease.verdict,
             request.locks,
-            lease.lease_id,
+            str(outcome.lease_id),
             request.owner,
             outcome.waited_ms / 1000,
             tokens,
@@ -93,16 +105,25 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
     )
     if gone.done() and not request.chosen and lease.lease_id is not None:
         # Nobody has heard the secret, so nobody can ever use the lease.
+        locks = gateway.locks_of(request.source)
         try:
-            await gateway.locks.release(lease.lease_id, hashed(request.secret))
-        except StorageError as error:
+            if locks is not None:
+                await locks.release(lease.lease_id, hashed(request.secret))
+        except (StorageError, SourceError) as error:
             return _problem_of(error, request)  # which nobody reads; the lease's time will run out
     return outcome
 
 
-async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> tuple[Granted | Problem, bool]:
+async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in the way
+    gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]"
+) -> tuple[Granted | Problem, bool]:
     """Try once; the bool says that an outdated catalog may be why it failed."""
-    claimed = resolve(gateway.catalog.current, request.claims)
+    locks = gateway.locks_of(request.source)
+    if locks is None:
+        return no_such_source(gateway, request.source, "body"), False
+    if request.source != BUILTIN and len(request.locks) > 1:
+        return bad_request(f"body: locks: {request.source} locks one name at a time; builtin takes several"), False
+    claimed = resolve(gateway.catalog.current, request.claims, request.source)
     if isinstance(claimed, Problem):
         return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
     wanted = Wanted(
@@ -118,16 +139,18 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
     )
 
     async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
-        return await claim_all(connection, claimed, token, repeated=repeated)
+        return await claim_all(connection, claimed, token, repeated=repeated, source=request.source)
 
     try:
-        attempted = await gateway.locks.acquire(wanted, claim if claimed else None, gone)
+        attempted = await locks.acquire(wanted, claim if claimed else None, gone)
     except RefusedClaim as refused:
         return refused.problem, False
     except QueryError as error:
         return bad_request(f"claim: {error}"), False
     except Overtaken:
         return Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER), False
+    except SourceError as error:
+        return _problem_of(error, request), False
     except StorageError as error:
         return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
     return _granted_or_held(attempted, request), False
@@ -140,9 +163,10 @@ def _granted_or_held(attempted: Attempted, request: Acquire) -> Granted | Proble
             return _mismatch()  # two who use one secret are not one who asks twice
         case "granted" | "repeated":
             claims = attempted.claims if isinstance(attempted.claims, list) else []
-            return Granted(acquired, tuple(sorted(request.locks, key=str.encode)), claims, attempted.waited_ms)
+            names = tuple(sorted(request.locks, key=str.encode))
+            return Granted(request.source, acquired, names, claims, attempted.waited_ms)
         case "held" | "queued":
-            return held(acquired)
+            return held(acquired, request.source)
         case "mismatch":
             return _mismatch()
 
@@ -154,9 +178,12 @@ def _mismatch() -> Problem:
     )
 
 
-def held(acquired: Acquired) -> Problem:
+def held(acquired: Acquired, source: str = BUILTIN) -> Problem:
     """Say who is in the way."""
-    if acquired.lease_id is None and not acquired.waiting:
+    if source != BUILTIN:
+        by = "somebody" if acquired.owner is None else acquired.owner
+        detail = f"{acquired.lock} is held by {by}, as {source} says."
+    elif acquired.lease_id is None and not acquired.waiting:
         detail = f"{acquired.lock} is being granted to somebody else at this moment."
     elif acquired.lease_id is None:
         detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
@@ -170,6 +197,7 @@ def held(acquired: Acquired) -> Problem:
         extra={
             "lock": acquired.lock,
             "holder": acquired.owner,
+            "source": source,
             "lease_id": None if acquired.lease_id is None else str(acquired.lease_id),
             "held_since": acquired.granted_at,
             "held_until": acquired.expires_at,
@@ -178,9 +206,11 @@ def held(acquired: Acquired) -> Problem:
     )
 
 
-def _problem_of(error: StorageError, request: Acquire) -> Problem:
+def _problem_of(error: StorageError | SourceError, request: Acquire) -> Problem:
+    if isinstance(error, SourceError):
+        return source_problem(error, request.source)
     if isinstance(error, RefusedError):
-        if error.constraint == "leases_secret_hash_key":  # two requests at once, for different locks
+        if error.constraint in _ONE_SECRET:  # two requests at once, for different locks
             return _mismatch()
         return problem_of_refused(error)
     if isinstance(error, OutcomeUnknownError):

@@ -1,16 +1,19 @@
 """What every use case stands on: the database, the catalog, and the way from a table's name to an outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
     ROW_NOT_FOUND,
+    SOURCE_FAILED,
     SOURCE_QUARANTINED,
+    SOURCE_UNAVAILABLE,
     TOKEN_REQUIRED,
+    UNISSUED_TOKEN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
 )
@@ -20,8 +23,10 @@ from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
 from fencepost.gateway.turns import Turns
 from fencepost.locks.postgres import PostgresLocks
+from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
+from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
-from fencepost.storage.catalog import MARK_COLUMN, Catalog, Fence, Table
+from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, Catalog, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
@@ -68,6 +73,12 @@ class Gateway:
     locks: PostgresLocks
     group: GroupCommit
     turns: Turns
+    sources: Mapping[str, SourceLocks] = field(default_factory=dict)
+    """The lock services that are configured, by name."""
+
+    def locks_of(self, source: str) -> PostgresLocks | SourceLocks | None:
+        """Find whose leases those of a source are; None: it is not configured here."""
+        return self.locks if source == BUILTIN else self.sources.get(source)
 
 
 def table_named(catalog: Catalog, name: str) -> Table | None:
@@ -96,15 +107,28 @@ async def on_table(
             outcome, doubt = await _attempt(table, name, use)
         if doubt == "session":  # all sessions are new by now
             outcome, _ = await _attempt(table, name, use)
+        if isinstance(outcome, Problem) and outcome.type is UNISSUED_TOKEN and await _verified(gateway, table, outcome):
+            outcome, _ = await _attempt(table, name, use)
     except UnavailableError as error:
         outcome = unavailable(error)
     except RefusedError as error:
         outcome = problem_of_refused(error)
+    except SourceError as error:
+        outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
         outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
     _report(gateway.emit, table.name if table is not None else "", verb, outcome)
     return outcome
+
+
+async def _verified(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
+    """Whether the table's source says that it has issued the token after all (`protect --verify`)."""
+    fence = table.fence if table is not None else None
+    if fence is None or not fence.verify or refused.presented_token is None:
+        return False
+    locks = gateway.sources.get(fence.source)
+    return locks is not None and await locks.verify(refused.presented_token)
 
 
 async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage can say
@@ -141,6 +165,28 @@ def unavailable(error: UnavailableError) -> Problem:
             extra=dict(error.members),
         )
     return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+
+
+def no_such_source(gateway: Gateway, source: str, where: str) -> Problem:
+    """Refuse a source that is not configured here."""
+    known = ", ".join([BUILTIN, *sorted(gateway.sources)])
+    return bad_request(
+        f"{where}: source: there is no source {source[:40]} at this gateway: {known}",
+        "fencepost serve --sources NAME=URL configures one (FENCEPOST_SOURCES).",
+    )
+
+
+def source_problem(error: SourceError, source: str) -> Problem:
+    """Tell why a lock service gave nothing."""
+    detail = f"{error}" if f"{error}".endswith(".") else f"{error}."
+    match error:
+        case SourceFrozenError():
+            hint = f"When it counts on from a number that is vouched for: `fencepost source bump {source} --reason …`."
+            return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
+        case SourceUnavailableError():
+            return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})
+        case _:
+            return Problem(SOURCE_FAILED, detail, extra={"source": source})
 
 
 def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:

@@ -48,8 +48,8 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
         ):
             with translated(writing=False):
                 found = await known(connection, table, fence, resource.key)
-            tokens = {found.live, found.recorded} if fence.builtin else set()
-            holders = {token: await holder_of(connection, token) for token in tokens if token}
+            tokens = {found.live, found.recorded} if fence.pinned else set()
+            holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
         return Explained([], body=_body(found, fence, holders))
 
     return await on_table(gateway, resource.table, "read", use, table_or_scope)
@@ -71,7 +71,8 @@ async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, 
                 )
             tables = await tables_of(connection, fence, scope)
             (found,) = await marks(connection, scope, [name])
-        by = await holder_of(connection, found.recorded) if found.recorded is not None and fence.builtin else None
+        known_token = found.recorded if fence.pinned else None
+        by = None if known_token is None else await holder_of(connection, known_token, fence.source)
     story = (
         [
             {

@@ -18,12 +18,13 @@ from fencepost.gateway.core import Done, require_fence, require_key
 from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
 from fencepost.locks.postgres import Overtaken
 from fencepost.storage import reading
-from fencepost.storage.catalog import Catalog, Fence, Table
+from fencepost.storage.catalog import BUILTIN, EXTERNAL, Catalog, Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Key
 from fencepost.storage.marks import in_key_order, known
 from fencepost.storage.query import QueryError
+from fencepost.storage.row_sql import issued_by
 from fencepost.storage.scope_marks import marks as scope_marks
 from fencepost.storage.scope_names import scopes_typed
 
@@ -47,8 +48,10 @@ class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a gr
         self.problem = problem
 
 
-def resolve(catalog: Catalog, claims: Sequence[tuple[str, Resource]]) -> list[Claimed] | Problem:
-    """Find the tables of all claims."""
+def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
+    catalog: Catalog, claims: Sequence[tuple[str, Resource]], source: str = BUILTIN
+) -> list[Claimed] | Problem:
+    """Find the tables of all claims, which take tokens of this source, or of any."""
     claimed = []
     for text, resource in claims:
         table = table_or_scope(catalog, resource.table)
@@ -57,6 +60,13 @@ def resolve(catalog: Catalog, claims: Sequence[tuple[str, Resource]]) -> list[Cl
         fence = require_fence(table)
         if isinstance(fence, Problem):
             return fence
+        if fence.source not in (EXTERNAL, source):
+            return Problem(
+                WRONG_TOKEN_SOURCE,
+                f"claim: {text}: {table.name} takes tokens of {fence.source}, and this lease is one of {source}.",
+                hint=f'Acquire with "source": "{fence.source}".',
+                resource=text,
+            )
         scope = scope_named(fence, resource)
         if isinstance(scope, Problem):
             return scope
@@ -71,10 +81,14 @@ def resolve(catalog: Catalog, claims: Sequence[tuple[str, Resource]]) -> list[Cl
     return claimed
 
 
-async def claim_all(connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool) -> list[Done]:
-    """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for."""
+async def claim_all(
+    connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool, source: str = BUILTIN
+) -> list[Done]:
+    """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for.
+    The token is one of `source`.
+    """
     one = _reread if repeated else _claim
-    done = await _claim_scopes(connection, claimed, token, repeated=repeated)
+    done = await _claim_scopes(connection, claimed, token, source, repeated=repeated)
     by_table: dict[str, list[int]] = {}
     for number, each in enumerate(claimed):
         if number in done:
@@ -91,13 +105,13 @@ async def claim_all(connection: Connection, claimed: Sequence[Claimed], token: T
         known_as: dict[str, Done] = {}
         for position, resource in order:
             if resource not in known_as:
-                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]].key, token)
+                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]].key, token, source)
             done[numbers[position]] = known_as[resource]
     return [done[number] for number in range(len(claimed))]
 
 
 async def _claim_scopes(
-    connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool
+    connection: Connection, claimed: Sequence[Claimed], token: Token, source: str, *, repeated: bool
 ) -> dict[int, Done]:
     """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
     done: dict[int, Done] = {}
@@ -115,25 +129,29 @@ async def _claim_scopes(
                 found = await scope_marks(connection, scoped.scope, [name])
             done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
         elif refused := await scoped.enter(connection, [name]):
-            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.fence.name, token)
+            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.fence.name, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
     return done
 
 
-async def _claim(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
+async def _claim(
+    connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token, source: str
+) -> Done:
     outcome = await claim_on(connection, table, fence, key, token)
     if isinstance(outcome, Done):
         return outcome
-    return await _overtaken_or_refused(connection, outcome, table.name, token)
+    return await _overtaken_or_refused(connection, outcome, table.name, token, source)
 
 
-async def _overtaken_or_refused(connection: Connection, outcome: Problem, name: str, token: Token) -> NoReturn:
+async def _overtaken_or_refused(
+    connection: Connection, outcome: Problem, name: str, token: Token, source: str
+) -> NoReturn:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise RefusedClaim(outcome)
     with translated(writing=False):
-        issued: int = await connection.fetchval("SELECT fencepost.issued()")
+        issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
     if outcome.current_token is not None and outcome.current_token <= issued:
         raise Overtaken
     raise RefusedClaim(
@@ -141,8 +159,7 @@ async def _overtaken_or_refused(connection: Connection, outcome: Problem, name: 
             WRONG_TOKEN_SOURCE,
             f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
             f"another source hands out tokens for {name}.",
-            hint=f"`fencepost protect {name} --source builtin` pins the table to leases and moves their tokens "
-            "past its marks.",
+            hint=f"`fencepost protect {name} --source {source}` pins the table to these leases.",
             resource=outcome.resource,
             presented_token=token,
             current_token=outcome.current_token,
@@ -150,7 +167,9 @@ async def _overtaken_or_refused(connection: Connection, outcome: Problem, name: 
     )
 
 
-async def _reread(connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token) -> Done:
+async def _reread(
+    connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token, _source: str
+) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
     with translated(writing=False):
         found = await known(connection, table, fence, key)

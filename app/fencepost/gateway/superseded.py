@@ -1,7 +1,7 @@
 """R18: a 409 says who superseded the caller, when that can be known: whose token the mark is.
 
-Asked after the refusal, in a statement of its own, and only for tables of the built-in source: there a mark is a token
-that some lease was given. The verdict does not wait for it, nor depend on it.
+Asked after the refusal, in a statement of its own, and only for tables that are pinned to a source: there a mark is a
+token that some lease was given. The verdict does not wait for it, nor depend on it.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ async def naming_the_holder(database: Database, emit: Emit, table: Table | None,
     """Add what is known of the mark's token to a stale or spent refusal."""
     mark = refused.current_token
     fence = table.fence if table is not None else None
-    if fence is None or not fence.builtin or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
+    if fence is None or not fence.pinned or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
         return refused
     name = fence.name if fence.scope is None else fence.scope.prefix
     if not (refused.resource or "").startswith(encode_name(name) + "/"):
         return refused  # another table's trigger refused, and its marks may be another source's
     try:
         async with asyncio.timeout(WITHIN), database.connection() as connection:
-            found = await holder_of(connection, mark)
+            found = await holder_of(connection, mark, fence.source)
     except (StorageError, TimeoutError) as error:
         # The verdict is certain, for marks never fall; only its story is missing. Answering 503 instead would invite
         # the caller to try again, with a token that can never be accepted.
@@ -44,10 +44,10 @@ async def naming_the_holder(database: Database, emit: Emit, table: Table | None,
     return refused if found is None else _told(refused, found)
 
 
-async def holder_of(connection: Connection, token: int) -> Issued | None:
-    """Look up whose token this is."""
+async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
+    """Look up whose token of a source this is."""
     with translated(writing=False):
-        return await issued_to(connection, token)
+        return await issued_to(connection, token, source)
 
 
 def _told(refused: Problem, by: Issued) -> Problem:

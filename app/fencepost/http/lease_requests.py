@@ -17,6 +17,8 @@ from fencepost.http.problem_response import RequestError
 from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_requests import by_name, read_json
 from fencepost.locks.postgres import LeaseLimits
+from fencepost.storage.catalog import BUILTIN
+from fencepost.storage.leases import LeaseId
 from fencepost.storage.query import QueryError
 
 HEADER: Final = b"x-lease-secret"
@@ -33,7 +35,10 @@ MOST_LISTED: Final = 1000
 ID: Final = re.compile("[1-9][0-9]{0,18}")
 LIMIT: Final = re.compile("0*[1-9][0-9]{0,3}")
 
-_ACQUIRE: Final = frozenset({"lock", "locks", "owner", "ttl_ms", "wait_ms", "tokens", "claim", "keep_place"})
+SOURCE: Final = re.compile("[a-z][a-z0-9_]{0,31}")
+LEASE_OF_SOURCE: Final = re.compile("([a-z][a-z0-9_]{0,31})-([1-9][0-9]{0,18})")
+
+_ACQUIRE: Final = frozenset({"lock", "locks", "owner", "ttl_ms", "wait_ms", "tokens", "claim", "keep_place", "source"})
 
 
 def _bad(detail: str, hint: str | None = None) -> RequestError:
@@ -64,11 +69,14 @@ def require_secret(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return secret
 
 
-def read_lease_id(text: str) -> int:
+def read_lease_id(text: str) -> LeaseId:
     """Read the id in the path. What cannot be an id is the id of no lease: 410."""
-    if not ID.fullmatch(text) or int(text) > MAX_TOKEN:
+    source, number = BUILTIN, text
+    if (named := LEASE_OF_SOURCE.fullmatch(text)) is not None and named[1] != BUILTIN:
+        source, number = named[1], named[2]
+    if not ID.fullmatch(number) or int(number) > MAX_TOKEN:
         raise RequestError(Problem(LEASE_LOST, f"There is no lease {text[:40]}.", extra={"lease_id": text[:40]}))
-    return int(text)
+    return LeaseId(source, int(number))
 
 
 async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -> Acquire:
@@ -89,6 +97,7 @@ async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -
         _claims(body.get("claim", [])),
         _keep_place(body, chosen=secret is not None),
         "owner" in body,
+        _source(body.get("source", BUILTIN)),
     )
 
 
@@ -108,21 +117,21 @@ async def read_mint(request: Request, body_limit: int, limits: LeaseLimits) -> i
     return _integer(body, "count", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS")
 
 
-def read_listing(raw: bytes) -> tuple[str | None, str | None, int]:
-    """Read ?name=, ?after= and ?limit= of GET /v1/locks."""
+def read_listing(raw: bytes) -> tuple[str, str | None, str | None, int]:
+    """Read ?source=, ?name=, ?after= and ?limit= of GET /v1/locks."""
     try:
         pairs = query_pairs(raw)
     except QueryError as error:
         raise _bad(str(error)) from error
     given: dict[str, str] = {}
     for name, value in pairs:
-        if name not in ("name", "after", "limit") or name in given:
-            raise _bad(f"query: {name}: this takes name, after and limit, each once")
+        if name not in ("source", "name", "after", "limit") or name in given:
+            raise _bad(f"query: {name}: this takes source, name, after and limit, each once")
         given[name] = value
     limit = given.get("limit", str(MOST_LISTED))
     if not LIMIT.fullmatch(limit) or int(limit) > MOST_LISTED:
         raise _bad(f"query: limit: {limit[:20]!r} is not a number from 1 to {MOST_LISTED}")
-    return given.get("name"), given.get("after"), int(limit)
+    return given.get("source", BUILTIN), given.get("name"), given.get("after"), int(limit)
 
 
 async def _object(request: Request, limit: int, *, may_be_empty: bool = False) -> dict[str, Any]:
@@ -157,6 +166,12 @@ def _locks(body: Mapping[str, Any]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise _bad("body: locks: a name stands there twice")
     return tuple(names)
+
+
+def _source(value: object) -> str:
+    if not isinstance(value, str) or not SOURCE.fullmatch(value):
+        raise _bad(f"body: source: {value!r:.60} is not the name of a token source, such as {BUILTIN} or etcd")
+    return value
 
 
 def _owner(value: object) -> str:

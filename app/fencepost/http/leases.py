@@ -26,7 +26,7 @@ from fencepost.http.lease_requests import (
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.reading_requests import refuse_token
 from fencepost.http.system import answered, json_response, problems
-from fencepost.storage.leases import Lease, LockState
+from fencepost.storage.leases import Lease, LeaseId, LockState
 
 # The endpoints take the bare request, and document their parameters here: FastAPI's reading of one header and one path
 # parameter would cost as much as everything else that the gateway does for a lease.
@@ -46,6 +46,12 @@ _ID: Final[dict[str, Any]] = {
 }
 _REQUIRED: Final = {**_SECRET, "required": True}
 _LISTING: Final[list[dict[str, Any]]] = [
+    {
+        "name": "source",
+        "in": "query",
+        "description": "The token source whose locks to list; builtin without it.",
+        "schema": {"type": "string"},
+    },
     {"name": "name", "in": "query", "description": "Only this lock.", "schema": {"type": "string"}},
     {"name": "after", "in": "query", "description": "Only names after this one.", "schema": {"type": "string"}},
     {
@@ -57,8 +63,10 @@ _LISTING: Final[list[dict[str, Any]]] = [
 ]
 
 _BAD = (400, "The body or the secret cannot be read.")
+_NO_BODY = ((413, "The body is too large."), (415, "The body is not JSON."))
 _LOST = (410, "The lease is lost, unknown, or somebody else's.")
-_AWAY = (503, "The database cannot be asked, or whether it was done is not known.")
+_AWAY = (503, "The database or the lock service cannot be asked, or whether it was done is not known.")
+_FAILED = (502, "The lock service answered, and would not do it.")
 
 
 def _takes(
@@ -95,6 +103,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
             (413, "The body is too large."),
             (415, "The body is not JSON."),
             (423, "Somebody else holds a lock, or has been waiting for it longer."),
+            _FAILED,
             _AWAY,
         )
         | {200: {"model": wire.LeaseAnswer, "description": "The same secret again: the same lease."}},
@@ -123,7 +132,9 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.LeaseState,
         summary="Keep a lease alive",
         openapi_extra=_takes(_ID, _REQUIRED, body=wire.RenewRequest, example={"ttl_ms": 30000}),
-        responses=problems(_BAD, _LOST, (413, "The body is too large."), (415, "The body is not JSON."), _AWAY),
+        responses=problems(
+            _BAD, _LOST, (413, "The body is too large."), (415, "The body is not JSON."), _FAILED, _AWAY
+        ),
     )
     async def post_renew(request: Request) -> Response:
         """Let the lease live for its TTL from now on. A lease whose time has run out cannot be renewed."""
@@ -134,7 +145,9 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.MintAnswer,
         summary="Mint more tokens under a lease",
         openapi_extra=_takes(_ID, _REQUIRED, body=wire.MintRequest, example={"count": 10}),
-        responses=problems(_BAD, _LOST, (413, "The body is too large."), (415, "The body is not JSON."), _AWAY),
+        responses=problems(
+            _BAD, _LOST, (413, "The body is too large."), (415, "The body is not JSON."), _FAILED, _AWAY
+        ),
     )
     async def post_tokens(request: Request) -> Response:
         """Draw fresh tokens, each good for one write of a resource under the rule strict."""
@@ -146,7 +159,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_class=Response,
         summary="Release a lease",
         openapi_extra=_takes(_ID, _REQUIRED),
-        responses=problems(_BAD, (410, "The lease is held, and the secret is not its holder's."), _AWAY),
+        responses=problems(_BAD, (410, "The lease is held, and the secret is not its holder's."), _FAILED, _AWAY),
     )
     async def delete_lease(request: Request) -> Response:
         """Give the locks back and wake the first waiter. Harmless when the lease is over already."""
@@ -179,7 +192,7 @@ async def _acquire(gateway: Gateway, limit: int, request: Request) -> Response:
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     response = json_response(
-        _granted(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease.lease_id}".encode())]
+        _granted(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease_id}".encode())]
     )
     response.status_code = 201 if outcome.lease.verdict == "granted" else 200
     return response
@@ -195,7 +208,8 @@ def _granted(granted: Granted, secret: str) -> dict[str, object]:
     lease = granted.lease
     tokens = [str(token) for token in lease.tokens]
     return {
-        "lease_id": str(lease.lease_id),
+        "lease_id": str(granted.lease_id),
+        "source": granted.source,
         "secret": secret,
         **_names(granted.locks),
         "owner": lease.owner,
@@ -221,9 +235,10 @@ def _names(names: tuple[str, ...]) -> dict[str, object]:
     return {"lock": names[0] if len(names) == 1 else None, "locks": list(names)}
 
 
-def _state(lease: Lease) -> wire.LeaseState:
+def _state(lease_id: LeaseId, lease: Lease) -> wire.LeaseState:
     return {
-        "lease_id": str(lease.lease_id),
+        "lease_id": str(lease_id),
+        "source": lease_id.source,
         "lock": lease.names[0] if len(lease.names) == 1 else None,
         "locks": list(lease.names),
         "owner": lease.owner,
@@ -238,25 +253,28 @@ def _state(lease: Lease) -> wire.LeaseState:
 
 async def _look(gateway: Gateway, request: Request) -> Response:
     refuse_token(request.scope["headers"])
-    found = await leases.inspect(gateway, read_lease_id(request.path_params["lease_id"]))
-    return problem_response(found) if isinstance(found, Problem) else json_response(_state(found))
+    lease_id = read_lease_id(request.path_params["lease_id"])
+    found = await leases.inspect(gateway, lease_id)
+    return problem_response(found) if isinstance(found, Problem) else json_response(_state(lease_id, found))
 
 
 async def _renew(gateway: Gateway, limit: int, request: Request) -> Response:
     secret = require_secret(request.scope["headers"])
     ttl_ms = await read_renew(request, limit, gateway.locks.limits)
-    found = await leases.renew(gateway, read_lease_id(request.path_params["lease_id"]), secret, ttl_ms)
-    return problem_response(found) if isinstance(found, Problem) else json_response(_state(found))
+    lease_id = read_lease_id(request.path_params["lease_id"])
+    found = await leases.renew(gateway, lease_id, secret, ttl_ms)
+    return problem_response(found) if isinstance(found, Problem) else json_response(_state(lease_id, found))
 
 
 async def _mint(gateway: Gateway, limit: int, request: Request) -> Response:
     secret = require_secret(request.scope["headers"])
     count = await read_mint(request, limit, gateway.locks.limits)
-    found = await leases.mint(gateway, read_lease_id(request.path_params["lease_id"]), secret, count)
+    lease_id = read_lease_id(request.path_params["lease_id"])
+    found = await leases.mint(gateway, lease_id, secret, count)
     if isinstance(found, Problem):
         return problem_response(found)
     tokens = [str(token) for token in found.minted]
-    answer = {"lease_id": str(found.lease_id), "token": tokens[0], "tokens": tokens, "expires_at": found.expires_at}
+    answer = {"lease_id": str(lease_id), "token": tokens[0], "tokens": tokens, "expires_at": found.expires_at}
     return json_response(answer)
 
 
@@ -274,16 +292,19 @@ async def _release(gateway: Gateway, request: Request) -> Response:
 
 async def _list(gateway: Gateway, request: Request) -> Response:
     refuse_token(request.scope["headers"])
-    name, after, limit = read_listing(request.scope["query_string"])
-    found = await leases.locks(gateway, name, after, limit)
-    return problem_response(found) if isinstance(found, Problem) else json_response([_lock(each) for each in found])
+    source, name, after, limit = read_listing(request.scope["query_string"])
+    found = await leases.locks(gateway, source, name, after, limit)
+    if isinstance(found, Problem):
+        return problem_response(found)
+    return json_response([_lock(source, each) for each in found])
 
 
-def _lock(state: LockState) -> dict[str, object]:
+def _lock(source: str, state: LockState) -> dict[str, object]:
     return {
         "name": state.name,
+        "source": source,
         "held": state.lease_id is not None,
-        "lease_id": None if state.lease_id is None else str(state.lease_id),
+        "lease_id": None if state.lease_id is None else str(LeaseId(source, state.lease_id)),
         "owner": state.owner,
         "token": None if state.last_token is None else str(state.last_token),
         "granted_at": state.granted_at,

@@ -33,9 +33,11 @@ class Held:
 class Grants:
     """Gets holds and tokens from one source, and records them."""
 
-    def __init__(self, name: str, source: Source, database: Database, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, source: Source, database: Database, failed: Callable[[str], None], froze: Callable[[str], None]
+    ) -> None:
         self.name, self.source = name, source
-        self._database, self._failed = database, failed
+        self._database, self._failed, self._froze = database, failed, froze
 
     async def grant(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Held | Holder | None:
         """Get the lock from the source, with tokens; None: it was ours, and is lost again."""
@@ -112,7 +114,7 @@ class Grants:
             if lease_id is None:
                 await self.give_back(lock, held.handle)
         if verdict in ("backwards", "frozen"):
-            raise await self.frozen(lock)
+            raise await self.frozen(lock, just_now=verdict == "backwards")
         return lease_id
 
     async def give_back(self, lock: str, handle: str) -> None:
@@ -133,9 +135,11 @@ class Grants:
             raise self._frozen_error(found.frozen)
         return found
 
-    async def frozen(self, lock: str) -> SourceFrozenError:
+    async def frozen(self, lock: str, *, just_now: bool) -> SourceFrozenError:
         """Make the error that says why the source is frozen."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
+        if just_now and found.frozen is not None:
+            self._froze(found.frozen)
         return self._frozen_error(found.frozen or "its generation has just been raised")
 
     def _frozen_error(self, reason: str) -> SourceFrozenError:

@@ -52,13 +52,14 @@ class SourceLocks:
         *,
         limits: LeaseLimits | None = None,
         failed: Callable[[str], None] = lambda _reason: None,
+        froze: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.name = name
         self.scheme = scheme
         self.source = source
         self.limits = limits or LeaseLimits()
         self._database = database
-        self._grants = Grants(name, source, database, failed)
+        self._grants = Grants(name, source, database, failed, froze)
         self._keeper = HoldKeeper(source, self._grants.ask, failed)
 
     async def open(self) -> None:
@@ -124,8 +125,8 @@ class SourceLocks:
                 return None if found is None else _public(found, tokens)
             case "lost":
                 return None
-            case _:
-                raise await self._grants.frozen(lease.lock)
+            case verdict:
+                raise await self._grants.frozen(lease.lock, just_now=verdict == "backwards")
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is somebody else's."""

@@ -42,7 +42,7 @@ class LeaseAsked:
     verb: LeaseVerb
     verdict: str
     locks: tuple[str, ...] = ()
-    lease_id: int | None = None
+    lease_id: str | None = None
     owner: str | None = None
     waited: float = 0.0
     tokens: int = 0
@@ -110,8 +110,33 @@ class BatchesFail:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFroze:
+    """A source's numbers went backwards: nothing is taken from it until an operator raises its generation (R12)."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTrouble:
+    """A lock service did not do what was to be done beside a request; the lock in question expires."""
+
+    source: str
+    reason: str
+
+
 Upkeep = (
-    OriginJudged | Pruned | PruningFailed | BatchesFail | QueueFailed | HolderUnknown | CatalogLoaded | ListenerLost
+    OriginJudged
+    | SourceFroze
+    | SourceTrouble
+    | Pruned
+    | PruningFailed
+    | BatchesFail
+    | QueueFailed
+    | HolderUnknown
+    | CatalogLoaded
+    | ListenerLost
 )
 """What happens beside the requests."""
 Event = Accepted | Refused | LeaseAsked | Upkeep

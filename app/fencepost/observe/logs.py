@@ -20,7 +20,8 @@ from fencepost.observe.events import (
     PruningFailed,
     QueueFailed,
     Refused,
-    Upkeep,
+    SourceFroze,
+    SourceTrouble,
 )
 
 log = structlog.stdlib.get_logger("fencepost")
@@ -98,7 +99,7 @@ class EventLog:
             log.info("refused, and not logged one by one", table=table, verb=verb, code=code, count=count)
 
 
-def _level(event: Event) -> int:
+def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
     match event:
         case Accepted():
             return logging.DEBUG
@@ -108,10 +109,12 @@ def _level(event: Event) -> int:
             return logging.INFO if verdict == "FP012" else logging.DEBUG
         case CatalogLoaded() | Pruned():
             return logging.INFO
-        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed() | BatchesFail():
+        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed() | BatchesFail() | SourceTrouble():
             return logging.WARNING
-        case OriginJudged(accepted=accepted):
-            return logging.INFO if accepted else logging.ERROR
+        case OriginJudged(accepted=True):
+            return logging.INFO
+        case OriginJudged() | SourceFroze():
+            return logging.ERROR
 
 
 def _log(level: int, event: Event) -> None:
@@ -142,11 +145,15 @@ def _log(level: int, event: Event) -> None:
                 waited=round(waited, 3),
                 tokens=tokens,
             )
+        case SourceFroze(source, reason):
+            log.log(level, "a token source is frozen: its numbers went backwards", source=source, reason=reason)
+        case SourceTrouble(source, reason):
+            log.log(level, "token source", source=source, reason=reason)
         case _:
             _log_upkeep(level, event)
 
 
-def _log_upkeep(level: int, event: Upkeep) -> None:
+def _log_upkeep(level: int, event: Event) -> None:
     match event:
         case QueueFailed(reason):
             log.log(level, "queues of locks", reason=reason)

@@ -56,6 +56,20 @@ class Metrics:
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
             registry=self._registry,
         )
+        self._source_frozen = Gauge(
+            "fencepost_source_frozen",
+            "1 when the numbers of a token source went backwards and nothing is taken from it.",
+            ["source"],
+            registry=self._registry,
+            multiprocess_mode="mostrecent",
+        )
+        self._source_generation = Gauge(
+            "fencepost_source_generation",
+            "The generation of a token source.",
+            ["source"],
+            registry=self._registry,
+            multiprocess_mode="mostrecent",
+        )
         self._locks = Gauge(
             "fencepost_locks_held",
             "Locks that somebody holds, in the whole database.",
@@ -196,6 +210,11 @@ class Metrics:
     def writes_waiting(self, count: int) -> None:
         """Record how many writes are in batches, or wait for one."""
         self._writes_waiting.set(count)
+
+    def source(self, name: str, generation: int, *, frozen: bool) -> None:
+        """Publish how a token source stands."""
+        self._source_frozen.labels(name).set(int(frozen))
+        self._source_generation.labels(name).set(generation)
 
     def locks(self, held: int, waiting: int) -> None:
         """Record the state of all locks."""

@@ -14,6 +14,8 @@ from fencepost.fencing.token import Rule
 MARK_COLUMN = "last_fence_token"
 BUILTIN = "builtin"
 """The source whose tokens the sequence fencepost.tokens hands out (R9, R12)."""
+EXTERNAL = "external"
+"""Any source: the operator vouches that one place mints the tokens. Every other name is one in fencepost.sources."""
 
 TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
 
@@ -66,10 +68,13 @@ class Fence:
     scope: Scope | None = None
     """What rows share one mark (R8); None: each row has its own."""
 
+    verify: bool = False
+    """Whether the source is asked about tokens that are not known to be issued (R12)."""
+
     @property
-    def builtin(self) -> bool:
-        """Whether the table takes tokens of the built-in source only, so that how far it got is known."""
-        return self.source == BUILTIN
+    def pinned(self) -> bool:
+        """Whether the table takes tokens of one known source only, so that how far it got is known."""
+        return self.source != EXTERNAL
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
-  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope)
+  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope, p.verify)
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
 _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
@@ -114,7 +114,7 @@ BOUND: Final = """ARRAY(
 # What protect made, and whether it is all still there: the row triggers (enabled, on partitions too) and the column.
 FENCES: Final = f"""
 SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
-       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
+       p.verify, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
        {BOUND} AS bound,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
@@ -176,6 +176,7 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         delete_function=f"fencepost.{quote(row['functions'] + '_delete')}",
         intact=row["name"] == name and whole and tuple(row["key_columns"]) == key,
         requires_key=row["requires_key"],
+        verify=row["verify"],
         scope=scope,
     )
 

@@ -18,6 +18,7 @@ from fencepost.storage.row_sql import (
     body_columns,
     comparison,
     equal,
+    issued_by,
     json_row,
     key_match,
     key_parameter,
@@ -135,10 +136,13 @@ async def delete_row(
 
 
 async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
-    """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense."""
+    """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense. What was
+    issued never falls, so it is asked in the same statement: a later draw only helps.
+    """
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {_issued(fence)} AS issued"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
+        f" {issued_by(fence.source)} AS issued"
         f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
         *key,
     )
@@ -147,16 +151,12 @@ async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> S
     return Standing(row["resource"], row["live"], row["without_row"], row["issued"])
 
 
-def _issued(fence: Fence) -> str:
-    # It never falls, so "unissued" is asked after "stale" in the same statement, and a later draw only helps.
-    return "fencepost.issued()" if fence.builtin else "NULL::bigint"
-
-
 async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
     """R5's question for every key in a JSON array, in key order."""
     rows = await connection.fetch(
         f"SELECT n.resource, r.{MARK} AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {_issued(fence)} AS issued"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
+        f" {issued_by(fence.source)} AS issued"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')} ORDER BY n.resource",

@@ -23,6 +23,7 @@ from fencepost.storage.row_sql import (
     ORDINAL,
     body_columns,
     comparison,
+    issued_by,
     json_row,
     key_match,
     key_parameter,
@@ -162,7 +163,7 @@ async def ask(connection: Connection, table: Table, fence: Fence, keys: Sequence
     )
     arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
     # The built-in source's newest token never falls either, so it may be asked once.
-    issued = "(SELECT fencepost.issued())" if fence.builtin else "NULL::bigint"
+    issued = f"(SELECT {issued_by(fence.source)})"
     rows = await connection.fetch(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {match}) AS live,"
         f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {issued} AS issued"

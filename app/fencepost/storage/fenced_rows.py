@@ -25,6 +25,7 @@ from fencepost.storage.row_sql import (
     body_columns,
     comparison,
     equal,
+    issued_by,
     json_row,
     key_order,
     literal,
@@ -131,7 +132,7 @@ async def update_rows(
 
 async def ask_rows(connection: Connection, table: Table, fence: Fence, body: str) -> list[Asked]:
     """R5's question for every element, in key order, on a snapshot of its own."""
-    issued = "fencepost.issued()" if fence.builtin else "NULL::bigint"
+    issued = issued_by(fence.source)
     rows = await connection.fetch(
         f"SELECT b.{ORDINAL} AS element, n.resource, r.{MARK} AS live,"
         f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {issued} AS issued"

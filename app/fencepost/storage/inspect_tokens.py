@@ -4,7 +4,7 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.storage.catalog import BUILTIN, EXTERNAL, MARK_COLUMN, quote
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 from fencepost.storage.inspect import Finding
@@ -25,8 +25,10 @@ SELECT p.name, p.source, n.nspname::text AS schema, c.relname::text AS relation,
        has_table_privilege(c.oid, 'SELECT') OR has_column_privilege(c.oid, a.attnum, 'SELECT') AS readable,
        (SELECT array_agg(part ORDER BY part) FROM unnest($3::text[]) part
           JOIN pg_proc f ON f.proname = p.functions || '_' || part AND f.pronamespace = 'fencepost'::regnamespace
-         WHERE (strpos(f.prosrc, 'fencepost.issued()') > 0 AND strpos(f.prosrc, 'fencepost.require_issued(') > 0)
-               <> (p.source = $2)) AS unlike
+         WHERE CASE WHEN p.source = $4 THEN strpos(f.prosrc, 'fencepost.issued(') > 0
+                    ELSE strpos(f.prosrc, 'fencepost.require_issued(') = 0 OR strpos(f.prosrc, concat(
+                      'fencepost.issued(', CASE WHEN p.source <> $2 THEN quote_literal(p.source) END, ')')) = 0
+                    END) AS unlike
   FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped
  WHERE p.scope IS NULL ORDER BY p.name"""
@@ -43,7 +45,7 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
     findings = [Finding("error", "tokens", text) for text in _amiss(row)]
     readable = row is not None and row["readable"]
     issued: int | None = await connection.fetchval("SELECT fencepost.issued()") if readable else None
-    for table in await connection.fetch(_TABLES, MARK_COLUMN, BUILTIN, list(JUDGING)):
+    for table in await connection.fetch(_TABLES, MARK_COLUMN, BUILTIN, list(JUDGING), EXTERNAL):
         amiss = [_unlike(table)]
         if table["source"] == BUILTIN and issued is not None:
             amiss.append(await _behind(connection, table, issued))
@@ -81,7 +83,7 @@ def _unlike(table: asyncpg.Record) -> str | None:
     if not table["unlike"]:
         return None
     mend = f"run `fencepost protect {api_name(table['schema'], table['relation'])}`"
-    what = "do not ask" if table["source"] == BUILTIN else "ask"
+    what = "do not ask" if table["source"] != EXTERNAL else "ask"
     return (
         f"its source is {table['source']}, and its functions ({', '.join(table['unlike'])}) {what} whether a token was"
         f" ever issued: {mend}"

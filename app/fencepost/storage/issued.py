@@ -1,8 +1,10 @@
-"""Whose a token of the built-in source is, as long as that is remembered (R18)."""
+"""Whose a token of a source is, as long as that is remembered (R18)."""
 
 from dataclasses import dataclass
 
+from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.connection import Connection
+from fencepost.storage.leases import LeaseId
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,32 +12,36 @@ class Issued:
     """A token, and the lease that it was drawn for. Times are ISO 8601 texts in UTC."""
 
     token: int
-    lease_id: int
+    lease_id: str
     locks: tuple[str, ...]
     holder: str
     granted_at: str
     issued_at: str
+    source: str = BUILTIN
 
     def body(self) -> dict[str, object]:
         """The members that answers show. Tokens and ids are strings."""
         return {
             "holder": self.holder,
-            "lease_id": str(self.lease_id),
+            "lease_id": self.lease_id,
             "locks": list(self.locks),
             "token": str(self.token),
             "granted_at": self.granted_at,
             "issued_at": self.issued_at,
-            "source": "builtin",
+            "source": self.source,
         }
 
 
-async def issued_to(connection: Connection, token: int) -> Issued | None:
-    """Look a token up; None: it is not remembered, or another source's."""
+async def issued_to(connection: Connection, token: int, source: str) -> Issued | None:
+    """Look a token of a source up; None: it is not remembered, or another source's."""
+    builtin = source == BUILTIN
     row = await connection.fetchrow(
         "SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at,"
-        " pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at FROM fencepost.issued_to($1)",
-        token,
+        " pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at FROM "
+        + ("fencepost.issued_to($1)" if builtin else "fencepost.source_issued_to($2, $1)"),
+        *((token,) if builtin else (token, source)),
     )
     if row is None:
         return None
-    return Issued(token, row["lease_id"], tuple(row["names"]), row["owner"], row["granted_at"], row["issued_at"])
+    lease_id = str(LeaseId(source, row["lease_id"]))
+    return Issued(token, lease_id, tuple(row["names"]), row["owner"], row["granted_at"], row["issued_at"], source)

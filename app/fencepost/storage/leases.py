@@ -10,7 +10,19 @@ from uuid import UUID
 import asyncpg
 
 from fencepost.fencing.token import Token
+from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseId:
+    """What a lease is called: `41` of the built-in source, `etcd-41` of another one."""
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.number) if self.source == BUILTIN else f"{self.source}-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.token import Token, accepts
-from fencepost.storage.catalog import BUILTIN, Fence, Table
+from fencepost.storage.catalog import BUILTIN, EXTERNAL, Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key
 from fencepost.storage.row_sql import MARK, key_match, parameter_resource, resource_sql
@@ -44,15 +44,17 @@ async def claim_absent(
                 f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
             ):
                 raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
-            # The source of now, not the catalog's. The statement above took the table's lock: who makes the table one
-            # of the built-in source either has done it, and is seen here, or waits until it can see this mark.
+            # The source of now, not the catalog's. The statement above took the table's lock: who gives the table
+            # another source either has done it, and is seen here, or waits until it can see this mark.
             await connection.execute(
-                "SELECT fencepost.require_issued($1, $2) FROM fencepost.protected p"
-                " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($3) AND p.source = $4",
+                "SELECT CASE p.source WHEN $4 THEN fencepost.require_issued($1, $2)"
+                " ELSE fencepost.require_issued($1, $2, p.source) END FROM fencepost.protected p"
+                " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($3) AND p.source <> $5",
                 resource,
                 token,
                 table.sql_name,
                 BUILTIN,
+                EXTERNAL,
             )
             return refused
     except Appeared as appeared:

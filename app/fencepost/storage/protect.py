@@ -6,6 +6,7 @@ would make every later reader of the table wait behind it.
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ import asyncpg
 
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
+from fencepost.storage.catalog import BUILTIN, EXTERNAL
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
@@ -72,6 +74,9 @@ class Plan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
+SOURCE_NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
+
+
 async def plan_protect(
     connection: Connection,
     table: str,
@@ -79,6 +84,7 @@ async def plan_protect(
     source: str | None,
     requires_key: bool | None = None,
     scope: str | None = None,
+    verify: bool | None = None,
 ) -> Plan:
     """Check the table and write the DDL. None keeps what is, or takes strict, external, no key required and no scope.
 
@@ -90,10 +96,13 @@ async def plan_protect(
     rule = rule or (now.rule if now else "strict")
     source = source or (now.source if now else "external")
     keyed = requires_key if requires_key is not None else now is not None and now.requires_key
+    verifies = verify if verify is not None else now is not None and now.verify and now.source == source
+    require_source(target, source, verify=verifies)
     if template := scope if scope is not None else now.scope if now else None:
         scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source)
-        return Plan(target.name, ScopeDdl(target, scoped, rule, source, requires_key=keyed).protect(), [])
-    ddl = RowDdl(target, rule, source, requires_key=keyed)
+        scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies)
+        return Plan(target.name, scope_ddl.protect(), [])
+    ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies)
     leaving = (
         leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope))
         if now and now.scope is not None
@@ -101,6 +110,16 @@ async def plan_protect(
     )
     statements = [*ddl.begin(), *leaving, *raise_rows_sql(target), *ddl.protect()]
     return Plan(target.name, statements, [ddl.validate()])
+
+
+def require_source(target: Target, source: str, *, verify: bool) -> None:
+    """Refuse names that no source can have, and --verify where there is nothing to ask. Raises ProtectError."""
+    if not SOURCE_NAME.fullmatch(source):
+        raise ProtectError(
+            target.name, [f"{source!r} is no name of a source: a letter, and then at most 31 of a-z, 0-9 and _."]
+        )
+    if verify and source in (BUILTIN, EXTERNAL):
+        raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 
 
 async def plan_unprotect(connection: Connection, table: str) -> Plan:
@@ -172,10 +191,11 @@ async def protect(
     source: str | None = None,
     requires_key: bool | None = None,
     scope: str | None = None,
+    verify: bool | None = None,
     wait: float = 30.0,
 ) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
-    plan = await plan_protect(connection, table, rule, source, requires_key, scope)
+    plan = await plan_protect(connection, table, rule, source, requires_key, scope, verify)
     await apply(connection, plan, wait=wait)
     return plan.name
 

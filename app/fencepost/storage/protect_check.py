@@ -48,6 +48,7 @@ class Registered:
     functions: str
     requires_key: bool = False
     scope: str | None = None
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
                    OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,
        i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
        p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
-       p.functions AS registered_functions, p.requires_key AS registered_requires_key,
+       p.functions AS registered_functions, p.requires_key AS registered_requires_key, p.verify AS registered_verify,
        p.scope AS registered_scope, p.key_columns AS registered_key,
        (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
           FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
@@ -197,6 +198,7 @@ def _target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[str,
             row["registered_functions"],
             row["registered_requires_key"],
             row["registered_scope"],
+            row["registered_verify"],
         )
         if row["registered_name"]
         else None,

@@ -1,7 +1,7 @@
 """The functions of one protected table, as text. The comparisons themselves are those of the schema fencepost.
 
 Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
-UPDATE that it guards. Those of a table with the built-in source ask in addition whether the token was ever issued
+UPDATE that it guards. Those of a table that is pinned to a source ask in addition whether the token was ever issued
 (R12); the others do not know that there is such a thing.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
 from fencepost.storage.protect_check import KEY_TYPES, Target
-from fencepost.storage.row_sql import comparison, literal, resource_sql
+from fencepost.storage.row_sql import comparison, issued_by, literal, oldest_of, require_issued, resource_sql
 
 PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
 JUDGING: Final = ("upd", "insmark", "del")
@@ -115,7 +115,7 @@ class Functions:
 {literal(self.rule)},
     OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
         # The plain case first, and no SET clause or WHEN: both would cost more than the comparison.
-        if self.source != BUILTIN:
+        if self.source == EXTERNAL:
             return f"""
 BEGIN
   IF {plain} THEN RETURN NEW; END IF;
@@ -127,7 +127,8 @@ END"""
 DECLARE
   said bigint;
 BEGIN
-  IF {plain} AND NEW.{MARK_COLUMN} {_LE} fencepost.issued() AND NEW.{MARK_COLUMN} {_GE} fencepost.oldest() THEN
+  IF {plain} AND NEW.{MARK_COLUMN} {_LE} {issued_by(self.source)}
+     AND NEW.{MARK_COLUMN} {_GE} {oldest_of(self.source)} THEN
     RETURN NEW;
   END IF;
   said := NEW.{MARK_COLUMN};
@@ -195,23 +196,21 @@ END"""
         return [f"{of} >= 16384 AND NOT fencepost.is_builtin({of})" for of in types]
 
     def _issued(self, resource: str, token: str) -> str:
-        if self.source != BUILTIN:
+        if self.source == EXTERNAL:
             return ""
         return f"\n  {self._require_issued(resource, token)}\n  {self._require_current(resource, token)}"
 
-    @staticmethod
-    def _require_issued(resource: str, token: str) -> str:
+    def _require_issued(self, resource: str, token: str) -> str:
         """Refuse a token that was never issued. After the mark, which says more where both refuse."""
         # Its SET clause costs more than the comparison: asked only when it will raise.
-        return f"""IF {token} {_GT} fencepost.issued() THEN
-    PERFORM fencepost.require_issued({resource}, {token});
+        return f"""IF {token} {_GT} {issued_by(self.source)} THEN
+    PERFORM {require_issued(self.source, resource, token)};
   END IF;"""
 
-    @staticmethod
-    def _require_current(resource: str, token: str) -> str:
+    def _require_current(self, resource: str, token: str) -> str:
         """Refuse a token of an earlier generation (R19). After issued(), which locks the sequence: see oldest()."""
-        return f"""IF {token} {_LT} fencepost.oldest() THEN
-    PERFORM fencepost.require_issued({resource}, {token});
+        return f"""IF {token} {_LT} {oldest_of(self.source)} THEN
+    PERFORM {require_issued(self.source, resource, token)};
   END IF;"""
 
     def _delete(self) -> str:

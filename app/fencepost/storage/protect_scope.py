@@ -10,7 +10,7 @@ from typing import Final
 
 from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
 from fencepost.storage.protect_check import Target
 from fencepost.storage.protect_functions import dollar, drop_functions, give_functions
 from fencepost.storage.protect_scope_check import PREFIX_OF, Scoped
@@ -90,8 +90,10 @@ END"""
 class ScopeDdl(TableDdl):
     """Writes the statements for one table with a scope."""
 
-    def __init__(self, target: Target, scoped: Scoped, rule: Rule, source: str, *, requires_key: bool) -> None:
-        super().__init__(target, rule, source, requires_key=requires_key)
+    def __init__(
+        self, target: Target, scoped: Scoped, rule: Rule, source: str, *, requires_key: bool, verify: bool = False
+    ) -> None:
+        super().__init__(target, rule, source, requires_key=requires_key, verify=verify)
         self.scope = scoped.scope
         self.columns = scoped.columns
         self.prefix = literal(self.scope.prefix)
@@ -248,23 +250,26 @@ END"""
         ]
 
     def issue_beyond_marks(self) -> list[str]:
-        """Becoming a scope of the built-in source: its tokens go on from above all marks that are there. Exact, because
+        """Becoming a scope of a source: its tokens go on from above all marks that are there. Exact, because
         nobody enters the scope until this commits.
         """
-        if self.source != BUILTIN:
+        if self.source == EXTERNAL:
             return []
         mend = "No lock service counts that far: somebody made it up. While nobody writes, "
         of_scope = mend + "DELETE FROM fencepost.marks WHERE resource = %L, and protect the table again."
         of_floor = (
             f"{mend}UPDATE fencepost.floors SET floor = 0 WHERE name = {self.prefix}, and protect the table again."
         )
-        return issue_beyond_sql(f"""
+        return issue_beyond_sql(
+            self.source,
+            f"""
     (SELECT m.resource, m.last_fence_token AS mark, {literal(of_scope)} AS mend FROM fencepost.marks AS m
       WHERE starts_with(m.resource, {literal(encode_name(self.scope.prefix) + "/")})
       ORDER BY m.last_fence_token DESC LIMIT 1)
     UNION ALL
     SELECT {literal(f"The floor of {self.scope.prefix}")}, f.floor, {literal(of_floor)} FROM fencepost.floors AS f
-     WHERE f.name = {self.prefix}""")
+     WHERE f.name = {self.prefix}""",
+        )
 
 
 def unprotect_scope_sql(

@@ -1,6 +1,6 @@
 """The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs."""
 
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT
 from fencepost.storage.protect_functions import SAID_IN_SETTING, dollar, drop_functions
 from fencepost.storage.protect_table import (
@@ -97,17 +97,17 @@ END"""
         return [] if now is None or now.functions == self.functions.stem else drop_functions(now.functions)
 
     def issue_beyond_marks(self) -> list[str]:
-        """Becoming a table of the built-in source: its tokens go on from above all marks that are there.
+        """Becoming a table of a source: its tokens go on from above all marks that are there.
 
         Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: nobody draws from it
         until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that passes.
         A claim of a key without a row takes the table's lock last; it looks at the source after that (marks.py). Under
-        the built-in source no mark rises above the sequence, so repeating `protect` looks at no row (a new name may
+        such a source no mark rises above what was issued, so repeating `protect` looks at no row (a new name may
         have marks of a table that was called so before).
         """
         before = self.target.registered
-        stays = before is not None and (before.source, before.name) == (BUILTIN, self.target.name)
-        if self.source != BUILTIN or stays:
+        stays = before is not None and (before.source, before.name) == (self.source, self.target.name)
+        if self.source == EXTERNAL or stays:
             return []
         prefix = literal(encode_name(self.target.name) + "/")
         name = self.target.name.replace("%", "%%")  # for format()
@@ -117,7 +117,9 @@ END"""
             f" WHERE resource = %L, and protect the table again."
         )
         mend_floor = f"Nobody may insert below it. UPDATE fencepost.floors lowers it, where name is {name}."
-        return issue_beyond_sql(f"""
+        return issue_beyond_sql(
+            self.source,
+            f"""
     (SELECT {self.functions.called("name")}(r) AS resource, r.{MARK_COLUMN} AS mark, {literal(mend)} AS mend
        FROM {self.table} AS r
       -- A column that this transaction has added holds no mark: no need to read a large table for that.
@@ -129,7 +131,8 @@ END"""
       WHERE starts_with(m.resource, {prefix}) ORDER BY m.last_fence_token DESC LIMIT 1)
     UNION ALL
     SELECT {literal(f"The floor of {self.target.name}")}, f.floor, {literal(mend_floor)} FROM fencepost.floors AS f
-     WHERE f.name = {self.name}""")
+     WHERE f.name = {self.name}""",
+        )
 
 
 def move_marks(old: str, new: str) -> list[str]:

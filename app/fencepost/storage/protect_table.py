@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN, quote
+from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT, KEY_TYPES, KeyColumn, Target
 from fencepost.storage.protect_functions import Functions, dollar
 from fencepost.storage.row_sql import literal
@@ -23,11 +23,14 @@ MISMATCH: Final = "55000"
 class TableDdl:
     """Writes the statements for one table; how its marks are kept is for those who inherit."""
 
-    def __init__(self, target: Target, rule: Rule, source: str, *, requires_key: bool = False) -> None:
+    def __init__(
+        self, target: Target, rule: Rule, source: str, *, requires_key: bool = False, verify: bool = False
+    ) -> None:
         self.target = target
         self.rule = rule
         self.source = source
         self.requires_key = requires_key
+        self.verify = verify
         self.functions = Functions(target, rule, source)
         self.table = self.functions.table
         self.name = self.functions.name
@@ -82,12 +85,13 @@ END"""
             f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {self.relation}"
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, requires_key,"
-            f" scope) VALUES ({self.relation}, {self.name}, {literal(self.rule)}, {literal(self.source)},"
+            f" verify, scope) VALUES ({self.relation}, {self.name}, {literal(self.rule)}, {literal(self.source)},"
             f" ARRAY[{key}], {literal(self.functions.stem)}, {str(self.requires_key).lower()},"
+            f" {str(self.verify).lower()},"
             f" {'NULL' if scope is None else literal(scope)})"
             f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
             f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
-            f" requires_key = excluded.requires_key, scope = excluded.scope",
+            f" requires_key = excluded.requires_key, verify = excluded.verify, scope = excluded.scope",
         ]
 
 
@@ -103,10 +107,16 @@ def write_rows_sql(write: str) -> str:
     SET LOCAL search_path = pg_catalog, pg_temp;"""
 
 
-def issue_beyond_sql(marks: str) -> list[str]:
-    """Let the built-in tokens go on from above the highest of `marks`, a query that gives resource, mark and mend: what
+def issue_beyond_sql(source: str, marks: str) -> list[str]:
+    """Let a source's tokens go on from above the highest of `marks`, a query that gives resource, mark and mend: what
     an operator does about one that is too high, a text for format() in which %L is the resource.
+
+    The built-in source's are moved there. A lock service's cannot be moved: those marks count as issued by it, and if
+    they were not, its next grant shows that it counts from elsewhere.
     """
+    beyond = "fencepost.issue_beyond(high.mark)"
+    if source != BUILTIN:
+        beyond = f"fencepost.source_beyond({literal(source)}, high.mark)"
     body = f"""
 DECLARE
   row_security text := current_setting('row_security');
@@ -119,11 +129,11 @@ BEGIN
   PERFORM set_config('row_security', row_security, true);
   IF high.mark > {HIGHEST_MARK} THEN
     RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
-      MESSAGE = format('%s has the mark %s, above 2^62: the built-in tokens would have to go on from there, and too few'
+      MESSAGE = format('%s has the mark %s, above 2^62: tokens would have to go on from there, and too few'
                        ' are left.', high.resource, high.mark),
       HINT = format(high.mend, high.resource);
   END IF;
-  PERFORM fencepost.issue_beyond(high.mark);
+  PERFORM {beyond};
 END"""
     return ["DO " + dollar(body)]
 

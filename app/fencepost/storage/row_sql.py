@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN, Column, Table, quote
+from fencepost.storage.catalog import BUILTIN, EXTERNAL, MARK_COLUMN, Column, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -57,6 +57,28 @@ def resource_sql(prefix: str, key: Iterable[tuple[str, str]]) -> str:
     """Render a resource name from (base type name, expression) pairs, in key order."""
     parts = " || ',' || ".join(f"fencepost.enc({key_text(base, expression)})" for base, expression in key)
     return f"{literal(encode_name(prefix) + '/')} || {parts}"
+
+
+def issued_by(source: str) -> str:
+    """Give the highest token that a source is known to have issued, null for an external one (R12)."""
+    if source == EXTERNAL:
+        return "NULL::bigint"
+    return f"fencepost.issued({_source_argument(source)})"
+
+
+def oldest_of(source: str) -> str:
+    """Give the oldest token of a source's present generation. Not for an external one."""
+    return f"fencepost.oldest({_source_argument(source)})"
+
+
+def require_issued(source: str, resource: str, token: str) -> str:
+    """Call what refuses a token that a source has not issued, or voided. Not for an external one."""
+    more = "" if source == BUILTIN else f", {literal(source)}"
+    return f"fencepost.require_issued({resource}, {token}{more})"
+
+
+def _source_argument(source: str) -> str:
+    return "" if source == BUILTIN else literal(source)
 
 
 def is_builtin(column: Column) -> bool:

@@ -73,6 +73,48 @@ class Granting:
     elapsed_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A source as it stands. `kind`: the scheme of its URL, None until a gateway has it configured."""
+
+    name: str
+    kind: str | None
+    generation: int
+    issued: int
+    frozen: str | None
+    tables: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say it in one phrase."""
+        if self.frozen is not None:
+            return f"frozen at generation {self.generation}: {self.frozen}"
+        return f"generation {self.generation}, issued {self.issued or 'none'}"
+
+
+async def known(connection: Connection) -> list[Known]:
+    """List the sources that were ever configured or named, and the tables that are pinned to each."""
+    rows = await connection.fetch(
+        "SELECT s.name, s.scheme AS kind, s.generation, s.issued, s.frozen_because AS frozen, ARRAY(SELECT p.name"
+        " FROM fencepost.protected p WHERE p.source OPERATOR(pg_catalog.=) s.name ORDER BY 1) AS tables"
+        " FROM fencepost.sources s ORDER BY s.name"
+    )
+    return [
+        Known(row["name"], row["kind"], row["generation"], row["issued"], row["frozen"], tuple(row["tables"]))
+        for row in rows
+    ]
+
+
+async def raise_source(connection: Connection, name: str, reason: str) -> int:
+    """Raise a source's generation: its earlier tokens are void, its leases over, and it is frozen no more.
+
+    Raises asyncpg.PostgresError: FP400 for a source that is not known, 42501 for a role that does not own the schema.
+    """
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute("SET LOCAL synchronous_commit = 'on'")
+        raised: int = await connection.fetchval("SELECT fencepost.source_raise($1, $2)", name, reason)
+        return raised
+
+
 async def register(connection: Connection, name: str, scheme: str, ordering: str) -> None:
     """Say that this source is configured here. RefusedError (FP400) where the name is another service's."""
     await connection.execute("SELECT fencepost.source_register($1, $2, $3)", name, scheme, ordering)

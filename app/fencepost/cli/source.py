@@ -1,0 +1,55 @@
+"""`fencepost source`: the lock services that tokens come from, and `bump`, an operator's word for one of them."""
+
+import asyncpg
+import click
+
+from fencepost.settings import Settings
+from fencepost.storage import sources
+
+from .database import on_database
+from .options import settings_options
+
+
+@click.group(invoke_without_command=True)
+@settings_options("database_url", "data_dir")
+@click.pass_context
+def source(context: click.Context, settings: Settings) -> None:
+    """List the token sources that were ever configured, how far their tokens got, and which tables take them.
+
+    Exit code 1 when one of them is frozen.
+    """
+    context.obj = settings
+    if context.invoked_subcommand is not None:
+        return
+    known = on_database(settings, sources.known)
+    for each in known:
+        tables = ", ".join(each.tables) or "no table"
+        click.echo(f"{each.name} ({each.kind or 'configured nowhere yet'}): {each.describe()}; {tables}")
+    if not known:
+        click.echo("no sources beside the built-in one: fencepost serve --sources NAME=URL")
+    if frozen := [each.name for each in known if each.frozen is not None]:
+        click.echo(f"when it counts on from a number you vouch for: fencepost source bump {frozen[0]} --reason …")
+        raise SystemExit(1)
+
+
+@source.command()
+@click.argument("name")
+@click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.pass_obj
+def bump(settings: Settings, name: str, reason: str) -> None:
+    """Raise the generation of the source NAME: its tokens go on from above all that were ever given out.
+
+    For a lock service that was restored from a backup, failed over without its last writes, or set up anew. Tokens of
+    earlier generations are stale from now on, and leases of the source are over. Gateways need no restart.
+    """
+    if not reason.strip():
+        raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
+
+    async def act(connection: asyncpg.Connection) -> int:
+        return await sources.raise_source(connection, name, reason)
+
+    raised = on_database(settings, act)
+    click.echo(
+        f"{name} is at generation {raised}: its tokens begin at {raised << sources.GENERATION_BITS}, older ones are"
+        " stale. All its leases are over."
+    )

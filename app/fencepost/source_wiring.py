@@ -1,0 +1,115 @@
+"""Reads which lock services are configured, and puts them behind the gateway."""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from fencepost.gateway.core import Gateway
+from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.source import Source, SourceConfigError
+from fencepost.locks.sourced import SourceLocks
+from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
+from fencepost.settings import Settings
+from fencepost.startup import StartupError
+from fencepost.storage import sources
+from fencepost.storage.errors import RefusedError, StorageError, translated
+from fencepost.storage.sources import Known
+
+_NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
+_RESERVED: Final = frozenset({"builtin", "external"})
+_SWEPT_EVERY: Final = 60.0
+"""Seconds, more or less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A source with its name, not opened yet."""
+
+    name: str
+    kind: str
+    source: Source
+
+
+def read_sources(settings: Settings) -> list[Configured]:
+    """Read FENCEPOST_SOURCES. Raises StartupError, which quotes no URL: there may be a password in it."""
+    found: dict[str, Configured] = {}
+    dsn = settings.database_url.get_secret_value() if settings.database_url is not None else ""
+    for part in settings.sources.get_secret_value().split():
+        name, equals, url = part.partition("=")
+        if not equals or not _NAME.fullmatch(name) or name in _RESERVED:
+            raise StartupError(
+                f"FENCEPOST_SOURCES: {name[:40]!r} is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, external)"
+            )
+        if name in found:
+            raise StartupError(f"FENCEPOST_SOURCES: {name} stands there twice")
+        try:
+            found[name] = Configured(name, urlsplit(url).scheme, make(url, Surroundings(name, dsn)))
+        except (SourceConfigError, ValueError) as error:
+            raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
+    return list(found.values())
+
+
+@asynccontextmanager
+async def sources_opened(
+    configured: Sequence[Configured], gateway: Gateway, emit: Emit, *, history: float
+) -> AsyncIterator[dict[str, SourceLocks]]:
+    """Open the sources, and close them in the end. The services need not be there; their names must be free."""
+    async with AsyncExitStack() as stack:
+        opened = {}
+        for each in configured:
+            locks = _locks(each, gateway, emit)
+            try:
+                await locks.open()
+            except RefusedError as error:
+                raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}: {error.hint}") from error
+            stack.push_async_callback(locks.close)
+            opened[each.name] = locks
+        sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit))
+        try:
+            yield opened
+        finally:
+            sweeping.cancel()
+
+
+def _locks(configured: Configured, gateway: Gateway, emit: Emit) -> SourceLocks:
+    name = configured.name
+    return SourceLocks(
+        name,
+        configured.kind,
+        configured.source,
+        gateway.database,
+        limits=gateway.locks.limits,
+        failed=lambda reason: emit(SourceTrouble(name, reason)),
+        froze=lambda reason: emit(SourceFroze(name, reason)),
+    )
+
+
+async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emit: Emit) -> None:
+    while opened:
+        await asyncio.sleep(_SWEPT_EVERY * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
+        try:
+            await opened[0].sweep(history)  # those of all sources
+        except StorageError as error:
+            emit(QueueFailed(f"leases of lock services that ended could not be forgotten: {error}"))
+
+
+async def known_sources(gateway: Gateway) -> list[Known]:
+    """List the sources as the database knows them; none when it cannot be asked."""
+    with suppress(StorageError):
+        async with gateway.database.connection() as connection:
+            with translated(writing=False):
+                return await sources.known(connection)
+    return []
+
+
+async def described_sources(gateway: Gateway) -> dict[str, str]:
+    """Say of each source how it stands, for /readyz. A frozen one does not make the gateway unready: writes go on."""
+    return {
+        each.name: each.describe() + ("" if each.name in gateway.sources else "; not configured at this gateway")
+        for each in await known_sources(gateway)
+    }
