@@ -14,7 +14,9 @@ async def advice(node: RedisNode, counter: str | None, *, alone: bool = False) -
     counter: the key that tokens are drawn from, if they are. alone: it has to be independent, as for Redlock.
     """
     info = await server_info(node)
-    found = [*_cluster(node, info), *_eviction(node, info, counter)]
+    if info.get("cluster_enabled") == "1":
+        return [f"{node.name} is a node of a Redis Cluster, which this source does not support"]
+    found = _eviction(node, info, counter)
     settings = await _settings(node)
     if settings is None:
         found.append(
@@ -57,12 +59,6 @@ def _text(answer: dict[Any, Any]) -> dict[str, str]:
 
 def _word(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _cluster(node: RedisNode, info: dict[str, str]) -> list[str]:
-    if info.get("cluster_enabled") == "1":
-        return [f"{node.name} is a node of a Redis Cluster, which this source does not support"]
-    return []
 
 
 def _eviction(node: RedisNode, info: dict[str, str], counter: str | None) -> list[str]:
