@@ -1,0 +1,394 @@
+"""What only the source redis has: its counter, answers that get lost, and Redis' ways to say no."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_server, running
+from tests.cutting_proxy import cutting_proxy
+from tests.interleave import eventually
+from tests.servers import free_port
+
+from fencepost.locks.redis_node import AT_ONCE
+from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.source import (
+    MOST_NATIVE,
+    REQUEST_TIMEOUT,
+    Grant,
+    Holder,
+    Source,
+    SourceConfigError,
+    SourceError,
+    SourceUnavailableError,
+)
+
+Opened = Callable[[str], Source]
+
+LONG_MS = 60_000
+"""A TTL that no test waits for: what is free before was given back."""
+LOCK = "orders/order-1"
+KEY = f"fencepost:lock:{LOCK}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
+    with running(tmp_path_factory.mktemp("redis")) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def bench(server: RedisBench) -> RedisBench:
+    await command(server.ports[0], "FLUSHALL")
+    return server
+
+
+@pytest.fixture
+async def source_of() -> AsyncIterator[Opened]:
+    """Give a function that makes a source of a URL; it is closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        def made(url: str) -> Source:
+            source = make(url, Surroundings("locks", ""))
+            stack.push_async_callback(source.close)
+            return source
+
+        yield made
+
+
+@pytest.fixture
+async def source(bench: RedisBench, source_of: Opened) -> Source:
+    return source_of(bench.url)
+
+
+async def take(source: Source, *, wait_s: float = 0, tokens: int = 1) -> Grant | Holder:
+    return await source.acquire(LOCK, owner="somebody", ttl_ms=LONG_MS, tokens=tokens, wait_s=wait_s)
+
+
+async def free(source: Source) -> bool:
+    return await source.inspect(LOCK) is None
+
+
+# The counter
+
+
+async def test_who_finds_the_lock_held_or_has_lost_it_draws_no_numbers(bench: RedisBench, source: Source) -> None:
+    grant = await take(source, tokens=3)
+    assert isinstance(grant, Grant)
+    assert isinstance(await take(source, wait_s=0.2), Holder)
+    await source.release(LOCK, grant.handle)
+    assert await source.mint(LOCK, grant.handle, 5) is None
+    assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"3"
+
+
+async def test_the_last_number_there_is(bench: RedisBench, source: Source) -> None:
+    await command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE - 1)
+    grant = await take(source)
+    assert isinstance(grant, Grant)
+    assert grant.tokens == (MOST_NATIVE,)
+    with pytest.raises(SourceError, match=f"stands at {MOST_NATIVE + 1}, and tokens are numbers from 1 to"):
+        await source.mint(LOCK, grant.handle, 1)
+    await source.release(LOCK, grant.handle)
+    with pytest.raises(SourceError, match=LOCK):
+        await take(source)
+    assert await free(source)
+
+
+@pytest.mark.parametrize("content", ["many", "-5", "9223372036854775807", "1.5"])
+async def test_a_counter_without_a_token_grants_nothing(bench: RedisBench, source: Source, content: str) -> None:
+    await command(bench.ports[0], "SET", "fencepost:tokens", content)
+    with pytest.raises(SourceError, match="fencepost:tokens") as error:
+        await take(source, tokens=2)
+    assert not isinstance(error.value, SourceUnavailableError)
+    assert await free(source), "numbers are drawn before the lock is set"
+
+
+async def test_a_counter_of_another_type_is_named(bench: RedisBench, source: Source) -> None:
+    await command(bench.ports[0], "RPUSH", "fencepost:tokens", "1")
+    for asked in (take(source), source.issued(1)):
+        with pytest.raises(SourceError, match="WRONGTYPE") as error:
+            await asked
+        assert "fencepost:tokens" in str(error.value)
+    assert await free(source)
+
+
+async def test_no_number_was_issued_before_the_first(source: Source) -> None:
+    assert not await source.issued(1)
+
+
+async def test_sources_with_other_prefixes_have_locks_and_tokens_of_their_own(
+    bench: RedisBench, source_of: Opened
+) -> None:
+    one, two = source_of(bench.url), source_of(f"{bench.url}?prefix=other%3A")
+    for source in (one, two):
+        grant = await take(source)
+        assert isinstance(grant, Grant)
+        assert grant.tokens == (1,)
+    assert await command(bench.ports[0], "GET", "other:tokens") == b"1"
+
+
+async def test_a_lock_of_another_program_names_no_owner(bench: RedisBench, source: Source) -> None:
+    await command(bench.ports[0], "SET", KEY, "of:another program")
+    assert await take(source) == Holder()
+    assert await source.inspect(LOCK) == Holder()
+
+
+# What gets lost
+
+
+async def test_a_grant_whose_answer_got_lost_is_given_back(
+    bench: RedisBench, source: Source, source_of: Opened
+) -> None:
+    async with cutting_proxy(bench.url) as (proxy, url):
+        cut = source_of(url)
+        await cut.inspect(LOCK)  # it is connected
+        proxy.mute_after = b"INCRBY"
+        acquiring = asyncio.create_task(take(cut))
+        await proxy.muted.wait()
+        await eventually(lambda: source.inspect(LOCK), what="the grant that nobody hears of")
+        proxy.mute_after = None
+        proxy.cut_all()
+        with pytest.raises(SourceUnavailableError):
+            await acquiring
+        await eventually(lambda: free(source), what="its release")
+
+
+async def test_an_acquire_that_gets_no_answer_ends_in_time(bench: RedisBench, source_of: Opened) -> None:
+    async with cutting_proxy(bench.url) as (proxy, url):
+        cut = source_of(url)
+        await cut.inspect(LOCK)
+        proxy.mute_after = b"INCRBY"
+        async with asyncio.timeout(1.5 * REQUEST_TIMEOUT):
+            with pytest.raises(
+                SourceUnavailableError, match=f"did not answer within 3 s when asked for the lock {LOCK}"
+            ):
+                await take(cut)
+        proxy.mute_after = None
+
+
+async def test_an_acquire_that_is_cancelled_before_its_answer_releases_what_it_was_granted(
+    bench: RedisBench, source: Source, source_of: Opened
+) -> None:
+    async with cutting_proxy(bench.url) as (proxy, url):
+        other = source_of(url)
+        await other.inspect(LOCK)
+        await bench.pause()
+        proxy.mute_after, proxy.mute_skips = b"INCRBY", 1  # only to hear that it has been sent
+        acquiring = asyncio.create_task(take(other))
+        await eventually(lambda: _is(proxy.mute_skips == 0), what="the request")
+        acquiring.cancel()
+        await asyncio.sleep(0)
+        proxy.mute_after = None
+        await bench.resume()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        assert await free(source)
+        assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
+
+
+async def _is(what: bool) -> bool:
+    return what
+
+
+async def test_an_acquire_that_is_cancelled_twice_releases_all_the_same(
+    bench: RedisBench, source: Source, source_of: Opened
+) -> None:
+    await source.inspect(LOCK)
+    await bench.pause()
+    acquiring = asyncio.create_task(take(source))
+    await asyncio.wait([acquiring], timeout=0.1)
+    acquiring.cancel()
+    await asyncio.wait([acquiring], timeout=0.1)
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    await bench.resume()
+    await source.close()  # waits for what goes on behind the caller's back
+    assert await free(source_of(bench.url))
+    assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
+
+
+async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections_taken(
+    source: Source,
+) -> None:
+    await take(source)
+    for round_trips in range(6):
+        asking = [asyncio.create_task(source.inspect(LOCK)) for _ in range(2 * AT_ONCE)]
+        for _ in range(round_trips):
+            await asyncio.sleep(0)
+        await asyncio.wait(asking, timeout=0.002 * round_trips)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        nobody = await asyncio.gather(*(source.inspect(f"other-{number}") for number in range(2 * AT_ONCE)))
+        assert nobody == [None] * (2 * AT_ONCE)
+
+
+# Redis says no
+
+
+async def test_a_wrong_password_is_no_outage_and_is_not_shown(bench: RedisBench, source_of: Opened) -> None:
+    source = source_of(bench.url.replace("//", "//nobody:hunter2@"))
+    with pytest.raises(SourceError, match="does not let this user") as error:
+        await take(source)
+    assert not isinstance(error.value, SourceUnavailableError)
+    assert "hunter2" not in str(error.value)
+
+
+async def test_a_user_who_may_not_write_the_counter(bench: RedisBench, source_of: Opened) -> None:
+    await command(bench.ports[0], "ACL", "SETUSER", "locker", "on", ">s3 cr/t", "+@all", "~fencepost:lock:*")
+    source = source_of(bench.url.replace("//", "//locker:s3%20cr%2Ft@"))
+    with pytest.raises(SourceError, match="fencepost:tokens") as error:
+        await take(source)
+    assert not isinstance(error.value, SourceUnavailableError)
+
+
+async def test_settings_that_may_not_be_read(bench: RedisBench, source_of: Opened) -> None:
+    await command(bench.ports[0], "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
+    source = source_of(bench.url.replace("//", "//modest:x@"))
+    (sentence,) = await source.advice()
+    assert "does not let this user read its configuration" in sentence
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[int]:
+    port = free_port()
+    with redis_server(tmp_path / "primary", port, *DURABLE, "--repl-diskless-sync-delay", "0"):
+        yield port
+
+
+async def _in_sync(port: int) -> bool:
+    return bool((await command(port, "INFO", "replication"))["connected_slaves"] == 1)
+
+
+async def test_replicas_have_a_grant_before_it_counts(primary: int, tmp_path: Path, source_of: Opened) -> None:
+    port = free_port()
+    with redis_server(tmp_path / "replica", port, "--replicaof", "127.0.0.1", str(primary)) as replica:
+        await eventually(lambda: _in_sync(primary), what="a replica")
+        source = source_of(f"redis://127.0.0.1:{primary}/0?replicas=1&wait_ms=300")
+        grant = await take(source)
+        assert isinstance(grant, Grant)
+        assert await command(port, "GET", "fencepost:tokens") == b"1"
+        assert await source.mint(LOCK, grant.handle, 1) == (2,)
+        replica.pause()
+        with pytest.raises(SourceUnavailableError, match="only 0 of 1 replicas"):
+            await source.mint(LOCK, grant.handle, 1)
+        await source.release(LOCK, grant.handle)
+        with pytest.raises(SourceUnavailableError, match="only 0 of 1 replicas"):
+            await take(source)
+        await eventually(lambda: free(source), what="the release of what did not count")
+
+
+async def test_a_replica_is_an_outage_and_doctor_says_what_it_is(
+    primary: int, tmp_path: Path, source_of: Opened
+) -> None:
+    port = free_port()
+    with redis_server(tmp_path / "replica", port, "--replicaof", "127.0.0.1", str(primary)):
+        await eventually(lambda: _in_sync(primary), what="a replica")
+        source = source_of(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(SourceUnavailableError, match="read only replica"):
+            await take(source)
+        assert "is a replica" in "".join(await source.advice())
+        source = source_of(f"redis://127.0.0.1:{primary}/0")
+        (sentence,) = await source.advice()
+        assert "set min-replicas-to-write 1" in sentence
+        await command(primary, "CONFIG", "SET", "min-replicas-to-write", "2")
+        assert await source.advice() == []
+        with pytest.raises(SourceUnavailableError, match="NOREPLICAS"):
+            await take(source)
+
+
+async def test_a_cluster_is_refused_by_name(tmp_path: Path, source_of: Opened) -> None:
+    port = free_port()
+    with redis_server(tmp_path, port, *DURABLE, "--cluster-enabled", "yes", "--cluster-port", str(free_port())):
+        source = source_of(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(SourceUnavailableError):
+            await take(source)  # it does not know its slots yet
+        await command(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        with pytest.raises(SourceError, match="a node of a Redis Cluster") as error:
+            await take(source)
+        assert not isinstance(error.value, SourceUnavailableError)
+        (sentence,) = await source.advice()
+        assert "a node of a Redis Cluster" in sentence
+
+
+# Advice
+
+
+async def test_a_healthy_server_needs_no_advice(source: Source) -> None:
+    assert await source.advice() == []
+    await take(source)
+    assert await source.advice() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"appendfsync": "everysec"}, "appendfsync everysec"),
+        ({"appendonly": "no"}, "appendonly no"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "the counter of tokens too, and it begins at 1"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "locks too, and they are granted a second time"),
+    ],
+)
+async def test_what_makes_tokens_repeat_is_named(
+    bench: RedisBench, source: Source, settings: dict[str, str], words: str
+) -> None:
+    port = bench.ports[0]
+    before = {name: (await command(port, "CONFIG GET", name))[name] for name in settings}
+    for name, value in settings.items():
+        await command(port, "CONFIG SET", name, value)
+    try:
+        (sentence,) = await source.advice()
+    finally:
+        for name, value in before.items():
+            await command(port, "CONFIG SET", name, value)
+    assert words in sentence
+
+
+async def test_a_counter_that_expires_is_named(bench: RedisBench, source: Source) -> None:
+    await take(source)
+    await command(bench.ports[0], "EXPIRE", "fencepost:tokens", "1000")
+    (sentence,) = await source.advice()
+    assert "PERSIST fencepost:tokens" in sentence
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://h/0?prefx=a", "unknown option prefx"),
+        ("redis://h/0?prefix=a&prefix=b", "an option twice"),
+        ("redis://h/0?prefix=", "prefix="),
+        ("redis://h/0?prefix=a%20b", "prefix="),
+        ("redis://h/0?prefix", "not name=value"),
+        ("redis://h/0?ca=/etc/ca.pem", "ca= in the URL needs rediss://"),
+        ("redis://h/0?wait_ms=5", "wait_ms= in the URL needs replicas="),
+        ("redis://h/0?replicas=-1", "replicas=-1 in the URL is no whole number from 0 to 99"),
+        ("redis://h/0?replicas=1&wait_ms=3000", "wait_ms=3000 in the URL is no whole number from 1 to 2000"),
+        ("redis://h/zero", "not /DB"),
+        ("redis://h/0/1", "not /DB"),
+        ("redis://h:0/0", "host 1 in its URL"),
+        ("redis://h:65536/0", "host 1 in its URL"),
+        ("redis://h:6379x/0", "host 1 in its URL"),
+        ("redis:///0", "host 1 in its URL"),
+        ("redis://a,b/0", "takes one host"),
+        ("redis://h/0#x", "has a #"),
+        ("redis://:hunter2/x@h/0", "an @ behind the host"),
+        ("redis://:hunter2?x@h/0", "an @ behind the host"),
+        ("redis://:hunter2#x@h/0", "an @ behind the host"),
+        ("redis://:hunter2", "host 1 in its URL"),
+        ("redis://u:hunter2@[::1", None),
+    ],
+)
+def test_wrong_urls_are_refused_without_showing_a_password(url: str, words: str | None) -> None:
+    from fencepost.locks.redis import from_url  # noqa: PLC0415
+
+    with pytest.raises(SourceConfigError) as error:
+        from_url(url, Surroundings("locks", ""))
+    assert "source locks" in str(error.value)
+    assert words is None or words in str(error.value)
+    assert "hunter2" not in str(error.value)
+    assert error.value.__cause__ is None
