@@ -1,0 +1,138 @@
+"""etcd, one node or a cluster, with a minimum TTL of one second. What is put or read past Fencepost goes by etcdctl."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.interleave import eventually
+from tests.servers import Server, free_port
+
+# The least TTL is one and a half election timeouts, in whole seconds.
+TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")
+PREFIX = "fencepost/"
+
+
+def _healthy(port: int) -> bool:
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=1)
+    except httpx.TransportError:
+        return False
+    return answer.is_success and answer.json()["health"] == "true"
+
+
+class EtcdBench:
+    """A cluster of `ports` nodes, each one's client port and peer port."""
+
+    name = "etcd"
+    dsn = ""
+
+    def __init__(self, directory: Path, ports: Sequence[tuple[int, int]], extra: Mapping[int, Sequence[str]]) -> None:
+        cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
+        self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
+        self.url = f"etcd://{','.join(self.endpoints)}"
+        self.nodes = []
+        for n, (client, peer) in enumerate(ports):
+            mine, others = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+            command = [
+                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS, *extra.get(n, ())),
+                *("--listen-client-urls", mine, "--advertise-client-urls", mine),
+                *("--listen-peer-urls", others, "--initial-advertise-peer-urls", others, "--initial-cluster", cluster),
+            ]
+            node = Server(command, directory / f"n{n}.log", lambda client=client: _healthy(client))  # type: ignore[misc]
+            self.nodes.append(node)
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            node.wait()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.crash()
+
+    async def crash(self) -> None:
+        for node in self.nodes:
+            node.crash()
+
+    async def restart(self) -> None:
+        for node in self.nodes:
+            node.start()  # by this thread: a server ends with the one that started it
+        for node in self.nodes:
+            await node.serves()
+
+    async def pause(self) -> None:
+        for node in self.nodes:
+            node.pause()
+
+    async def resume(self) -> None:
+        for node in self.nodes:
+            node.resume()
+        for node in self.nodes:
+            await node.serves()
+
+    async def spoil(self, lock: str) -> None:
+        await self.ctl("put", f"{self.lock_name(lock)}/somebody", "else")
+
+    async def waiting(self, lock: str) -> int:
+        return max(len(await self.keys(lock)) - 1, 0)
+
+    @staticmethod
+    def lock_name(lock: str) -> str:
+        """What `etcdctl lock` calls a lock of Fencepost's, as docs/sources/etcd.md says."""
+        return PREFIX + lock.replace("%", "%25").replace("/", "%2F")
+
+    async def keys(self, lock: str) -> list[dict[str, Any]]:
+        """List the keys of a lock, oldest first."""
+        shown = await self.ctl("get", "--prefix", "--sort-by=CREATE", f"{self.lock_name(lock)}/")
+        found: list[dict[str, Any]] = shown.get("kvs", [])
+        return found
+
+    async def ctl(self, *command: str, endpoints: Sequence[str] | None = None) -> dict[str, Any]:
+        """Run etcdctl and return what it says, as JSON."""
+        process = await asyncio.create_subprocess_exec(
+            *("etcdctl", f"--endpoints={','.join(endpoints or self.endpoints)}", "--write-out=json", *command),
+            env={"ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        told, wrong = await process.communicate()
+        assert process.returncode == 0, f"etcdctl {command}: {wrong.decode()}"
+        answer: dict[str, Any] = json.loads(told)
+        return answer
+
+    async def leader(self) -> int:
+        """Find out which node leads, once one does."""
+
+        async def known() -> list[int] | None:
+            for n, endpoint in enumerate(self.endpoints):
+                if not _healthy(int(endpoint.rpartition(":")[2])):
+                    continue
+                async with httpx.AsyncClient(trust_env=False, timeout=1) as client:
+                    status = (await client.post(f"http://{endpoint}/v3/maintenance/status", json={})).json()
+                if status.get("leader", "") == status["header"]["member_id"]:
+                    return [n]
+            return None
+
+        return (await eventually(known, what="a leader"))[0]
+
+
+@contextmanager
+def running(directory: Path, nodes: int = 1, extra: Mapping[int, Sequence[str]] | None = None) -> Iterator[EtcdBench]:
+    """Run that many nodes. `extra`: more options, by node."""
+    for program, package in {"etcd": "etcd-server", "etcdctl": "etcd-client"}.items():
+        if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
+            pytest.skip(f"no {program}: apt-get install {package}")
+    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra or {})
+    try:
+        bench.start()
+        yield bench
+    finally:
+        bench.stop()
