@@ -1,0 +1,195 @@
+"""One gateway process's session with ZooKeeper, through kazoo, which runs in threads of its own.
+
+SUSPENDED: the connection is gone. Nothing can be asked, but the session, and so every hold, may live; kazoo looks for
+another server. LOST: the session is over, and with it every ephemeral node; kazoo opens a new session by itself. Both
+only wake those who wait here: each of them looks again, and finds its node or does not.
+
+A request whose answer got lost is asked again within the same REQUEST_TIMEOUT where repeating does no harm. One that
+was given up may still land, since kazoo may send it on the next connection: whoever creates nodes has to look for them.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from kazoo import exceptions as kz
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from fencepost.locks.source import REQUEST_TIMEOUT, SourceError, SourceUnavailableError
+from fencepost.locks.zookeeper_url import Settings
+
+Begin = Callable[[Any], Any]
+"""Sends a request: takes a KazooClient, returns its AsyncResult. kazoo has no types."""
+
+LOST_ANSWER: Final = (
+    kz.ConnectionLoss,
+    kz.SessionExpiredError,
+    kz.SessionMovedError,
+    kz.UnknownSessionError,
+    kz.OperationTimeoutError,
+    kz.RequestTimeoutError,
+    kz.ThrottledOpError,
+    kz.NotReadOnlyCallError,
+    KazooTimeoutError,
+)
+"""Errors after which asking again may help. ConnectionClosedError is a SessionExpiredError."""
+ABSENT: Final = (kz.NoNodeError, kz.NodeExistsError)
+"""Answers that callers of `ask` expect."""
+_REFUSALS: Final[dict[type[Exception], str]] = {
+    kz.NoAuthError: "these credentials have no permission for its node",
+    kz.NoChildrenForEphemeralsError: "its node is another program's: ephemeral, so it cannot have children",
+    kz.AuthFailedError: "the servers do not take these credentials",
+    kz.QuotaExceededError: "a quota is used up",
+}
+_ENDED: Final = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
+_PAUSE: Final = 0.02  # seconds before a request is repeated
+_LONGEST_PAUSE: Final = 0.5  # seconds between two attempts to connect
+
+
+class LostAnswerError(SourceUnavailableError):
+    """The connection broke before the answer to a request that must not be repeated blindly."""
+
+
+class Session:
+    """A session, which is opened anew whenever it is lost."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.acl = OPEN_ACL_UNSAFE if settings.credentials is None else CREATOR_ALL_ACL
+        self._connected = asyncio.Event()
+        self._sleepers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._endings: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._client: Any = None
+
+    async def open(self) -> None:
+        """Begin to connect. Returns at once."""
+        self._loop = asyncio.get_running_loop()
+        self._start()
+
+    async def close(self) -> None:
+        """End the session and with it all of its holds, where the servers can be told; else they end by its timeout."""
+        self._closing = True
+        if self._client is not None:
+            self._end(self._client)
+        await asyncio.gather(*self._endings)
+
+    def _start(self) -> None:
+        settings = self.settings
+        self._client = client = KazooClient(
+            hosts=settings.where,
+            timeout=settings.session_timeout_s,
+            auth_data=[("digest", settings.credentials)] if settings.credentials else None,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_LONGEST_PAUSE),
+        )
+        client.add_listener(lambda state: self._soon(self._turned, client, state))
+        self._started = self._loop.time()
+        client.start_async()
+
+    def _end(self, client: Any) -> None:
+        def end() -> None:
+            client.stop()
+            client.close()
+
+        task = asyncio.create_task(asyncio.to_thread(end))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def _soon(self, do: Callable[..., None], *what: Any) -> None:
+        """Go from a thread of kazoo's to the loop."""
+        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(do, *what)
+
+    def _turned(self, client: Any, state: str) -> None:
+        if client is self._client:
+            (self._connected.set if state == KazooState.CONNECTED else self._connected.clear)()
+        for woken in (one for events in self._sleepers.values() for one in events):
+            woken.set()
+
+    @property
+    def newest(self) -> int:
+        """The highest transaction number that an answer has told."""
+        newest: int = self._client.last_zxid
+        return newest
+
+    async def _ready(self) -> Any:
+        """Wait for a connection. kazoo's thread ends for good when a server says something that it does not know."""
+        if self._closing or self._client is None:
+            raise SourceUnavailableError("this gateway has closed its session with ZooKeeper")
+        if self._client.client_state in _ENDED and self._loop.time() - self._started > REQUEST_TIMEOUT:
+            self._connected.clear()
+            self._end(self._client)
+            self._start()
+        await self._connected.wait()
+        return self._client
+
+    async def ask(self, lock: str, begin: Begin, *, again: bool = True) -> Any:
+        """Ask the servers, and return the answer.
+
+        again: whether the request may be repeated when its answer got lost; if not, that is LostAnswerError.
+        Raises what ABSENT lists, SourceUnavailableError after REQUEST_TIMEOUT, SourceError.
+        """
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                while True:
+                    client = await self._ready()
+                    try:
+                        return await self._answer(begin(client))
+                    except LOST_ANSWER as error:
+                        if not again:
+                            raise LostAnswerError(
+                                f"the connection to ZooKeeper at {self.settings.where} broke while lock {lock!r} "
+                                "was asked for; try again"
+                            ) from error
+                        await asyncio.sleep(_PAUSE)  # kazoo tells of an end of the session a moment later
+        except TimeoutError as error:
+            state = "the connection stands" if self._connected.is_set() else "no connection"
+            raise SourceUnavailableError(
+                f"ZooKeeper at {self.settings.where} did not answer within {REQUEST_TIMEOUT:g} s about lock {lock!r} "
+                f"({state}); try again, and look whether a majority of its servers is up"
+            ) from error
+        except ABSENT:
+            raise
+        except kz.KazooException as error:
+            why = _REFUSALS.get(type(error), type(error).__name__)
+            raise SourceError(f"ZooKeeper at {self.settings.where} refused what lock {lock!r} needs: {why}") from error
+
+    async def _answer(self, asked: Any) -> Any:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def settle(done: Any) -> None:
+            if answer.done():  # given up
+                return
+            if done.exception is None:
+                answer.set_result(done.value)
+            else:
+                answer.set_exception(done.exception)
+
+        asked.rawlink(lambda done: self._soon(settle, done))
+        return await answer
+
+    @contextmanager
+    def woken(self, path: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set when a watch on this path fires (see `on_watch`), or when the connection turns."""
+        event = asyncio.Event()
+        self._sleepers[path].add(event)
+        try:
+            yield event
+        finally:
+            self._sleepers[path].discard(event)
+            if not self._sleepers[path]:
+                del self._sleepers[path]
+
+    def on_watch(self, event: Any) -> None:
+        """Take a watch's event, in a thread of kazoo's. One function for all, so kazoo keeps it once for a path."""
+        self._soon(self._wake, event.path)
+
+    def _wake(self, path: str | None) -> None:
+        for woken in self._sleepers.get(path or "", ()):
+            woken.set()
