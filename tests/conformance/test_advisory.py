@@ -125,6 +125,49 @@ async def test_a_cancelled_waiter_has_left_when_the_cancellation_returns(
     assert await bench.waiting(lock) == 0
 
 
+async def test_a_waiter_that_is_cancelled_twice_leaves_nothing(bench: AdvisoryBench, ask: Asking, lock: str) -> None:
+    await ask.granted(lock)
+    before = await bench.asked(OURS)
+    waiter = asyncio.create_task(taking(ask.source, lock, wait_s=30))
+    await eventually(lambda: bench.waiting(lock), what="the waiter")
+    waiter.cancel()
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    await eventually(lambda: as_many(bench, before), what="the end of its session")
+
+
+async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
+    bench: AdvisoryBench, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = Session.ask
+
+    async def broken(session: Session, statement: str, *arguments: Any) -> Any:
+        answer = await really(session, statement, *arguments)
+        session.connection.terminate()
+        return answer
+
+    source = sourced(bench.url, "?sessions=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "ask", broken)
+        with pytest.raises(SourceUnavailableError, match="broke"):
+            await taking(source, lock)
+    assert isinstance(await taking(source, lock), Grant), "it counts no more"
+    await source.close()
+
+
+async def test_another_databases_lock_of_the_same_key_is_another_lock(
+    ask: Asking, bench: AdvisoryBench, lock: str
+) -> None:
+    elsewhere = await asyncpg.connect(bench.server.url)
+    await elsewhere.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
+    grant = await ask.granted(lock)
+    await ask.source.release(lock, grant.handle)
+    assert await ask.source.inspect(lock) is None
+    await elsewhere.close()
+
+
 @pytest.mark.parametrize("wait_s", [0, 5])
 @pytest.mark.parametrize("failure", [asyncio.CancelledError(), ConnectionResetError("cut"), TimeoutError()])
 async def test_a_grant_whose_answer_was_lost_is_given_back(
