@@ -1,0 +1,181 @@
+"""`postgres-advisory`: which keys names mean, which URLs are refused, and what is not PostgreSQL's primary itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
+from tests.conformance.conftest import Asking
+from tests.conformance.pooler import pooled
+from tests.interleave import Connection, eventually
+from tests.standby import replicated
+
+from fencepost.locks.advisory import AdvisorySource
+from fencepost.locks.advisory_url import parse
+from fencepost.locks.registry import Surroundings
+from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
+
+on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
+
+
+@pytest.fixture
+async def other(bench: AdvisoryBench) -> AsyncIterator[Connection]:
+    """Give a connection of another program."""
+    connection = await asyncpg.connect(bench.dsn)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+async def numbers(bench: AdvisoryBench) -> AsyncIterator[AdvisorySource]:
+    """Give a source whose locks' names are advisory keys."""
+    source = sourced(bench.url, "?keys=number")
+    yield source
+    await source.close()
+
+
+@on_its_server
+@pytest.mark.parametrize(
+    ("lock", "call"),
+    [
+        ("12345", "pg_try_advisory_lock(12345)"),
+        ("-5", "pg_try_advisory_lock(-5)"),
+        ("9223372036854775807", "pg_try_advisory_lock(9223372036854775807)"),
+        ("-9223372036854775808", "pg_try_advisory_lock(-9223372036854775808)"),
+        ("7,42", "pg_try_advisory_lock(7, 42)"),
+        ("-7,-2147483648", "pg_try_advisory_lock(-7, '-2147483648'::int)"),
+    ],
+)
+async def test_with_keys_number_a_name_is_the_key(
+    numbers: AdvisorySource, other: Connection, lock: str, call: str
+) -> None:
+    grant = await taking(numbers, lock)
+    assert isinstance(grant, Grant)
+    assert await numbers.renew(lock, grant.handle, 60_000) is True
+    assert await other.fetchval(f"SELECT {call}") is False
+    await numbers.release(lock, grant.handle)
+    assert await other.fetchval(f"SELECT {call}") is True
+    assert isinstance(await taking(numbers, lock), Holder)
+    await other.execute("SELECT pg_advisory_unlock_all()")
+
+
+@on_its_server
+async def test_one_number_and_two_are_different_keys(numbers: AdvisorySource) -> None:
+    assert isinstance(await taking(numbers, "42"), Grant)
+    assert isinstance(await taking(numbers, "0,42"), Grant)
+    assert isinstance(await taking(numbers, str(2**32 + 42)), Grant)
+
+
+@on_its_server
+@pytest.mark.parametrize(
+    "lock",
+    ["orders/1", "9223372036854775808", "07", "-0", "1,2,3", "1, 2", "1,2147483648", "+1", "1_0", "\u0661", "", "1\n"],
+)
+async def test_with_keys_number_other_names_are_refused(numbers: AdvisorySource, lock: str) -> None:
+    with pytest.raises(SourceError, match="is no number") as error:
+        await taking(numbers, lock)
+    assert lock in str(error.value)
+
+
+@on_its_server
+async def test_a_process_opens_no_more_sessions_than_allowed(bench: AdvisoryBench, lock: str) -> None:
+    source = sourced(bench.url, "?sessions=2")
+    try:
+        held = await taking(source, f"{lock}/1")
+        waiter = asyncio.create_task(taking(source, f"{lock}/1", wait_s=30))
+        await eventually(lambda: bench.waiting(f"{lock}/1"), what="the waiter")
+        with pytest.raises(SourceUnavailableError, match="sessions="):
+            await taking(source, f"{lock}/2")
+        assert isinstance(await taking(source, f"{lock}/1"), Holder), "who only asks needs none"
+        assert isinstance(held, Grant)
+        await source.release(f"{lock}/1", held.handle)
+        assert isinstance(await waiter, Grant)
+        second = await taking(source, f"{lock}/2")
+        assert isinstance(second, Grant)
+        await bench.asked("SELECT pg_terminate_backend($1, 5000)::int", pid_of(second))
+        assert await source.renew(f"{lock}/2", second.handle, 60_000) is False
+        assert isinstance(await taking(source, f"{lock}/3"), Grant), "an ended session counts no more"
+    finally:
+        await source.close()
+
+
+@on_its_server
+async def test_a_standby_is_refused(bench: AdvisoryBench) -> None:
+    async with replicated(bench.server.bin_dir) as pair:
+        source = sourced(pair.standby.url.replace("postgresql", "postgres-advisory"))
+        with pytest.raises(SourceUnavailableError, match="standby"):
+            await taking(source, "a")
+        await source.close()
+
+
+@on_its_server
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+@pytest.mark.parametrize("ignored", [False, True])
+async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: bool) -> None:
+    async with pooled(bench.dsn, mode, ignored=ignored) as url:
+        source = sourced(url)
+        with pytest.raises(SourceError, match="pooler") as error:
+            await taking(source, "a")
+        assert not isinstance(error.value, SourceUnavailableError), "trying again would not help"
+        with pytest.raises(SourceError, match="pooler"):
+            await source.advice()
+        await source.close()
+
+
+@on_its_server
+async def test_no_message_has_the_password(bench: AdvisoryBench) -> None:
+    source = sourced(bench.url.replace("p%40ss", "s3cret"))
+    with pytest.raises(SourceError) as error:
+        await taking(source, "a")
+    assert "s3cret" not in str(error.value)
+    assert not isinstance(error.value, SourceUnavailableError)
+
+
+@on_its_server
+async def test_advice(ask: Asking, bench: AdvisoryBench) -> None:
+    assert await ask.source.advice() == []
+    crowded = sourced(bench.url, "?sessions=100")
+    assert "max_connections is 100" in "".join(await crowded.advice())
+    await crowded.close()
+
+
+@on_its_server
+async def test_a_handle_of_another_source_is_refused(ask: Asking) -> None:
+    with pytest.raises(SourceError, match="handle"):
+        await ask.source.renew("a", "694d8f3c5d6a1b0c", 1000)
+
+
+@on_its_server
+async def test_the_gateways_own_database(bench: AdvisoryBench, lock: str) -> None:
+    source = sourced("postgres-advisory:", "?keys=hash&sessions=3", bench.dsn)
+    assert isinstance(await taking(source, lock), Grant)
+    await source.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgres-advisory://u:s3cret@h/db?key=hash", "unknown option key"),
+        ("postgres-advisory://u:s3cret@h/db?keys=both", "keys=both"),
+        ("postgres-advisory://u:s3cret@h/db?keys", "cannot be read"),
+        ("postgres-advisory://u:s3cret@h/db?sessions=0", "sessions=0"),
+        ("postgres-advisory://u:s3cret@h/db?sessions=1&sessions=2", "twice"),
+        ("postgres-advisory://u:s3cret@h/db?sslmode=on", "sslmode=on"),
+        ("postgres-advisory://u:s3cret@h:x/db", "cannot be read"),
+        ("postgres-advisory://u:s3cret@[h/db", "cannot be read"),
+        ("postgres-advisory://u:s3cret@h", "one host and one database"),
+        ("postgres-advisory://u:s3cret@/db", "one host and one database"),
+        ("postgres-advisory://u:s3cret@h1,h2/db", "one host and one database"),
+        ("postgres-advisory://u:s3cret@h/db/more", "one host and one database"),
+        ("postgres-advisory://u:s3cret#@h/db", "%23"),
+        ("postgres-advisory:db", "one host and one database"),
+        ("postgres-advisory:?sslmode=require", "belongs into"),
+        ("postgres-advisory:", "no database"),
+    ],
+)
+def test_a_wrong_url_is_named(url: str, says: str) -> None:
+    with pytest.raises(SourceConfigError, match=says) as error:
+        parse(url, Surroundings("adv", ""))
+    assert "adv" in str(error.value)
+    assert "s3cret" not in str(error.value)
