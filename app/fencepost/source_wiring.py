@@ -40,18 +40,24 @@ def read_sources(settings: Settings) -> list[Configured]:
     found: dict[str, Configured] = {}
     dsn = settings.database_url.get_secret_value() if settings.database_url is not None else ""
     for part in settings.sources.get_secret_value().split():
-        name, equals, url = part.partition("=")
-        if not equals or not _NAME.fullmatch(name) or name in _RESERVED:
-            raise StartupError(
-                f"FENCEPOST_SOURCES: {name[:40]!r} is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, external)"
-            )
-        if name in found:
-            raise StartupError(f"FENCEPOST_SOURCES: {name} stands there twice")
-        try:
-            found[name] = Configured(name, urlsplit(url).scheme, make(url, Surroundings(name, dsn)))
-        except (SourceConfigError, ValueError) as error:
-            raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
+        each = read_source(part, dsn)
+        if each.name in found:
+            raise StartupError(f"FENCEPOST_SOURCES: {each.name} stands there twice")
+        found[each.name] = each
     return list(found.values())
+
+
+def read_source(text: str, dsn: str) -> Configured:
+    """Read one NAME=URL. Raises StartupError."""
+    name, equals, url = text.partition("=")
+    if not equals or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise StartupError(
+            f"FENCEPOST_SOURCES: {name[:40]!r} is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, external)"
+        )
+    try:
+        return Configured(name, urlsplit(url).scheme, make(url, Surroundings(name, dsn)))
+    except (SourceConfigError, ValueError) as error:
+        raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
 
 
 @asynccontextmanager

@@ -23,7 +23,19 @@ from tests.shop import Shop
 from fencepost.storage.embedded import PostgresServer
 
 STATE = {
-    *("lease_id", "lock", "locks", "owner", "ttl_ms", "token", "granted_at", "expires_at", "remaining_ms", "claims"),
+    *(
+        "lease_id",
+        "source",
+        "lock",
+        "locks",
+        "owner",
+        "ttl_ms",
+        "token",
+        "granted_at",
+        "expires_at",
+        "remaining_ms",
+        "claims",
+    ),
 }
 GRANT = STATE | {"secret", "tokens", "waited_ms"}
 

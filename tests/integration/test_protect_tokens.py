@@ -239,7 +239,9 @@ async def test_the_command_line_says_the_source_and_what_is_in_the_way(db: Conne
     async def run(*arguments: str) -> Result:
         return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", database])
 
-    assert (await run("protect", "t", "--source", "nowhere")).exit_code == 2
+    unknown = await run("protect", "t", "--source", "nowhere")
+    assert unknown.exit_code == 1
+    assert "there is no source nowhere; known are builtin, external" in unknown.output
     made = await run("protect", "t", "--source", "builtin")
     assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
     status = await run("status")

@@ -74,6 +74,7 @@ def test_refusals_are_never_retryable() -> None:
     assert not SPENT_TOKEN.retryable
     assert {kind.slug for kind in PROBLEM_TYPES if kind.retryable} == {
         "outcome-unknown", "database-unavailable", "database-busy", "lock-held", "key-in-flight", "source-quarantined",
+        "source-unavailable",
     }  # fmt: skip
 
 

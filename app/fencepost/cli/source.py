@@ -4,6 +4,8 @@ import asyncpg
 import click
 
 from fencepost.settings import Settings
+from fencepost.source_wiring import read_source
+from fencepost.startup import StartupError
 from fencepost.storage import sources
 
 from .database import on_database
@@ -30,6 +32,24 @@ def source(context: click.Context, settings: Settings) -> None:
     if frozen := [each.name for each in known if each.frozen is not None]:
         click.echo(f"when it counts on from a number you vouch for: fencepost source bump {frozen[0]} --reason …")
         raise SystemExit(1)
+
+
+@source.command()
+@click.argument("source", metavar="NAME=URL")
+@click.pass_obj
+def add(settings: Settings, source: str) -> None:
+    """Make a source known, as a gateway does that has it in FENCEPOST_SOURCES: for `protect --source` before that."""
+    try:
+        configured = read_source(source, "")
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+    async def register(connection: asyncpg.Connection) -> None:
+        order = configured.source.capabilities.order
+        await sources.register(connection, configured.name, configured.kind, order)
+
+    on_database(settings, register)
+    click.echo(f"{configured.name} is known: {configured.kind}")
 
 
 @source.command()

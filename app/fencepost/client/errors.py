@@ -7,6 +7,7 @@
         ├── TokenRequired       FP003  no token on a protected table
         ├── WrongTokenSource    FP008  the mark comes from another token source
         ├── UnissuedToken       FP018  the table's source has never issued this token
+        ├── SourceFailed        FP025  the lock service refused, and will again
         ├── LockHeld            FP011  somebody else holds the lock, and the wait is over
         ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
         ├── Forbidden           403    FP005 unprotected table, or no privilege
@@ -136,6 +137,10 @@ class WrongTokenSource(ApiError):
     """The resource's mark comes from another token source (FP008)."""
 
 
+class SourceFailed(ApiError):
+    """The lock service answered, and would not do what was asked (FP025). Trying again does not help."""
+
+
 class UnissuedToken(ApiError):
     """The table's token source has never issued this token (FP018)."""
 
@@ -237,6 +242,7 @@ _BY_CODE: Final[dict[str, type[ApiError]]] = {
     "FP012": LeaseLost,
     "FP013": OutcomeUnknown,
     "FP018": UnissuedToken,
+    "FP025": SourceFailed,
 }
 _BY_STATUS: Final[dict[int, type[ApiError]]] = {
     400: BadRequest,

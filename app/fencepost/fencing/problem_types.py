@@ -275,7 +275,7 @@ DATABASE_REFUSED: Final = ProblemType(
     "The detail is the database's own message.",
 )
 SOURCE_UNAVAILABLE: Final = ProblemType(
-    "FP019",
+    "FP024",
     503,
     "source-unavailable",
     "The lock service cannot be asked",
@@ -285,7 +285,7 @@ SOURCE_UNAVAILABLE: Final = ProblemType(
     retryable=True,
 )
 SOURCE_FAILED: Final = ProblemType(
-    "FP020",
+    "FP025",
     502,
     "source-failed",
     "The lock service refused",

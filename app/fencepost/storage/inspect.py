@@ -10,6 +10,7 @@ from fencepost.storage import migrate
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.catalog_load import BOUND, api_name
 from fencepost.storage.connection import Connection
+from fencepost.storage.owner import RELATIONS
 from fencepost.storage.protect_check import CONSTRAINT
 from fencepost.storage.protect_table import PREFIX
 
@@ -111,9 +112,8 @@ async def examine_server(connection: Connection) -> list[Finding]:
     if strays := await connection.fetchval(
         """SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencepost'::regnamespace
            AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
-           AND c.relname NOT IN ('protected', 'marks', 'floors', 'alembic_version', 'locks', 'leases', 'draws',
-                                 'gateways', 'waiters', 'generations', 'live_waiters', 'break_glass_log',
-                                 'idempotency')"""
+           AND c.relname <> ALL ($1::text[])""",
+        list(RELATIONS),
     ):
         findings.append(
             Finding(

@@ -6,7 +6,6 @@ would make every later reader of the table wait behind it.
 """
 
 import asyncio
-import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +13,7 @@ import asyncpg
 
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
+from fencepost.storage import sources
 from fencepost.storage.catalog import BUILTIN, EXTERNAL
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
@@ -74,9 +74,6 @@ class Plan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
-SOURCE_NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
-
-
 async def plan_protect(
     connection: Connection,
     table: str,
@@ -97,7 +94,7 @@ async def plan_protect(
     source = source or (now.source if now else "external")
     keyed = requires_key if requires_key is not None else now is not None and now.requires_key
     verifies = verify if verify is not None else now is not None and now.verify and now.source == source
-    require_source(target, source, verify=verifies)
+    await require_source(connection, target, source, verify=verifies)
     if template := scope if scope is not None else now.scope if now else None:
         scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source)
         scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies)
@@ -112,11 +109,16 @@ async def plan_protect(
     return Plan(target.name, statements, [ddl.validate()])
 
 
-def require_source(target: Target, source: str, *, verify: bool) -> None:
-    """Refuse names that no source can have, and --verify where there is nothing to ask. Raises ProtectError."""
-    if not SOURCE_NAME.fullmatch(source):
+async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
+    """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
+    known = [BUILTIN, EXTERNAL, *(each.name for each in await sources.known(connection))]
+    if source not in known:
         raise ProtectError(
-            target.name, [f"{source!r} is no name of a source: a letter, and then at most 31 of a-z, 0-9 and _."]
+            target.name,
+            [
+                f"there is no source {source}; known are {', '.join(known)}.",
+                "A gateway that has it in FENCEPOST_SOURCES makes it known, or `fencepost source add NAME=URL`.",
+            ],
         )
     if verify and source in (BUILTIN, EXTERNAL):
         raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
