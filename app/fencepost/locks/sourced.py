@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.hold_keeper import HoldKeeper
 from fencepost.locks.postgres import Attempted, Claim, LeaseLimits, Overtaken
 from fencepost.locks.source import MOST_NATIVE, Holder, Source
@@ -156,7 +156,7 @@ class SourceLocks:
         if not self.source.capabilities.verifies:
             return False
         before = await self._grants.state("")
-        number = token - (before.generation << sources.GENERATION_BITS)
+        number = token - (before.generation << GENERATION_BITS)
         if not 0 < number <= MOST_NATIVE or not await self.source.issued(number):
             return False
         await self._grants.ask(lambda c: sources.verified(c, self.name, token))

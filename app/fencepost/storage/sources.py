@@ -8,10 +8,9 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.token import GENERATION_BITS
 from fencepost.storage.connection import Connection
 from fencepost.storage.leases import LockState, LostLease
-
-GENERATION_BITS: Final = 48
 
 
 def _time(expression: str) -> str:
@@ -88,7 +87,8 @@ class Known:
         """Say it in one phrase."""
         if self.frozen is not None:
             return f"frozen at generation {self.generation}: {self.frozen}"
-        return f"generation {self.generation}, issued {self.issued or 'none'}"
+        number = self.issued - (self.generation << GENERATION_BITS)
+        return f"generation {self.generation}, " + (f"issued {self.issued}" if number else "nothing issued yet")
 
 
 async def known(connection: Connection) -> list[Known]:
