@@ -75,6 +75,20 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
     await story.tell("dedupe")
 
 
+async def test_writes_under_tokens_that_were_granted_before_go_on(story: Story) -> None:
+    await story.tell("protect")
+    wanted = {"source": "redis", "lock": "invoices/inv-7", "tokens": 2}
+    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=30) as http:
+        tokens = (await http.post("/v1/leases", json=wanted)).raise_for_status().json()["tokens"]
+        await story.run("redis-cli FLUSHALL")
+        assert (await http.post("/v1/leases", json=wanted)).json()["code"] == "FP015"
+        answers = [
+            await http.patch("/v1/data/invoices/inv-7", json={"state": "sent"}, headers={"X-Fence-Token": token})
+            for token in (tokens[1], tokens[0])
+        ]
+    assert [answer.status_code for answer in answers] == [200, 409]
+
+
 async def test_a_table_with_marks_of_another_source_needs_a_bump_first(story: Story) -> None:
     """As the page says at its end; otherwise a new counter looks like one that went back."""
     await story.run(
