@@ -38,6 +38,8 @@ class EtcdBench:
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
         self.url = f"etcd://{','.join(self.endpoints)}"
         self.nodes = []
+        self._cluster = ("--initial-cluster", cluster)
+        self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
         for n, (client, peer) in enumerate(ports):
             mine, others = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
             command = [
@@ -47,6 +49,10 @@ class EtcdBench:
             ]
             node = Server(command, directory / f"n{n}.log", lambda client=client: _healthy(client))  # type: ignore[misc]
             self.nodes.append(node)
+
+    def identity(self, n: int) -> Sequence[str]:
+        """Say which node it is, for `etcdctl snapshot restore`."""
+        return ("--name", f"n{n}", "--initial-advertise-peer-urls", self._peers[n], *self._cluster)
 
     def start(self) -> None:
         for node in self.nodes:
@@ -97,16 +103,20 @@ class EtcdBench:
 
     async def ctl(self, *command: str, endpoints: Sequence[str] | None = None) -> dict[str, Any]:
         """Run etcdctl and return what it says, as JSON."""
+        answer: dict[str, Any] = json.loads(await self.ctl_text("--write-out=json", *command, endpoints=endpoints))
+        return answer
+
+    async def ctl_text(self, *command: str, endpoints: Sequence[str] | None = None) -> str:
+        """Run etcdctl and return what it says."""
         process = await asyncio.create_subprocess_exec(
-            *("etcdctl", f"--endpoints={','.join(endpoints or self.endpoints)}", "--write-out=json", *command),
+            *("etcdctl", f"--endpoints={','.join(endpoints or self.endpoints)}", *command),
             env={"ETCDCTL_API": "3"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         told, wrong = await process.communicate()
         assert process.returncode == 0, f"etcdctl {command}: {wrong.decode()}"
-        answer: dict[str, Any] = json.loads(told)
-        return answer
+        return told.decode()
 
     async def leader(self) -> int:
         """Find out which node leads, once one does."""

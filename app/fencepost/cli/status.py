@@ -16,11 +16,13 @@ from fencepost.storage import (
     inspect_triggers,
     leases,
     pruning,
+    sources,
 )
 from fencepost.storage.inspect import Finding, Protected
 from fencepost.storage.inspect_glass import GlassUse
 from fencepost.storage.leases import LockState
 from fencepost.storage.pruning import Size
+from fencepost.storage.sources import Known
 
 from .database import on_database
 from .options import settings_options
@@ -43,6 +45,7 @@ class _Seen:
     sizes: list[Size]
     floors: list[tuple[str, int]]
     broken_glass: list[GlassUse]
+    sources: list[Known]
 
 
 async def _look(connection: asyncpg.Connection) -> _Seen:
@@ -53,6 +56,7 @@ async def _look(connection: asyncpg.Connection) -> _Seen:
         await pruning.counted(connection),
         await pruning.raised_floors(connection),
         await inspect_glass.newest_uses(connection, _MOST_USES),
+        await sources.known(connection),
     )
 
 
@@ -72,6 +76,8 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps(_as_json(seen), indent=2, ensure_ascii=False))
         return
     _print_tables(seen)
+    for source in seen.sources:
+        click.echo(f"source {source.name}: {source.describe()}")
     if seen.locks:
         click.echo()
         _print_table(_LOCKS, [_lock(state) for state in seen.locks])
@@ -116,6 +122,7 @@ def _as_json(seen: _Seen) -> dict[str, object]:
             }
             for state in seen.locks
         ],
+        "sources": [{**asdict(each), "issued": str(each.issued)} for each in seen.sources],
         "broken_glass": [asdict(each) for each in seen.broken_glass],
     }
 

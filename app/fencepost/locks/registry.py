@@ -41,7 +41,7 @@ FromUrl = Callable[[str, Surroundings], Source]
 
 def make(url: str, surroundings: Surroundings) -> Source:
     """Make the source that a URL names, not opened yet. Raises SourceConfigError."""
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
     if (kind := KINDS.get(scheme)) is not None:
         module, extra = kind
         try:
@@ -54,6 +54,14 @@ def make(url: str, surroundings: Surroundings) -> Source:
             ) from error
         return from_url(url, surroundings)
     return _third_party(scheme)(url, surroundings)
+
+
+def scheme_of(url: str) -> str:
+    """Give a URL's scheme. Raises SourceConfigError, without the URL: there may be a password in it."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        raise SourceConfigError("the URL cannot be read") from None
 
 
 def _third_party(scheme: str) -> FromUrl:
