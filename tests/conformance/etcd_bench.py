@@ -1,10 +1,11 @@
 """etcd, one node or a cluster, with a minimum TTL of one second. What is put or read past Fencepost goes by etcdctl."""
 
 import asyncio
+import functools
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.interleave import eventually
-from tests.servers import Server, free_port
+from tests.servers import Server, free_port, listens
 
 # The least TTL is one and a half election timeouts, in whole seconds.
 TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")
@@ -33,19 +34,29 @@ class EtcdBench:
     name = "etcd"
     dsn = ""
 
-    def __init__(self, directory: Path, ports: Sequence[tuple[int, int]], extra: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self, directory: Path, ports: Sequence[tuple[int, int]], extra: Sequence[str], tls: tuple[Path, Path] | None
+    ) -> None:
+        if tls is not None:
+            cert, key = map(str, tls)
+            extra = [
+                *extra,
+                *("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert),
+            ]
+        ready, web = (_healthy, "http") if tls is None else (listens, "https")
         cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
-        self.url = f"etcd://{','.join(self.endpoints)}"
+        self.url = f"{'etcd' if tls is None else 'etcds'}://{','.join(self.endpoints)}"
         self.nodes = []
         for n, (client, peer) in enumerate(ports):
-            mine, others = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+            mine, others = f"{web}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
             command = [
-                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS, *extra.get(n, ())),
+                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS),
                 *("--listen-client-urls", mine, "--advertise-client-urls", mine),
                 *("--listen-peer-urls", others, "--initial-advertise-peer-urls", others, "--initial-cluster", cluster),
+                *extra,
             ]
-            node = Server(command, directory / f"n{n}.log", lambda client=client: _healthy(client))  # type: ignore[misc]
+            node = Server(command, directory / f"n{n}.log", functools.partial(ready, client))
             self.nodes.append(node)
 
     def start(self) -> None:
@@ -105,7 +116,7 @@ class EtcdBench:
         )
         told, wrong = await process.communicate()
         assert process.returncode == 0, f"etcdctl {command}: {wrong.decode()}"
-        answer: dict[str, Any] = json.loads(told)
+        answer: dict[str, Any] = json.loads(told) if told.startswith(b"{") else {}  # not every command has JSON
         return answer
 
     async def leader(self) -> int:
@@ -125,12 +136,16 @@ class EtcdBench:
 
 
 @contextmanager
-def running(directory: Path, nodes: int = 1, extra: Mapping[int, Sequence[str]] | None = None) -> Iterator[EtcdBench]:
-    """Run that many nodes. `extra`: more options, by node."""
+def running(
+    directory: Path, nodes: int = 1, extra: Sequence[str] = (), tls: tuple[Path, Path] | None = None
+) -> Iterator[EtcdBench]:
+    """Run that many nodes. `extra`: more options of each. `tls`: a certificate and its key,
+    for both sides.
+    """
     for program, package in {"etcd": "etcd-server", "etcdctl": "etcd-client"}.items():
         if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
             pytest.skip(f"no {program}: apt-get install {package}")
-    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra or {})
+    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra, tls)
     try:
         bench.start()
         yield bench

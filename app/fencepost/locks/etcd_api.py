@@ -171,7 +171,7 @@ class Api:
                         answer = await self._post(at, path, body)
                 except httpx.ConnectError as error:
                     why = error
-                except (httpx.TransportError, TimeoutError, _UnreadyError) as error:
+                except (httpx.HTTPError, OSError, _UnreadyError) as error:  # SSLError and TimeoutError are OSErrors
                     somebody, why = True, error
                 else:
                     if endpoint is None:
@@ -214,7 +214,7 @@ class Api:
                         return True
                     if result.get("canceled"):
                         return False
-        except (httpx.TransportError, orjson.JSONDecodeError):
+        except (httpx.HTTPError, OSError, orjson.JSONDecodeError):
             # What is wrong there the look says, that comes next and has errors of its own.
             self._current = (at + 1) % len(self.where.endpoints)
         return False
