@@ -1,10 +1,11 @@
-"""etcd, one node or a cluster, with a minimum TTL of one second. What is put or read past Fencepost goes by etcdctl."""
+"""etcd, one node or a cluster, with a minimum TTL of one second. Operators' commands go by etcdctl."""
 
 import asyncio
 import functools
 import json
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,11 +101,15 @@ class EtcdBench:
         """What `etcdctl lock` calls a lock of Fencepost's, as docs/sources/etcd.md says."""
         return PREFIX + lock.replace("%", "%25").replace("/", "%2F")
 
-    async def keys(self, lock: str) -> list[dict[str, Any]]:
+    async def keys(self, lock: str) -> list[dict[str, int]]:
         """List the keys of a lock, oldest first."""
-        shown = await self.ctl("get", "--prefix", "--sort-by=CREATE", f"{self.lock_name(lock)}/")
-        found: list[dict[str, Any]] = shown.get("kvs", [])
-        return found
+        folder = f"{self.lock_name(lock)}/".encode()
+        asked = {"key": b64encode(folder).decode(), "range_end": b64encode(folder[:-1] + b"0").decode()}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            url = f"http://{self.endpoints[0]}/v3/kv/range"
+            answer = (await client.post(url, json={**asked, "sort_target": "CREATE"})).json()
+        numbers = ("create_revision", "mod_revision", "lease")
+        return [{number: int(key.get(number, 0)) for number in numbers} for key in answer.get("kvs", ())]
 
     async def ctl(self, *command: str, endpoints: Sequence[str] | None = None) -> dict[str, Any]:
         """Run etcdctl and return what it says, as JSON."""

@@ -245,6 +245,7 @@ async def test_a_request_whose_answer_got_lost_is_asked_again_and_done_once(
     assert len(await node.keys(lock)) == 1
     await spied.release(lock, grant.handle)
     assert not left, "it was lost once"
+    assert len(api.leases) == 2, "nothing was begun anew"
     assert await node.keys(lock) == []
     again = await granted(source, lock, wait_s=0)
     assert again.tokens > grant.tokens

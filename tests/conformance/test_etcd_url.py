@@ -7,10 +7,10 @@ import pytest
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import granted
 
-from fencepost.locks.etcd import from_url
-from fencepost.locks.etcd_api import RefusedError, target
+from fencepost.locks.etcd import EtcdSource, from_url
+from fencepost.locks.etcd_api import Api, RefusedError, target
 from fencepost.locks.registry import Surroundings, make
-from fencepost.locks.source import SourceConfigError, SourceUnavailableError
+from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,22 @@ async def signed(bench: EtcdBench) -> None:
         await bench.ctl(*command.split())
 
 
+class Forgetful(Api):
+    def forget(self) -> None:
+        """Go on with a session that etcd does not know."""
+        self._token = "unknown.1"
+
+
 async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
     with running(tmp_path_factory.mktemp("auth")) as bench:
         (place,) = bench.endpoints
-        source = make(f"etcd://gate:secret@{place}", Surroundings("locks", ""))
+        api = Forgetful(target(f"etcd://gate:secret@{place}", "locks"))
+        source: Source = EtcdSource(api)
         await source.open()
         before = await granted(source, "a/b", ttl_ms=60_000)  # nobody asks for a password yet
         await signed(bench)
         assert await source.renew("a/b", before.handle, 60_000) is True
-        await bench.crash()
-        await bench.restart()  # which has forgotten all sessions
+        api.forget()
         assert await source.mint("a/b", before.handle, 1) is not None
         await source.release("a/b", before.handle)
         assert await source.inspect("a/b") is None
