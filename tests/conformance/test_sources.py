@@ -236,6 +236,7 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(ask: Asking, ano
         waiters.append(asyncio.create_task(wait(number, await another())))
 
         async def queued(count: int = number + 1) -> bool:
+            assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is True
             return await ask.bench.waiting(lock) == count
 
         await eventually(queued, what=f"{number + 1} waiters")

@@ -59,14 +59,12 @@ def etcd_service(tmp_path: Path) -> Iterator[Restorable]:
     with etcd_bench.running(tmp_path) as bench:
 
         async def save() -> None:
-            await bench.ctl_text("snapshot", "save", snapshot)
+            await bench.ctl("snapshot", "save", snapshot)
 
         async def restore() -> None:
             await bench.crash()
             shutil.rmtree(tmp_path / "n0")
-            await bench.ctl_text(
-                "snapshot", "restore", snapshot, "--data-dir", str(tmp_path / "n0"), *bench.identity(0)
-            )
+            await bench.ctl("snapshot", "restore", snapshot, "--data-dir", str(tmp_path / "n0"), *bench.identity(0))
             await bench.restart()
 
         yield Restorable(bench.url, save, restore)
