@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running, said
 from tests.cutting_proxy import cutting_proxy
@@ -217,30 +217,26 @@ async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Ope
 
 
 async def test_a_lost_session_is_lost_locks_and_a_new_session(
-    zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
+    zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
-    grant = await granted(source, lock)
-    other = await open_source()
-    theirs = await granted(other, f"{lock}/theirs")
-    waiter = asyncio.create_task(granted(source, f"{lock}/theirs"))
-    await queued(zookeeper, f"{lock}/theirs", 2)
-    await asyncio.to_thread(end_session_of, source, zookeeper.port)
-    assert await source.renew(lock, grant.handle, 1000) is False
-    assert await source.mint(lock, grant.handle, 1) is None
-    await source.release(lock, grant.handle)
-    assert (await granted(other, lock)).tokens > grant.tokens
-    assert not waiter.done()
-    await other.release(f"{lock}/theirs", theirs.handle)
-    assert (await waiter).tokens > theirs.tokens, "it queues again, in the new session"
-
-
-def end_session_of(source: ZooKeeperSource, port: int) -> None:
-    """End a session as its timeout would: by a second client that closes it."""
-    ours = source._session._client  # noqa: SLF001 - nobody else knows the session's password
-    other = KazooClient(f"127.0.0.1:{port}", client_id=ours.client_id)
-    other.start(timeout=30)
-    other.stop()
-    other.close()
+    async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
+        source, other = await open_source(url, session_s=1), await open_source()
+        grant = await granted(source, lock)
+        theirs = await granted(other, f"{lock}/theirs")
+        waiter = asyncio.create_task(granted(source, f"{lock}/theirs"))
+        await queued(zookeeper, f"{lock}/theirs", 2)
+        proxy.refusing = True
+        proxy.cut_all()
+        successor = await granted(other, lock)
+        assert successor.tokens > grant.tokens
+        proxy.refusing = False
+        assert await source.renew(lock, grant.handle, 1000) is False
+        assert await source.mint(lock, grant.handle, 1) is None
+        await source.release(lock, grant.handle)
+        assert await other.renew(lock, successor.handle, 1000) is True
+        assert not waiter.done()
+        await other.release(f"{lock}/theirs", theirs.handle)
+        assert (await waiter).tokens > theirs.tokens, "it queues again, in the new session"
 
 
 async def test_a_create_whose_answer_was_lost_blocks_nobody(
@@ -259,21 +255,33 @@ async def test_a_create_whose_answer_was_lost_blocks_nobody(
         assert len(await zookeeper.children(lock)) == 1
 
 
-async def test_what_was_given_up_is_removed_later(zookeeper: ZooKeeperBench, open_source: Open, lock: str) -> None:
+async def test_a_create_that_was_given_up_is_removed_later(
+    zookeeper: ZooKeeperBench, open_source: Open, lock: str
+) -> None:
     """The session lives on, so nothing else would remove it."""
     source = await open_source(session_s=30)
-    held = await granted(source, f"{lock}/held")
+    await source.release(lock, (await granted(source, lock)).handle)  # so that the lock's node is there
     await zookeeper.pause()
     try:
         with pytest.raises(SourceUnavailableError):
             await acquire(source, lock)
-        with pytest.raises(SourceUnavailableError):
-            await source.release(f"{lock}/held", held.handle)
     finally:
         await zookeeper.resume()
-    other = await open_source(session_s=30)
-    await granted(other, lock)
-    await granted(other, f"{lock}/held")
+    await granted(await open_source(session_s=30), lock)
+
+
+async def test_a_release_that_could_not_be_said_is_said_later(
+    zookeeper: ZooKeeperBench, open_source: Open, lock: str
+) -> None:
+    async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
+        source = await open_source(url, session_s=30)
+        grant = await granted(source, lock)
+        proxy.refusing = True
+        proxy.cut_all()
+        with pytest.raises(SourceUnavailableError, match="no connection"):
+            await source.release(lock, grant.handle)
+        proxy.refusing = False
+        assert await granted(await open_source(session_s=30), lock)
 
 
 async def test_a_cancelled_acquire_that_is_not_answered_leaves_nothing(
@@ -330,10 +338,25 @@ async def test_a_closed_source_says_so(open_source: Open, lock: str) -> None:
         await acquire(source, lock)
 
 
+async def test_a_waiter_is_told_when_its_source_is_closed(
+    zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
+) -> None:
+    grant = await granted(await open_source(), lock)
+    waiter = asyncio.create_task(acquire(source, lock, LONG))
+    await queued(zookeeper, lock, 2)
+    await source.close()
+    with pytest.raises(SourceUnavailableError, match="closed"):
+        await waiter
+    assert await zookeeper.children(lock) == [json.loads(grant.handle)["node"]]
+
+
 # Permissions, doctor, numbers
 
 
-async def test_nodes_of_a_source_with_credentials_are_its_own(zookeeper: ZooKeeperBench, open_source: Open) -> None:
+async def test_nodes_of_a_source_with_credentials_are_its_own(
+    zookeeper: ZooKeeperBench, open_source: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     ours = f"zookeeper://us:se%40cret@127.0.0.1:{zookeeper.port}/with/credentials"
     source = await open_source(ours)
     grant = await granted(source, "it")
@@ -345,6 +368,7 @@ async def test_nodes_of_a_source_with_credentials_are_its_own(zookeeper: ZooKeep
     assert not isinstance(error.value, SourceUnavailableError)
     with pytest.raises(SourceError, match="no permission"):
         await stranger.mint("it", grant.handle, 1)
+    assert "se@cret" not in caplog.text
     acls, _ = await asyncio.to_thread(client_acls, zookeeper.port)
     assert acls == [make_digest_acl("us", "se@cret", all=True)]
 
