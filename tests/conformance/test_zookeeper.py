@@ -183,6 +183,24 @@ async def test_each_waiter_watches_the_one_before_it_and_a_mint_wakes_nobody(
     await queued(zookeeper, lock, 1)
 
 
+async def test_who_leaves_the_queue_takes_nobody_along(
+    zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str
+) -> None:
+    grant = await granted(source, lock)
+    waiter = asyncio.create_task(granted(source, lock))
+    await queued(zookeeper, lock, 2)
+    places = set(await zookeeper.children(lock))
+    assert await acquire(source, lock) == Holder("us")
+    leaver = asyncio.create_task(granted(source, lock))
+    await queued(zookeeper, lock, 3)
+    leaver.cancel()
+    await asyncio.wait([leaver])
+    assert set(await zookeeper.children(lock)) == places
+    assert await source.renew(lock, grant.handle, 1000) is True
+    await source.release(lock, grant.handle)
+    assert await waiter
+
+
 async def watches(zookeeper: ZooKeeperBench) -> int:
     found = re.search(r"zk_watch_count\t(\d+)", await asyncio.to_thread(said, zookeeper.port, "mntr"))
     assert found is not None
