@@ -25,6 +25,7 @@ from fencepost.storage.pruning import Size
 from fencepost.storage.sources import Known
 
 from .database import on_database
+from .doctor_sources import configured_sources, examine_sources
 from .options import settings_options
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
@@ -157,9 +158,12 @@ def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 
 
 @click.command()
-@settings_options("database_url", "data_dir")
+@settings_options("database_url", "data_dir", "sources")
 def doctor(settings: Settings) -> None:
-    """Say what is amiss: server, schema, and every protected table. Exit code 1 when there is an error."""
+    """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
+    when there is an error.
+    """
+    configured = configured_sources(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspect.examine_server(connection)
@@ -170,6 +174,7 @@ def doctor(settings: Settings) -> None:
             findings += await inspect_tokens.examine_tokens(connection)
             findings += await inspect_origin.examine_origin(connection)
             findings += await inspect.examine_privileges(connection)
+            findings += await examine_sources(connection, configured)
         return findings
 
     findings = on_database(settings, look, migrated=False)
