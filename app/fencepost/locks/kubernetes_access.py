@@ -85,6 +85,8 @@ class Server:
                 verify=self._tls(),
                 proxy=self.configuration.proxy or None,
                 trust_env=False,
+                # managedFields of a Lease name who wrote it by this.
+                headers={"User-Agent": "fencepost"},
                 timeout=REQUEST_TIMEOUT,
                 # Everybody who waits for a lock has a connection that waits for its event.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
