@@ -358,6 +358,25 @@ async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leas
     assert leases.get(LOCK)["metadata"]["managedFields"][0]["manager"] == "fencepost"
 
 
+async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make()
+    assert await source.advice() == []
+
+    async def old() -> dict[str, Any]:
+        return {"major": "1", "minor": "29+", "gitVersion": "v1.29.4-eks-036c24b"}
+
+    async def high() -> int:
+        return 2**47 + 1
+
+    monkeypatch.setattr(api_of(source), "version", old)
+    monkeypatch.setattr(api_of(source), "counter", high)
+    version, counter = await source.advice()
+    assert version.startswith("Kubernetes v1.29.4-eks-036c24b does not promise")
+    assert counter.startswith("the cluster's resourceVersion is 140737488355329")
+
+
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.yaml")))
 def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, file: str) -> None:
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fencepost"}})

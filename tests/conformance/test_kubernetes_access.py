@@ -1,7 +1,9 @@
 """How the source on Kubernetes finds its API server and says who it is; what it says when it may not."""
 
+import asyncio
 import copy
 import json
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +17,7 @@ from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 from tests.kube.manifests import object_of, objects
 from tests.servers import free_port
 
+from fencepost.locks import kubernetes_api
 from fencepost.locks.kubernetes import KubernetesLeases, from_url
 from fencepost.locks.kubernetes_api import VERBS
 from fencepost.locks.registry import Surroundings
@@ -267,6 +270,67 @@ async def test_an_address_where_nobody_listens(make: Make, kube: Cluster) -> Non
     with pytest.raises(SourceUnavailableError, match=f"https://127.0.0.1:{port} cannot be asked") as error:
         await acquired(make(f"kubernetes://kubeconfig?file={config}"))
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "told"),
+    [
+        ("200 OK", "<html>", SourceError, "no Kubernetes API server"),
+        ("200 OK", "{}", SourceError, "with no Lease"),
+        ("200 OK", "[]", SourceError, "no Kubernetes API server"),
+        ("302 Found", "", SourceError, "refused with 302"),
+        ("400 Bad Request", '{"message": "so bad"}', SourceError, "refused with 400: so bad"),
+        ("401 Unauthorized", "", SourceError, "renew the credentials of the kubeconfig"),
+        ("429 Too Many Requests", "", SourceUnavailableError, "answered 429: Too Many Requests"),
+        ("500 Internal Server Error", "", SourceUnavailableError, "answered 500"),
+        ("nonsense", "", SourceUnavailableError, "cannot be asked"),
+    ],
+)
+async def test_each_answer_of_a_server_has_its_error(
+    make: Make, tmp_path: Path, status: str, body: str, error: type[SourceError], told: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(f"{head}{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        config = tmp_path / "config"
+        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        users = [{"name": "u", "user": {"token": "s3cret"}}]
+        said = {"current-context": "c", "contexts": [context], "clusters": [cluster], "users": users}
+        config.write_text(json.dumps(said))
+        with pytest.raises(SourceError, match=told) as raised:
+            await acquired(make(f"kubernetes://kubeconfig?file={config}"))
+        assert type(raised.value) is error
+        assert f"http://127.0.0.1:{port}" in str(raised.value)
+        assert "s3cret" not in str(raised.value)
+
+
+async def test_an_exec_plugin_that_hangs_holds_up_nobody_for_good(
+    make: Make, kube: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "REQUEST_TIMEOUT", 0.5)
+    hangs = {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(tmp_path / "pipe")]}
+    os.mkfifo(tmp_path / "pipe")
+    source = make(f"kubernetes://kubeconfig?file={kube.kubeconfig('hangs', {'exec': hangs})}")
+    with pytest.raises(SourceUnavailableError, match="has not answered within"):
+        await acquired(source)
+    said = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": ADMIN}}
+    (tmp_path / "pipe").write_text(json.dumps(said))
+
+    async def done() -> bool:
+        try:
+            return isinstance(await acquired(source, "after a while"), Grant)
+        except SourceUnavailableError:
+            return False
+
+    await eventually(done, what="the plugin's token")
 
 
 @pytest.mark.parametrize(
