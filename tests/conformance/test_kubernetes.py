@@ -150,6 +150,17 @@ async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
     assert drawn == sorted(set(drawn))
 
 
+async def test_a_token_is_the_resource_version_that_its_own_update_drew(make: Make, leases: Leases) -> None:
+    source = make()
+    for count in (1, 3):
+        grant = await granted(source, tokens=count, ttl_ms=30_000)
+        assert str(grant.tokens[-1]) == leases.get(LOCK)["metadata"]["resourceVersion"]
+        minted = await source.mint(LOCK, grant.handle, count)
+        assert minted is not None
+        assert str(minted[-1]) == leases.get(LOCK)["metadata"]["resourceVersion"]
+        await source.release(LOCK, grant.handle)
+
+
 @pytest.mark.parametrize("time", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z", None])
 async def test_times_in_a_lease_decide_nothing(make: Make, leases: Leases, time: str | None) -> None:
     source = make()

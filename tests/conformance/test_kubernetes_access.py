@@ -17,7 +17,7 @@ from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 from tests.kube.manifests import object_of, objects
 from tests.servers import free_port
 
-from fencepost.locks import kubernetes_api
+from fencepost.locks import kubernetes_access, kubernetes_api
 from fencepost.locks.kubernetes import KubernetesLeases, from_url
 from fencepost.locks.kubernetes_api import VERBS
 from fencepost.locks.registry import Surroundings
@@ -310,6 +310,33 @@ async def test_each_answer_of_a_server_has_its_error(
         assert type(raised.value) is error
         assert f"http://127.0.0.1:{port}" in str(raised.value)
         assert "s3cret" not in str(raised.value)
+
+
+async def test_a_request_that_is_cancelled_in_its_tls_handshake_leaves_no_connection(
+    make: Make, kube: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_access, "REQUEST_TIMEOUT", 0.3)
+    greeted, gone = asyncio.Event(), asyncio.Event()
+
+    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        greeted.set()
+        while await reader.read(1000):
+            pass
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as server:
+        config = kube.kubeconfig("silent", {"token": ADMIN})
+        port = server.sockets[0].getsockname()[1]
+        config.write_text(config.read_text().replace(f":{kube.port}", f":{port}"))
+        asking = asyncio.create_task(acquired(make(f"kubernetes://kubeconfig?file={config}")))
+        await greeted.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(5):
+            await gone.wait()
 
 
 async def test_an_exec_plugin_that_hangs_holds_up_nobody_for_good(
