@@ -366,7 +366,7 @@ async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leas
     assert await source.renew(LOCK, grant.handle, 30_000) is True
     await source.release(LOCK, grant.handle)
     assert leases.get(LOCK)["metadata"]["annotations"] == {"fencepost/lock": LOCK, "somebody/elses": "kept"}
-    assert leases.get(LOCK)["metadata"]["managedFields"][0]["manager"] == "fencepost"
+    assert "fencepost" in {one["manager"] for one in leases.get(LOCK)["metadata"]["managedFields"]}
 
 
 async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
