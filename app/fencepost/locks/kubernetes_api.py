@@ -64,7 +64,7 @@ class Api:
 
     async def get(self, name: str) -> Lease | None:
         """Read a Lease as it is now. None: there is none. Raises SourceError."""
-        answer = await self._ask("GET", f"/{name}")
+        answer = await self._ask("GET", name)
         if answer.status_code == NOT_FOUND:
             return None
         return self._lease(answer, "get", name)
@@ -79,7 +79,7 @@ class Api:
     async def update(self, lease: dict[str, Any]) -> Lease | None:
         """Update a Lease that is still the one that was read. None: it is another one, or gone. Raises SourceError."""
         metadata = lease["metadata"]
-        answer = await self._ask("PUT", f"/{metadata['name']}", body=lease)
+        answer = await self._ask("PUT", metadata["name"], body=lease)
         if answer.status_code in {CONFLICT, NOT_FOUND}:
             return None
         written = self._lease(answer, "update", metadata["name"])
@@ -129,7 +129,7 @@ class Api:
                 return await self._event(answer, name)
             finally:
                 await answer.aclose()
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     async def _event(self, answer: httpx.Response, name: str) -> bool:
@@ -147,33 +147,26 @@ class Api:
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask what is no Lease; for `doctor`. Raises SourceError."""
-        return self._accepted(await self._ask("POST", path, body=body, absolute=True), "create", path)
+        return self._accepted(await self._ask("POST", path, body=body), "create", path)
 
     async def version(self) -> dict[str, Any]:
         """Return what the API server says about itself. Raises SourceError."""
-        return self._accepted(await self._ask("GET", "/version", absolute=True), "get", "/version")
+        return self._accepted(await self._ask("GET", "/version"), "get", "/version")
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        body: dict[str, Any] | None = None,
-        absolute: bool = False,
+        self, method: str, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> httpx.Response:
-        """Send one request, and return its answer unless it says that the server cannot be asked."""
+        """Send one request, and return its answer unless it says that the server cannot be asked. `path`: a Lease's
+        name, empty for all of them, or what begins with a slash.
+        """
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 server, client = await self._connected()
                 for last in (False, True):
+                    url = path if path.startswith("/") else f"{self._path(server)}/{path}".rstrip("/")
+                    headers, extensions = await server.headers(), _sni(server)
                     request = client.build_request(
-                        method,
-                        path if absolute else self._path(server) + path,
-                        params=params,
-                        json=body,
-                        headers=await server.headers(),
-                        extensions=_sni(server),
+                        method, url, params=params, json=body, headers=headers, extensions=extensions
                     )
                     answer = await self._sent(client, request)
                     if answer.status_code != _UNAUTHORIZED or last:
