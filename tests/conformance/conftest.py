@@ -16,7 +16,7 @@ from tests.conformance.bench import Bench, opened
 
 from fencepost.locks.source import Grant, Holder, Source
 
-BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
+BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes", "kubernetes_shim")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
 
 _numbers = itertools.count(1)
