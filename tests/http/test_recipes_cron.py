@@ -83,7 +83,7 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
             FENCEPOST_DATABASE_URL=machines.database,
         )
         command = command.replace("--claim ", "")
-    short = command.replace("--no-wait", "--no-wait --ttl 1.5")  # the pause need not last
+    short = command.replace("--no-wait", "--no-wait --ttl 3")  # the pause need not last
     async with machines.machine("one", short, waits=True) as one:
         await one.is_about_to_write()
         one.pause_lock()
@@ -112,7 +112,7 @@ async def test_a_claim_alone_refuses_the_paused_machine_before_anything_was_writ
     machines: Machines, http: httpx.AsyncClient, connect: Connect
 ) -> None:
     """As the page's table says: "has written or not"."""
-    short = line(machines).replace("--no-wait", "--no-wait --ttl 1.5")
+    short = line(machines).replace("--no-wait", "--no-wait --ttl 3")
     async with machines.machine("one", short, waits=True) as one:
         await one.is_about_to_write()
         one.pause_lock()
