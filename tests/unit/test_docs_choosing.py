@@ -103,7 +103,7 @@ def test_each_row_of_claims_has_evidence(heading: str) -> None:
 def test_the_table_of_guarantees_is_the_codes() -> None:
     orders = {"its own, ordered over all locks": "source", "its own, ordered within each": "lock"}
     promised = {
-        name.strip("`"): (
+        name[1 : name.index("]")]: (
             orders.get(tokens, "database" if tokens == "drawn in PostgreSQL" else tokens),
             {"first come, first served": True, "by chance": False}[waiters],
             ttl,
