@@ -54,7 +54,7 @@ class Round:
     busy_before: float
 
 
-async def measure(services: Services, name: str, seconds: float, handovers: int, busy_before: float) -> Round:
+async def measure(services: Services, name: str, seconds: float, times: int, busy_before: float) -> Round:
     """Measure one source."""
     url = services.urls[name]
 
@@ -67,17 +67,17 @@ async def measure(services: Services, name: str, seconds: float, handovers: int,
             return AloneClient(service, waits=waits, ttl_ms=ttl_ms)
 
         return Round(
-            gateway=await _way(over_http, seconds, handovers),
-            alone=await _way(alone, seconds, handovers),
+            gateway=await _way(over_http, seconds, times),
+            alone=await _way(alone, seconds, times),
             crashed_process_s=await _crashed_process(alone, url, services.dsn),
             crashed_client_s=await _crashed_client(over_http),
             busy_before=busy_before,
         )
 
 
-async def _way(open_client: Open, seconds: float, handovers: int) -> Way:
-    acquired, released = await _latencies(open_client, seconds)
-    handed = await _handovers(open_client, handovers)
+async def _way(open_client: Open, seconds: float, times: int) -> Way:
+    acquired, released = await latencies(open_client, seconds)
+    handed = await handovers(open_client, times)
     return Way(
         percentile(acquired, 0.5),
         percentile(acquired, 0.99),
@@ -95,7 +95,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000, 3)
 
 
-async def _latencies(open_client: Open, seconds: float) -> tuple[list[float], list[float]]:
+async def latencies(open_client: Open, seconds: float) -> tuple[list[float], list[float]]:
     """Let one client take and give one lock that nobody else wants."""
     lock, acquired, released = _new_lock(), [], []
     async with _client(open_client, waits=False) as client:
@@ -112,7 +112,7 @@ async def _latencies(open_client: Open, seconds: float) -> tuple[list[float], li
     return acquired, released
 
 
-async def _handovers(open_client: Open, times: int) -> list[float]:
+async def handovers(open_client: Open, times: int) -> list[float]:
     """Let two clients pass one lock to and fro: from the sending of a release to the waiter's having its answer."""
     lock, took = _new_lock(), []
     async with _client(open_client, waits=True) as holder, _client(open_client, waits=True) as waiter:
@@ -189,7 +189,8 @@ async def _waiting(waiter: Client, lock: str) -> AsyncIterator["asyncio.Future[f
     try:
         done, _ = await asyncio.wait([waiting], timeout=QUEUED)
         if done:
-            raise BenchmarkError(f"{lock} was granted while it was held: {waiting.exception()}")
+            waiting.result()  # raises what went wrong, if that is why it is done
+            raise BenchmarkError(f"{lock} was granted while it was held")
         yield waiting
     finally:
         waiting.cancel()

@@ -1,13 +1,14 @@
 """What a run over the token sources says, and that docs/sources.md says the same."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from benchmarks import source_report
+from benchmarks import source_measures, source_report
 from benchmarks.processes import BenchmarkError
 from benchmarks.source_clients import BUILTIN
-from benchmarks.source_measures import Round, Way, percentile
+from benchmarks.source_measures import Round, Way, handovers, latencies, percentile
 from benchmarks.source_services import KINDS
 
 from fencepost.locks.registry import KINDS as REGISTERED
@@ -67,6 +68,57 @@ def test_percentiles_are_of_what_was_measured() -> None:
     assert percentile([0.001] * 99 + [0.5], 0.99) == 500.0
     with pytest.raises(BenchmarkError):
         percentile([], 0.5)
+
+
+class LockClient:
+    """Takes and gives a lock of this process; an exclusive one, or one that everybody gets."""
+
+    def __init__(self, lock: asyncio.Semaphore, log: list[str]) -> None:
+        self._lock, self._log = lock, log
+
+    async def acquire(self, name: str) -> None:
+        await self._lock.acquire()
+        self._log.append(f"acquire {name}")
+
+    async def release(self) -> None:
+        self._lock.release()
+        self._log.append("release")
+
+    async def close(self) -> None:
+        self._log.append("close")
+
+
+async def test_a_lock_is_handed_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_measures, "QUEUED", 0.01)
+    lock, log = asyncio.Semaphore(1), list[str]()
+
+    async def open_client(_waits: bool, _ttl_ms: int) -> LockClient:
+        return LockClient(lock, log)
+
+    assert len(await handovers(open_client, 3)) == 3
+    assert [line.partition(" ")[0] for line in log] == [*["acquire", "release"] * 4, "close", "close"]
+
+
+async def test_a_lock_that_two_have_at_once_spoils_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_measures, "QUEUED", 0.01)
+    lock, log = asyncio.Semaphore(2), list[str]()
+
+    async def open_client(_waits: bool, _ttl_ms: int) -> LockClient:
+        return LockClient(lock, log)
+
+    with pytest.raises(BenchmarkError, match="was granted while it was held"):
+        await handovers(open_client, 1)
+    assert log.count("close") == 2
+
+
+async def test_each_pair_counts_once_and_the_first_ones_do_not() -> None:
+    lock, log = asyncio.Semaphore(1), list[str]()
+
+    async def open_client(_waits: bool, _ttl_ms: int) -> LockClient:
+        return LockClient(lock, log)
+
+    acquired, released = await latencies(open_client, 0.001)
+    assert len(acquired) == len(released) == log.count("release") - source_measures.WARMUP
 
 
 def test_a_page_keeps_what_is_around_the_table() -> None:
