@@ -74,14 +74,17 @@ class LockClient:
     """Takes and gives a lock of this process; an exclusive one, or one that everybody gets."""
 
     def __init__(self, lock: asyncio.Semaphore, log: list[str]) -> None:
-        self._lock, self._log = lock, log
+        self._lock, self._log, self._has_it = lock, log, False
 
     async def acquire(self, name: str) -> None:
         await self._lock.acquire()
+        self._has_it = True
         self._log.append(f"acquire {name}")
 
     async def release(self) -> None:
+        assert self._has_it, "only its holder releases a lock"
         self._lock.release()
+        self._has_it = False
         self._log.append("release")
 
     async def close(self) -> None:
