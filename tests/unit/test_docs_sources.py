@@ -22,14 +22,14 @@ URLS = {
 ORDER = {"source": "all locks", "lock": "one lock", "database": "all locks, drawn in PostgreSQL"}
 
 
-def cells(capabilities: Capabilities, extra: str) -> list[str]:
+def cells(capabilities: Capabilities, extra: str | None) -> list[str]:
     return [
         ORDER[capabilities.order],
         "yes" if capabilities.fair else "no",
         "the service" if capabilities.ttl_from_server else "the gateway that took it",
         f"{capabilities.least_ttl_ms} ms",
         "yes" if capabilities.verifies else "no",
-        "nothing" if extra == "postgres" else f"`fencepost[{extra}]`",
+        "nothing" if extra is None else f"`fencepost[{extra}]`",
     ]
 
 
