@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
-    sources: SecretStr = Field(
-        default=SecretStr(""),
+    sources: SecretStr | None = Field(
+        default=None,
         description="Lock services whose locks and tokens can be had, as NAME=URL, separated by blanks.",
     )
     max_ttl: LeaseSeconds = Field(default=3600.0, description="Longest TTL of a lease.")
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
             return ROOT_DATA
         return value.expanduser().absolute()
 
-    @field_validator("database_url", mode="before")
+    @field_validator("database_url", "sources", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value

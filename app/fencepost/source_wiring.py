@@ -38,7 +38,7 @@ def read_sources(settings: Settings) -> list[Configured]:
     """Read FENCEPOST_SOURCES. Raises StartupError, which quotes no URL: there may be a password in it."""
     found: dict[str, Configured] = {}
     dsn = settings.database_url.get_secret_value() if settings.database_url is not None else ""
-    for part in settings.sources.get_secret_value().split():
+    for part in (settings.sources.get_secret_value() if settings.sources is not None else "").split():
         each = read_source(part, dsn)
         if each.name in found:
             raise StartupError(f"FENCEPOST_SOURCES: {each.name} stands there twice")

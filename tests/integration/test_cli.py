@@ -78,7 +78,7 @@ async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, comma
         (("unprotect", "nowhere"), 1, "no such table"),
         (("protect",), 2, "Missing argument 'TABLE'"),
         (("protect", "t", "--rule", "loose"), 2, "Invalid value for '--rule'"),
-        (("protect", "t", "--source", "redis"), 2, "Invalid value for '--source'"),
+        (("protect", "t", "--source", "redis"), 1, "there is no source redis"),
         (("protect", "t", "--wait", "x"), 2, "Invalid value for '--wait'"),
         (("nonsense",), 2, "No such command"),
     ],

@@ -108,7 +108,7 @@ async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Con
 
 
 def claim_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "BUILTIN", "nobody's")
+    monkeypatch.setattr(marks, "EXTERNAL", "builtin")
 
 
 def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(
         connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
     ) -> object:
-        monkeypatch.setattr(marks, "BUILTIN", "builtin" if fence.pinned else "nobody's")
+        monkeypatch.setattr(marks, "EXTERNAL", "external" if fence.pinned else "builtin")
         return await claim_absent(connection, table, fence, key, token, resource)
 
     monkeypatch.setattr(scenarios, "claim_absent", mutant)

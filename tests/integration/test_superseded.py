@@ -82,7 +82,7 @@ async def test_a_lookup_that_fails_leaves_the_verdict_as_it_is(race: Race, harm:
 
 
 async def test_a_lookup_that_hangs_does_not_hold_the_answer(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(_connection: Connection, _token: int) -> None:
+    async def never(_connection: Connection, _token: int, _source: str) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(superseded, "issued_to", never)

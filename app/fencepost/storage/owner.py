@@ -14,8 +14,8 @@ _SCHEMA: Final = "fencepost"
 
 RELATIONS: Final = (
     "alembic_version", "break_glass_log", "draws", "floors", "gateways", "generations", "idempotency", "leases",
-    "live_waiters", "locks", "marks", "protected", "source_draws", "source_leases", "source_leases_lease_id_seq",
-    "source_log", "sources", "tickets", "tokens", "waiters",
+    "live_waiters", "locks", "marks", "protected", "source_draws", "source_leases", "source_log",
+    "sources", "tickets", "tokens", "waiters",
 )  # fmt: skip
 """The tables, views and sequences that are ours: others may have come into the schema by a search_path."""
 
