@@ -33,7 +33,7 @@ async def election(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
 async def test_the_leader_is_whoever_holds_the_elections_lock_and_its_term_the_leases_first_token(
     http: httpx.AsyncClient,
 ) -> None:
-    nobody = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
+    nobody: dict[str, Any] = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
     assert await election(http, "jobs/nightly") == nobody
     first = await elected(http, "jobs/nightly", "a", tokens=3)
     await http.post(f"/v1/leases/{first['lease_id']}/tokens", headers={"X-Lease-Secret": first["secret"]})

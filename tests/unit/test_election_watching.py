@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+from tests.interleave import eventually
 
 from fencepost.election.state import Election, Leader
 from fencepost.election.watching import Subscription, Watches
@@ -67,8 +68,11 @@ async def test_only_another_leader_is_news_and_who_comes_late_hears_the_latest(p
         polls.answers.put_nowait(renewed)
         polls.answers.put_nowait(renewed)
         assert await one.next(0) is None
-        while polls.answers.qsize():
-            await asyncio.sleep(0)
+
+        async def taken() -> bool:
+            return polls.answers.empty()
+
+        await eventually(taken, what="both answers taken")
         assert await one.next(0) is None
         async with watches.subscribe("e", polls.look) as late:
             assert await soon(late.next()) == renewed
@@ -96,8 +100,8 @@ async def test_when_it_cannot_be_told_any_more_everybodys_subscription_ends(
             assert await soon(each.next()) == led(1)
         waiting = [asyncio.create_task(each.next()) for each in (one, other)]
         await end(polls, watches)
-        for each in waiting:
-            assert isinstance(await soon(each), Problem)
+        for task in waiting:
+            assert isinstance(await soon(task), Problem)
 
 
 async def test_after_a_problem_the_next_subscriber_asks_anew(polls: Polls) -> None:

@@ -33,7 +33,7 @@ The command's environment:
 """
 
 
-class _OptionsAroundName(click.Command):
+class OptionsAroundName(click.Command):
     """Takes options before NAME and after it, up to `--` or the command's first word. The rest is the command's."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -58,7 +58,7 @@ class _OptionsAroundName(click.Command):
 
 
 @click.command(
-    cls=_OptionsAroundName,
+    cls=OptionsAroundName,
     context_settings={"allow_interspersed_args": False},
     epilog=_EXIT_CODES,
 )

@@ -76,6 +76,14 @@ class Relay:
         self._child = Child.start(command, environment, handled=self._handled, on_stop=self._stopped)
         return self._child
 
+    def forget(self) -> None:
+        """The command has ended, and we wait for the lock again: signals are ours. CancelledError if one has asked us to
+        end while the command was being ended.
+        """
+        if self._child is not None and self._child.asked_to_end:
+            self.stopped_by = self._child.asked_to_end
+        self._child = None
+
     def take_back_terminal(self) -> None:
         """Take the terminal from the command, if it has it."""
         if self._child is not None:
