@@ -111,7 +111,6 @@ async def run_under_lock(job: Job) -> Outcome:
                     await client.leader(job.election, source=job.source)
             while (outcome := await _hold(job, relay)).lost and job.again and relay.waits_again():
                 job.say(f"campaigning again for {job.election}")
-            return outcome
         except asyncio.CancelledError:
             if relay.stopped_by is None:
                 raise
@@ -121,6 +120,8 @@ async def run_under_lock(job: Job) -> Outcome:
             if code != 0 or job.verbose:
                 job.say(_told(error, job))
             return Outcome(code)
+        else:
+            return outcome
 
 
 async def _hold(job: Job, relay: Relay) -> Outcome:

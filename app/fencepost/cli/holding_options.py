@@ -113,9 +113,11 @@ class OptionsAroundName(click.Command):
     """Takes options before NAME and after it, up to `--` or the command's first word. The rest is the command's."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Show the words in the order in which they are given."""
         return ["NAME", "[OPTIONS]", "[--]", "COMMAND", "[ARGS]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move options that stand after NAME before it."""
         before, rest = self._split(ctx, args)
         if rest and before[-1:] != ["--"]:
             name, *after = rest

@@ -80,7 +80,7 @@ class Relay:
         return self._child
 
     def waits_again(self) -> bool:
-        """The command has ended, and signals are about our wait again. False: we, or it, were asked to end meanwhile."""
+        """The command has ended, and signals are about our wait again. False: we were asked to end meanwhile."""
         self._child = None
         if signal.SIGTSTP in self._handled:
             self._handled.remove(signal.SIGTSTP)
