@@ -51,7 +51,7 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run .ci/test-servers benchmarks/setup
+	$(BIN)/shellcheck .ci/run .ci/test-servers .ci/kube-apiserver benchmarks/setup
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/pytest -q tests/unit

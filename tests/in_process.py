@@ -11,10 +11,10 @@ from fencepost.wiring import create_app
 
 
 @asynccontextmanager
-async def in_process(database: str) -> AsyncIterator[httpx.AsyncClient]:
+async def in_process(database: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
     """Serve a database until the block ends."""
     handlers, level = logging.root.handlers[:], logging.root.level
-    app = create_app(Settings.model_validate({"database_url": database, "log_level": "error"}))
+    app = create_app(Settings.model_validate({"database_url": database, "log_level": "error", **settings}))
     try:
         async with (
             app.router.lifespan_context(app),

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from fencepost.gateway.core import Gateway
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import Surroundings, make, scheme_of
 from fencepost.locks.source import Source, SourceConfigError
 from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
@@ -55,8 +54,8 @@ def read_source(text: str, dsn: str) -> Configured:
             f"FENCEPOST_SOURCES: {name[:40]!r} is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, external)"
         )
     try:
-        return Configured(name, urlsplit(url).scheme, make(url, Surroundings(name, dsn)))
-    except (SourceConfigError, ValueError) as error:
+        return Configured(name, scheme_of(url), make(url, Surroundings(name, dsn)))
+    except SourceConfigError as error:
         raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
 
 

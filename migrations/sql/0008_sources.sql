@@ -87,20 +87,20 @@ BEGIN
   SELECT x.* INTO s FROM fencepost.sources x WHERE x.name = p_source;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018', MESSAGE = format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0')::text;
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source)::text;
   END IF;
   IF p_token >> 48 > s.generation THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('token %s for %s is of generation %s, and the source %s is at generation %s: it is not one of its tokens',
                        p_token, p_resource, p_token >> 48, p_source, s.generation),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text)::text,
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text, 'source', p_source)::text,
       HINT = 'Send the token as it came with the lease.';
   END IF;
   IF p_token > s.issued THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('token %s for %s was never issued, as far as is known here: none above %s of the source %s was',
                        p_token, p_resource, s.issued, p_source),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text)::text,
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text, 'source', p_source)::text,
       HINT = format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source);
   END IF;
   IF p_token < greatest(s.generation << 48, 1) AND NOT fencepost.break_glass() THEN
@@ -353,7 +353,9 @@ BEGIN
   IF raised > 32767 THEN
     RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = format('there is no generation %s: tokens end at 2^63', raised);
   END IF;
-  UPDATE fencepost.sources s SET generation = raised, frozen_at = NULL, frozen_because = NULL WHERE s.name = p_source;
+  -- Its number 0 counts as issued: so `issued` always is of the present generation.
+  UPDATE fencepost.sources s SET generation = raised, issued = raised << 48, frozen_at = NULL, frozen_because = NULL
+   WHERE s.name = p_source;
   UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), secret_hash = NULL
    WHERE x.source = p_source AND x.ended_at IS NULL;
   INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_source, 'raised', raised, p_reason);

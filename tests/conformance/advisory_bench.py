@@ -17,7 +17,7 @@ from tests.standby import new_directory
 
 from fencepost.locks.advisory import AdvisorySource, from_url
 from fencepost.locks.registry import Surroundings
-from fencepost.locks.source import Grant, Holder
+from fencepost.locks.source import Grant, Holder, Source
 from fencepost.storage.embedded import PostgresServer
 
 ROLE = "locker"
@@ -99,7 +99,7 @@ def sourced(url: str, options: str = "", dsn: str = "") -> AdvisorySource:
     return from_url(url + options, Surroundings("adv", dsn))
 
 
-async def taking(source: AdvisorySource, lock: str, *, wait_s: float = 0) -> Grant | Holder:
+async def taking(source: Source, lock: str, *, wait_s: float = 0) -> Grant | Holder:
     return await source.acquire(lock, owner="somebody", ttl_ms=60_000, tokens=1, wait_s=wait_s)
 
 

@@ -16,7 +16,7 @@ from tests.conformance.bench import Bench, opened
 
 from fencepost.locks.source import Grant, Holder, Source
 
-BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
+BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes", "kubernetes_shim")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
 
 _numbers = itertools.count(1)
@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def _bench(name: str, directory: Path) -> Iterator[Bench]:
+def start_bench(name: str, directory: Path) -> Iterator[Bench]:
+    """Run the service of this name while the block runs."""
     module = importlib.import_module(f"tests.conformance.{name}_bench")
     with module.running(directory) as bench:
         yield bench
@@ -33,7 +34,7 @@ def _bench(name: str, directory: Path) -> Iterator[Bench]:
 @pytest.fixture(scope="session", params=BENCHES)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run one source's service for the session; skips where its server is not installed."""
-    with _bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 

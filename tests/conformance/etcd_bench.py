@@ -1,10 +1,12 @@
-"""etcd, one node or a cluster, with a minimum TTL of one second. What is put or read past Fencepost goes by etcdctl."""
+"""etcd, one node or a cluster, with a minimum TTL of one second. Operators' commands go by etcdctl."""
 
 import asyncio
+import functools
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.interleave import eventually
-from tests.servers import Server, free_port
+from tests.servers import Server, free_port, listens
 
 # The least TTL is one and a half election timeouts, in whole seconds.
 TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")
@@ -33,20 +35,36 @@ class EtcdBench:
     name = "etcd"
     dsn = ""
 
-    def __init__(self, directory: Path, ports: Sequence[tuple[int, int]], extra: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self, directory: Path, ports: Sequence[tuple[int, int]], extra: Sequence[str], tls: tuple[Path, Path] | None
+    ) -> None:
+        if tls is not None:
+            cert, key = map(str, tls)
+            extra = [
+                *extra,
+                *("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert),
+            ]
+        ready, web = (_healthy, "http") if tls is None else (listens, "https")
         cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
-        self.url = f"etcd://{','.join(self.endpoints)}"
+        self.url = f"{'etcd' if tls is None else 'etcds'}://{','.join(self.endpoints)}"
         self.nodes = []
+        self._cluster = ("--initial-cluster", cluster)
+        self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
         for n, (client, peer) in enumerate(ports):
-            mine, others = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+            mine, others = f"{web}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
             command = [
-                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS, *extra.get(n, ())),
+                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS),
                 *("--listen-client-urls", mine, "--advertise-client-urls", mine),
                 *("--listen-peer-urls", others, "--initial-advertise-peer-urls", others, "--initial-cluster", cluster),
+                *extra,
             ]
-            node = Server(command, directory / f"n{n}.log", lambda client=client: _healthy(client))  # type: ignore[misc]
+            node = Server(command, directory / f"n{n}.log", functools.partial(ready, client))
             self.nodes.append(node)
+
+    def identity(self, n: int) -> Sequence[str]:
+        """Say which node it is, for `etcdctl snapshot restore`."""
+        return ("--name", f"n{n}", "--initial-advertise-peer-urls", self._peers[n], *self._cluster)
 
     def start(self) -> None:
         for node in self.nodes:
@@ -89,11 +107,15 @@ class EtcdBench:
         """What `etcdctl lock` calls a lock of Fencepost's, as docs/sources/etcd.md says."""
         return PREFIX + lock.replace("%", "%25").replace("/", "%2F")
 
-    async def keys(self, lock: str) -> list[dict[str, Any]]:
+    async def keys(self, lock: str) -> list[dict[str, int]]:
         """List the keys of a lock, oldest first."""
-        shown = await self.ctl("get", "--prefix", "--sort-by=CREATE", f"{self.lock_name(lock)}/")
-        found: list[dict[str, Any]] = shown.get("kvs", [])
-        return found
+        folder = f"{self.lock_name(lock)}/".encode()
+        asked = {"key": b64encode(folder).decode(), "range_end": b64encode(folder[:-1] + b"0").decode()}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            url = f"http://{self.endpoints[0]}/v3/kv/range"
+            answer = (await client.post(url, json={**asked, "sort_target": "CREATE"})).json()
+        numbers = ("create_revision", "mod_revision", "lease")
+        return [{number: int(key.get(number, 0)) for number in numbers} for key in answer.get("kvs", ())]
 
     async def ctl(self, *command: str, endpoints: Sequence[str] | None = None) -> dict[str, Any]:
         """Run etcdctl and return what it says, as JSON."""
@@ -105,7 +127,7 @@ class EtcdBench:
         )
         told, wrong = await process.communicate()
         assert process.returncode == 0, f"etcdctl {command}: {wrong.decode()}"
-        answer: dict[str, Any] = json.loads(told)
+        answer: dict[str, Any] = json.loads(told) if told.startswith(b"{") else {}  # not every command has JSON
         return answer
 
     async def leader(self) -> int:
@@ -125,12 +147,16 @@ class EtcdBench:
 
 
 @contextmanager
-def running(directory: Path, nodes: int = 1, extra: Mapping[int, Sequence[str]] | None = None) -> Iterator[EtcdBench]:
-    """Run that many nodes. `extra`: more options, by node."""
+def running(
+    directory: Path, nodes: int = 1, extra: Sequence[str] = (), tls: tuple[Path, Path] | None = None
+) -> Iterator[EtcdBench]:
+    """Run that many nodes. `extra`: more options of each. `tls`: a certificate and its key,
+    for both sides.
+    """
     for program, package in {"etcd": "etcd-server", "etcdctl": "etcd-client"}.items():
         if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
             pytest.skip(f"no {program}: apt-get install {package}")
-    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra or {})
+    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra, tls)
     try:
         bench.start()
         yield bench

@@ -34,7 +34,7 @@ def redis_server(directory: Path, port: int, *settings: str) -> Iterator[Server]
         server.wait()
         yield server
     finally:
-        server.stop()
+        server.crash()  # it would refuse to be stopped while it writes the first file of a journal
 
 
 def _answers(port: int) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import asyncpg
 import pytest
@@ -125,10 +125,26 @@ async def test_a_cancelled_waiter_has_left_when_the_cancellation_returns(
     assert await bench.waiting(lock) == 0
 
 
+async def test_a_released_lock_is_free_before_its_session_ends(
+    ask: Asking, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await ask.granted(lock)
+    really = asyncpg.Connection.close
+    seen = []
+
+    async def close(connection: Connection, **how: Any) -> None:
+        seen.append(await ask.source.inspect(lock))
+        await really(connection, **how)
+
+    monkeypatch.setattr(asyncpg.Connection, "close", close)
+    await ask.source.release(lock, grant.handle)
+    assert seen == [None]
+
+
 async def test_a_waiter_that_is_cancelled_twice_leaves_nothing(bench: AdvisoryBench, ask: Asking, lock: str) -> None:
     await ask.granted(lock)
     before = await bench.asked(OURS)
-    waiter = asyncio.create_task(taking(cast("AdvisorySource", ask.source), lock, wait_s=30))
+    waiter = asyncio.create_task(taking(ask.source, lock, wait_s=30))
     await eventually(lambda: bench.waiting(lock), what="the waiter")
     waiter.cancel()
     await asyncio.sleep(0)

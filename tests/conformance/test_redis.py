@@ -1,17 +1,22 @@
 """What only the source redis has: its counter, answers that get lost, and Redis' ways to say no."""
 
 import asyncio
+import shutil
+import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ResponseError
 from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_server, running
 from tests.cutting_proxy import cutting_proxy
 from tests.interleave import eventually
 from tests.servers import free_port
 
 from fencepost.locks.redis_node import AT_ONCE
+from fencepost.locks.redis_scripts import GRANT
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import (
     MOST_NATIVE,
@@ -101,7 +106,15 @@ async def test_a_counter_without_a_token_grants_nothing(bench: RedisBench, sourc
     with pytest.raises(SourceError, match="fencepost:tokens") as error:
         await take(source, tokens=2)
     assert not isinstance(error.value, SourceUnavailableError)
-    assert await free(source), "numbers are drawn before the lock is set"
+    assert await free(source)
+
+
+async def test_numbers_are_drawn_before_the_lock_is_set(bench: RedisBench) -> None:
+    """Redis does not roll back a script that fails half way; the source would release the lock, other clients not."""
+    await command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE)
+    with pytest.raises(ResponseError, match="the counter stands at"):
+        await command(bench.ports[0], "EVAL", GRANT, 2, KEY, "fencepost:tokens", "value", LONG_MS, 1)
+    assert await command(bench.ports[0], "GET", KEY) is None
 
 
 async def test_a_counter_of_another_type_is_named(bench: RedisBench, source: Source) -> None:
@@ -132,6 +145,25 @@ async def test_a_lock_of_another_program_names_no_owner(bench: RedisBench, sourc
     await command(bench.ports[0], "SET", KEY, "of:another program")
     assert await take(source) == Holder()
     assert await source.inspect(LOCK) == Holder()
+
+
+async def test_a_program_that_does_as_the_docs_say_locks_as_we_do(bench: RedisBench, source: Source) -> None:
+    text = (Path(__file__).parents[2] / "docs/sources/redis.md").read_text()
+    program = text.partition("```sh\n")[2].partition("```")[0].replace(":6379", f":{bench.ports[0]}")
+
+    async def locked() -> str:
+        process = await asyncio.create_subprocess_shell(program, stdout=subprocess.PIPE)
+        answer, _ = await process.communicate()
+        return answer.decode().strip()
+
+    grant = await source.acquire("nightly", owner="we", ttl_ms=LONG_MS, tokens=4, wait_s=0)
+    assert isinstance(grant, Grant)
+    assert await locked() == ""
+    await source.release("nightly", grant.handle)
+    assert await locked() == "5"
+    held = await source.acquire("nightly", owner="we", ttl_ms=LONG_MS, tokens=1, wait_s=0)
+    assert isinstance(held, Holder)
+    assert held.owner == socket.gethostname()
 
 
 # What gets lost
@@ -252,10 +284,15 @@ async def test_settings_that_may_not_be_read(bench: RedisBench, source_of: Opene
 
 
 @pytest.fixture
-def primary(tmp_path: Path) -> Iterator[int]:
+def server_of_its_own(tmp_path: Path) -> Iterator[RedisBench]:
     port = free_port()
-    with redis_server(tmp_path / "primary", port, *DURABLE, "--repl-diskless-sync-delay", "0"):
-        yield port
+    with redis_server(tmp_path / "primary", port, *DURABLE, "--repl-diskless-sync-delay", "0") as server:
+        yield RedisBench("redis", f"redis://127.0.0.1:{port}/0", [server], [port], "fencepost:lock:")
+
+
+@pytest.fixture
+def primary(server_of_its_own: RedisBench) -> int:
+    return server_of_its_own.ports[0]
 
 
 async def _in_sync(port: int) -> bool:
@@ -278,6 +315,28 @@ async def test_replicas_have_a_grant_before_it_counts(primary: int, tmp_path: Pa
         with pytest.raises(SourceUnavailableError, match="only 0 of 1 replicas"):
             await take(source)
         await eventually(lambda: free(source), what="the release of what did not count")
+
+
+async def test_a_failover_that_lost_grants_repeats_their_numbers_and_can_be_seen(
+    server_of_its_own: RedisBench, primary: int, tmp_path: Path, source_of: Opened
+) -> None:
+    """What asynchronous replication does, and why a grant that is not above the highest known token is distrusted."""
+    port = free_port()
+    with redis_server(tmp_path / "replica", port, "--replicaof", "127.0.0.1", str(primary)) as replica:
+        await eventually(lambda: _in_sync(primary), what="a replica")
+        before, after = source_of(f"redis://127.0.0.1:{primary}/0"), source_of(f"redis://127.0.0.1:{port}/0")
+        replica.pause()
+        await command(primary, "CLIENT", "KILL", "TYPE", "replica")
+        lost = await take(before)
+        await server_of_its_own.crash()
+        replica.resume()
+        await command(port, "REPLICAOF", "NO", "ONE")
+        again = await take(after)
+        assert isinstance(lost, Grant)
+        assert isinstance(again, Grant), "granted a second time"
+        assert again.tokens == lost.tokens
+        assert again.handle != lost.handle
+        assert await after.renew(LOCK, lost.handle, LONG_MS) is False
 
 
 async def test_a_replica_is_an_outage_and_doctor_says_what_it_is(
@@ -311,6 +370,40 @@ async def test_a_cluster_is_refused_by_name(tmp_path: Path, source_of: Opened) -
         assert not isinstance(error.value, SourceUnavailableError)
         (sentence,) = await source.advice()
         assert "a node of a Redis Cluster" in sentence
+
+
+# TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Make a certificate for 127.0.0.1 that signs itself, and its key beside it."""
+    program = shutil.which("openssl") or pytest.skip("no openssl: apt-get install openssl")
+    subprocess.run(
+        [
+            *(program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "certificate.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return tmp_path / "certificate.pem"
+
+
+async def test_tls_trusts_the_authority_that_is_named_and_no_other(
+    tmp_path: Path, certificate: Path, source_of: Opened
+) -> None:
+    port = free_port()
+    settings = (
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))),
+    )
+    with redis_server(tmp_path / "redis", free_port(), *DURABLE, *settings):
+        assert isinstance(await take(source_of(f"rediss://127.0.0.1:{port}/0?ca={certificate}")), Grant)
+        for url in (f"rediss://127.0.0.1:{port}/0", f"rediss://localhost:{port}/0?ca={certificate}"):
+            with pytest.raises(SourceUnavailableError, match="certificate verify failed"):
+                await take(source_of(url))
 
 
 # Advice

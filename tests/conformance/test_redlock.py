@@ -129,6 +129,14 @@ async def test_stopped_nodes_count_as_dead_and_do_not_eat_up_the_ttl(bench: Redi
     assert await having(bench.ports[2:]) == [None] * 3
 
 
+async def test_all_nodes_are_asked_at_once(bench: RedisBench, source: Source) -> None:
+    await bench.pause()
+    async with asyncio.timeout(5 * NODE_TIMEOUT_MS / 1000):  # to take and to release, and not ten time limits
+        with pytest.raises(SourceUnavailableError, match="only 0 of 5 Redis servers answered"):
+            await take(source)
+    await bench.resume()
+
+
 async def test_a_stopped_node_that_wakes_up_keeps_nobody_out(bench: RedisBench, source: Source) -> None:
     bench.servers[0].pause()
     await source.release(LOCK, (await granted(source)).handle)

@@ -162,8 +162,9 @@ class Cluster:
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
     """Run a cluster; skips where no kube-apiserver is installed."""
-    if shutil.which("etcd") is None:
-        pytest.skip("no etcd: apt-get install etcd-server")
+    for program, package in (("etcd", "etcd-server"), ("openssl", "openssl")):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program}: apt-get install {package}")
     made = Cluster(directory)
     try:
         made.start()

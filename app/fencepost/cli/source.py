@@ -3,6 +3,7 @@
 import asyncpg
 import click
 
+from fencepost.fencing.token import GENERATION_BITS
 from fencepost.settings import Settings
 from fencepost.source_wiring import read_source
 from fencepost.startup import StartupError
@@ -70,6 +71,6 @@ def bump(settings: Settings, name: str, reason: str) -> None:
 
     raised = on_database(settings, act)
     click.echo(
-        f"{name} is at generation {raised}: its tokens begin at {raised << sources.GENERATION_BITS}, older ones are"
+        f"{name} is at generation {raised}: its tokens begin at {raised << GENERATION_BITS}, older ones are"
         " stale. All its leases are over."
     )

@@ -16,13 +16,16 @@ from fencepost.storage import (
     inspect_triggers,
     leases,
     pruning,
+    sources,
 )
 from fencepost.storage.inspect import Finding, Protected
 from fencepost.storage.inspect_glass import GlassUse
 from fencepost.storage.leases import LockState
 from fencepost.storage.pruning import Size
+from fencepost.storage.sources import Known
 
 from .database import on_database
+from .doctor_sources import configured_sources, examine_sources
 from .options import settings_options
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
@@ -43,6 +46,7 @@ class _Seen:
     sizes: list[Size]
     floors: list[tuple[str, int]]
     broken_glass: list[GlassUse]
+    sources: list[Known]
 
 
 async def _look(connection: asyncpg.Connection) -> _Seen:
@@ -53,6 +57,7 @@ async def _look(connection: asyncpg.Connection) -> _Seen:
         await pruning.counted(connection),
         await pruning.raised_floors(connection),
         await inspect_glass.newest_uses(connection, _MOST_USES),
+        await sources.known(connection),
     )
 
 
@@ -72,6 +77,8 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps(_as_json(seen), indent=2, ensure_ascii=False))
         return
     _print_tables(seen)
+    for source in seen.sources:
+        click.echo(f"source {source.name}: {source.describe()}")
     if seen.locks:
         click.echo()
         _print_table(_LOCKS, [_lock(state) for state in seen.locks])
@@ -116,6 +123,7 @@ def _as_json(seen: _Seen) -> dict[str, object]:
             }
             for state in seen.locks
         ],
+        "sources": [{**asdict(each), "issued": str(each.issued)} for each in seen.sources],
         "broken_glass": [asdict(each) for each in seen.broken_glass],
     }
 
@@ -150,9 +158,12 @@ def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 
 
 @click.command()
-@settings_options("database_url", "data_dir")
+@settings_options("database_url", "data_dir", "sources")
 def doctor(settings: Settings) -> None:
-    """Say what is amiss: server, schema, and every protected table. Exit code 1 when there is an error."""
+    """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
+    when there is an error.
+    """
+    configured = configured_sources(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspect.examine_server(connection)
@@ -163,6 +174,7 @@ def doctor(settings: Settings) -> None:
             findings += await inspect_tokens.examine_tokens(connection)
             findings += await inspect_origin.examine_origin(connection)
             findings += await inspect.examine_privileges(connection)
+            findings += await examine_sources(connection, configured)
         return findings
 
     findings = on_database(settings, look, migrated=False)

@@ -155,13 +155,15 @@ SOURCE_QUARANTINED: Final = ProblemType(
     "FP015",
     503,
     "source-quarantined",
-    "The database is not the one that tokens were issued on",
+    "Tokens might repeat, so none are taken",
     "The gateway is connected to another system or timeline than the one that was recorded: a standby was promoted, "
     "a backup restored, a former primary came back. Writes that were acknowledged, marks and tokens may be missing "
     "there, so that an old token could pass as a new one. Reads go on; grants and fenced writes wait. Nothing was "
-    "changed. The members found and known say which system and timeline these are.",
+    "changed. The members found and known say which system and timeline these are. Or a lock service has handed out "
+    "a number that is not above those before, after a restored backup, say: then nothing is acquired or minted there.",
     "An operator decides: make sure that no other primary is alive, then run `fencepost generation raise --reason …` "
-    "on the database that shall go on. It voids all older tokens and leases; the gateway needs no restart.",
+    "on the database that shall go on; or `fencepost source bump NAME --reason …` for a lock service. Older tokens and "
+    "leases are void then; the gateway needs no restart.",
     retryable=True,
 )
 BAD_REQUEST: Final = ProblemType(

@@ -11,9 +11,10 @@ from fencepost.fencing.problem_types import (
     SPENT_TOKEN,
     STALE_TOKEN,
     UNISSUED_TOKEN,
+    WRONG_TOKEN_SOURCE,
     ProblemType,
 )
-from fencepost.fencing.token import Rule, Token
+from fencepost.fencing.token import BUILTIN, GENERATION_BITS, Rule, Token
 from fencepost.fencing.verdict import MissingRow, Refusal, Spent, Stale, Unissued
 
 
@@ -88,18 +89,40 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
                 presented_token=presented,
                 current_token=mark,
             )
-        case Unissued(resource, presented, issued):
-            return Problem(
-                UNISSUED_TOKEN,
-                f"Token {presented} for {resource} was never issued: the built-in source has issued none above"
-                f" {issued}.",
-                hint="Tokens of this table come from leases: POST /v1/leases, or `fencepost lock`.",
-                resource=resource,
-                presented_token=presented,
-                extra={"issued": str(issued)},
-            )
+        case Unissued():
+            return _unissued(verdict)
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
+
+
+def _unissued(verdict: Unissued) -> Problem:
+    """Tell that a token's source does not know it: not yet, or not in this generation (R12)."""
+    resource, presented, issued, source = verdict.resource, verdict.presented, verdict.issued, verdict.source
+    kind = UNISSUED_TOKEN
+    if source == BUILTIN:
+        detail = f"was never issued: the built-in source has issued none above {issued}."
+        hint = "Tokens of this table come from leases: POST /v1/leases, or `fencepost lock`."
+    elif presented >> GENERATION_BITS > issued >> GENERATION_BITS:
+        kind = WRONG_TOKEN_SOURCE
+        detail = (
+            f"is of generation {presented >> GENERATION_BITS}, and the source {source} is at generation"
+            f" {issued >> GENERATION_BITS}: it is none of its tokens."
+        )
+        hint = "Send the token as it came with the lease."
+    else:
+        detail = f"was never issued, as far as is known here: the source {source} has issued none above {issued}."
+        hint = (
+            f'Acquire through POST /v1/leases with "source": "{source}". For locks that are taken elsewhere,'
+            " `fencepost protect --verify` asks the source."
+        )
+    return Problem(
+        kind,
+        f"Token {presented} for {resource} {detail}",
+        hint=hint,
+        resource=resource,
+        presented_token=presented,
+        extra={"issued": str(issued)},
+    )
 
 
 def bad_request(detail: str, hint: str | None = None) -> Problem:

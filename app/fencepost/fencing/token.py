@@ -1,7 +1,7 @@
 """Fencing tokens: what one looks like, and how a rule compares two of them (DESIGN R1, R2, R11)."""
 
 import re
-from typing import Literal, NewType, assert_never
+from typing import Final, Literal, NewType, assert_never
 
 Token = NewType("Token", int)
 """A positive 64-bit integer; a later grant of a lock has a larger one."""
@@ -12,6 +12,12 @@ Rule = Literal["strict", "lease"]
 NO_MARK = 0
 """The mark of a resource that was never written through a fence."""
 
+GENERATION_BITS: Final = 48
+"""A token is generation * 2^48 + what its source counts (R12)."""
+BUILTIN: Final = "builtin"
+"""The source whose tokens Fencepost's own database hands out (R9, R12)."""
+EXTERNAL: Final = "external"
+"""Any source: the operator vouches that one place mints the tokens. Every other name is one in fencepost.sources."""
 MAX_TOKEN = 2**63 - 1
 
 # ASCII only, and \Z: `$` would let a trailing newline pass, int() takes "1_000", " 5 " and Arabic digits.

@@ -30,6 +30,7 @@ class Unissued:
     resource: str
     presented: Token
     issued: int
+    source: str = "builtin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ from fencepost.fencing.problem_types import (
 )
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
-from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases import Acquired, LeaseId, Wanted

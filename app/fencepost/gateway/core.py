@@ -19,7 +19,7 @@ from fencepost.fencing.problem_types import (
     UNPROTECTED_TABLE,
 )
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
 from fencepost.gateway.turns import Turns
@@ -27,7 +27,7 @@ from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, Catalog, Fence, Table
+from fencepost.storage.catalog import MARK_COLUMN, Catalog, Fence, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError

@@ -34,7 +34,7 @@ def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRo
     if mark is not None and (verdict := refusal(fence.rule, standing.resource, mark, token)) is not None:
         return verdict
     if standing.issued is not None and token > standing.issued:
-        return Unissued(standing.resource, token, standing.issued)
+        return Unissued(standing.resource, token, standing.issued, fence.source)
     return None if standing.live is not None else MissingRow(standing.resource)
 
 

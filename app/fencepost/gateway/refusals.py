@@ -18,7 +18,7 @@ from fencepost.fencing.problem_types import (
     ProblemType,
 )
 from fencepost.fencing.problems import Problem, problem_of
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import BUILTIN, Token
 from fencepost.fencing.verdict import Unissued
 from fencepost.storage.catalog import Table
 from fencepost.storage.errors import RefusedError
@@ -143,7 +143,9 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
     if error.sqlstate == "FP400":
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
     if error.sqlstate == UNISSUED:
-        return problem_of(Unissued(told["resource"], Token(int(told["presented"])), int(told["issued"])), "strict")
+        source = told.get("source", BUILTIN)
+        unissued = Unissued(told["resource"], Token(int(told["presented"])), int(told["issued"]), source)
+        return problem_of(unissued, "strict")
     presented, mark = Token(int(told["presented"])), int(told["mark"])
     return Problem(
         SPENT_TOKEN if presented == mark else STALE_TOKEN,

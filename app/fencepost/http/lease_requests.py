@@ -11,13 +11,12 @@ from starlette.requests import Request
 from fencepost.fencing.problem_types import LEASE_LOST
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
-from fencepost.fencing.token import MAX_TOKEN
+from fencepost.fencing.token import BUILTIN, MAX_TOKEN
 from fencepost.gateway.acquire import Acquire
 from fencepost.http.problem_response import RequestError
 from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_requests import by_name, read_json
 from fencepost.locks.postgres import LeaseLimits
-from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.leases import LeaseId
 from fencepost.storage.query import QueryError
 

@@ -146,7 +146,7 @@ class Api:
                 raise SourceConfigError(f"{self.where}: ca, cert or key cannot be read: {error}") from error
         # Each waiter has a stream of its own: no limit. No proxies: a lock service is never behind one by accident.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        self._client = httpx.AsyncClient(verify=verify, trust_env=False, timeout=None, limits=limits)  # noqa: S113 - ask
+        self._client = httpx.AsyncClient(verify=verify, trust_env=False, timeout=self._patience(), limits=limits)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -171,13 +171,13 @@ class Api:
                         answer = await self._post(at, path, body)
                 except httpx.ConnectError as error:
                     why = error
-                except (httpx.TransportError, TimeoutError, _UnreadyError) as error:
+                except (httpx.HTTPError, OSError, _UnreadyError) as error:  # SSLError and TimeoutError are OSErrors
                     somebody, why = True, error
                 else:
                     if endpoint is None:
                         self._current = at
                     return answer
-            if not somebody or loop.time() + PAUSE >= ends:
+            if not somebody or ends - loop.time() < 5 * PAUSE:
                 raise SourceUnavailableError(
                     f"{self.where} cannot be asked ({str(why) or 'no answer in time'}): are most of its nodes up?"
                 ) from why
@@ -195,7 +195,7 @@ class Api:
             return
 
     async def _watch(self, key: str, revision: int) -> bool:
-        """Whether the watch said something; False: it could not be had, or broke off."""
+        """Whether the watch saw it; False: it could not be had, or broke off."""
         create = {"key": key, "start_revision": str(revision), "filters": ["NOPUT"]}
         headers = {**self._headers(), "Grpc-Metadata-Hasleader": "true"}  # a node cut off from the others ends it
         at = self._current
@@ -204,17 +204,18 @@ class Api:
             f"{self.where.endpoints[at]}/v3/watch",
             content=orjson.dumps({"create_request": create}),
             headers=headers,
+            timeout=httpx.Timeout(self._patience(), read=None),
         )
         try:
             async with request as response, aclosing(_lines(response)) as lines:
                 async for line in lines:
                     result = orjson.loads(line).get("result", {"canceled": True})
-                    # Compacted: deletions up to there can no longer be replayed, and a look tells.
-                    if result.get("events") or "compact_revision" in result:
+                    if result.get("events"):
                         return True
+                    # Also when that revision was compacted: deletions can no longer be replayed, and a look tells.
                     if result.get("canceled"):
                         return False
-        except (httpx.TransportError, orjson.JSONDecodeError):
+        except (httpx.HTTPError, OSError, orjson.JSONDecodeError):
             # What is wrong there the look says, that comes next and has errors of its own.
             self._current = (at + 1) % len(self.where.endpoints)
         return False
@@ -267,6 +268,10 @@ class Api:
         if code in UNREADY or TOO_MANY in message:
             raise _UnreadyError(message)
         raise RefusedError(f"{self.where} refused {path}: {message}", code)
+
+    def _patience(self) -> float:
+        """Seconds for one step of a request: it ends before `ask` cancels it, which would leave a handshake open."""
+        return 0.9 * REQUEST_TIMEOUT / len(self.where.endpoints)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._token} if self._token else {}

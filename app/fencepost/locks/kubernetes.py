@@ -24,20 +24,17 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.locks import kubernetes_lease
-from fencepost.locks.kubernetes_access import SERVICE_ACCOUNT, Access, InCluster, Kubeconfig
 from fencepost.locks.kubernetes_api import VERBS, Api
 from fencepost.locks.kubernetes_lease import LOCK_ANNOTATION, Lease
+from fencepost.locks.kubernetes_url import Names, parsed
 from fencepost.locks.source import (
     MOST_NATIVE,
     Capabilities,
     Grant,
     Holder,
-    SourceConfigError,
     SourceError,
     SourceUnavailableError,
 )
@@ -45,17 +42,12 @@ from fencepost.locks.source import (
 if TYPE_CHECKING:
     from fencepost.locks.registry import Surroundings
 
-Names = Literal["hashed", "own"]
-"""Which Lease is a lock's: one of Fencepost's own, or the one of the lock's name where a Lease can have it."""
-
 TRIES: Final = 50
 """How often an update is tried that somebody else gets ahead of."""
 REMEMBERED: Final = 10_000
 """Of how many locks a process remembers what it saw. Who is forgotten waits longer for an expired Lease."""
 COMPARABLE_SINCE: Final = (1, 35)
 """The Kubernetes that promises that resourceVersions can be compared (KEP-5504). Older ones do it too, on etcd."""
-
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +146,28 @@ class KubernetesLeases:
             raise
 
     async def _take(self, lock: str, lease: Lease | None, identity: str, ttl_ms: int) -> Lease | None:
-        """Write ourselves into a Lease that is free. None: somebody was faster."""
+        """Write ourselves into a Lease that is free. None: somebody was faster.
+
+        A lost answer, and a refusal too (something between us and the API server may send a request twice), leave it
+        open whether the update has landed. Only we write this identity: the Lease itself tells.
+        """
+        lost: SourceUnavailableError | None = None
         try:
             if lease is None:
-                name = self._name(lock)
-                taken = await self._api.create(kubernetes_lease.new_lease(name, lock, identity, ttl_ms))
+                new = kubernetes_lease.new_lease(self._name(lock), lock, identity, ttl_ms)
+                taken = await self._api.create(new)
             else:
                 taken = await self._api.update(lease.taken(identity, ttl_ms))
-        except SourceUnavailableError:
-            # The answer is lost. Only we write this identity, so the Lease tells whether the update has landed.
-            found = await self._look(lock)
-            if found is None or found.holder != identity:
-                raise
+        except SourceUnavailableError as error:
+            lost, taken = error, None
+        if taken is not None:
+            return self._remember(lock, taken)
+        found = await self._look(lock)
+        if found is not None and found.holder == identity:
             return found
-        return taken and self._remember(lock, taken)
+        if lost is not None:
+            raise lost
+        return None
 
     async def _give_back(self, lock: str, identity: str, take: asyncio.Task[Lease | None]) -> None:
         """Release what nobody will ever renew, once it is known whether we have got it."""
@@ -284,45 +284,5 @@ def from_url(url: str, surroundings: "Surroundings") -> KubernetesLeases:
 
     Raises SourceConfigError.
     """
-    parts = urlsplit(url)
-    where = f"source {surroundings.name}, kubernetes://{parts.hostname or ''}{parts.path}"
-    if parts.username is not None or parts.password is not None or parts.netloc not in {"in-cluster", "kubeconfig"}:
-        raise SourceConfigError(
-            f"source {surroundings.name}: kubernetes:// is followed by in-cluster or kubeconfig, and nothing else "
-            "before the next slash: credentials come from the pod or from a kubeconfig"
-        )
-    namespace = unquote(parts.path.removeprefix("/")) or None
-    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
-        raise SourceConfigError(f"{where}: {namespace!r} is no name of a namespace")
-    if parts.fragment:
-        raise SourceConfigError(f"{where}: a fragment (#…) means nothing here")
-    options = _options(
-        parts.query, where, {"in-cluster": {"serviceaccount"}, "kubeconfig": {"file", "context"}}[parts.netloc]
-    )
-    access: Access
-    if parts.netloc == "in-cluster":
-        access = InCluster(Path(options.get("serviceaccount", SERVICE_ACCOUNT)))
-    else:
-        access = Kubeconfig(options.get("file"), options.get("context"))
-    match options.get("names", "hashed"):
-        case "hashed" | "own" as names:
-            return KubernetesLeases(Api(access, namespace), names)
-        case other:
-            raise SourceConfigError(f"{where}: names={other} is unknown: hashed (the default) or own")
-
-
-def _options(query: str, where: str, allowed: set[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise SourceConfigError(f"{where}: what follows the question mark is not name=value&…") from error
-    for name, value in pairs:
-        if name not in {"names", *allowed}:
-            raise SourceConfigError(f"{where}: {name} is no option: {', '.join(sorted({'names', *allowed}))}")
-        if name in found:
-            raise SourceConfigError(f"{where}: {name} is given twice")
-        if not value:
-            raise SourceConfigError(f"{where}: {name} is empty")
-        found[name] = value
-    return found
+    options = parsed(url, surroundings.name)
+    return KubernetesLeases(Api(options.access, options.namespace), options.names)

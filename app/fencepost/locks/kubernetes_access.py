@@ -7,6 +7,7 @@ fields that they do not know from an object that is read and written back. And i
 environment, and sets no limit to connecting.
 """
 
+import asyncio
 import os
 import ssl
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError
 
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its token, its namespace and the CA."""
+READ_TIMEOUT: Final = 30.0
+"""Seconds that an exec plugin may take. A request waits REQUEST_TIMEOUT for it, and the next one finds it done."""
 _BEARER: Final = "BearerToken"
 
 
@@ -57,11 +60,14 @@ Access = InCluster | Kubeconfig
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An API server, credentials for it, and the namespace that they come with."""
+    """An API server, credentials for it, and the namespace that they come with. `connection`: what a client is made
+    of, that is all but the token.
+    """
 
     access: Access
     configuration: Configuration
     namespace: str
+    connection: tuple[object, ...]
 
     @property
     def url(self) -> str:
@@ -85,11 +91,13 @@ class Server:
                 verify=self._tls(),
                 proxy=self.configuration.proxy or None,
                 trust_env=False,
+                # managedFields of a Lease name who wrote it by this.
+                headers={"User-Agent": "fencepost"},
                 timeout=REQUEST_TIMEOUT,
                 # Everybody who waits for a lock has a connection that waits for its event.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
             )
-        except (OSError, ValueError, httpx.InvalidURL) as error:
+        except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
             raise _unreadable(self.access, error) from None
 
     def _tls(self) -> ssl.SSLContext:
@@ -103,29 +111,32 @@ class Server:
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    @property
-    def connection(self) -> tuple[object, ...]:
-        """What a client is made of: all but the token."""
-        our = self.configuration
-        files = (our.ssl_ca_cert, our.cert_file, our.key_file)
-        contents = tuple(Path(file).read_bytes() if file else None for file in files)
-        return our.host, our.proxy, our.tls_server_name, our.verify_ssl, contents
-
 
 async def read(access: Access) -> Server:
     """Read the credentials anew; an exec plugin is run. Raises SourceConfigError."""
-    configuration = Configuration()
     try:
-        match access:
-            case InCluster(directory):
-                InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt")).load_and_set(configuration)
-                namespace = (directory / "namespace").read_text().strip()
-            case Kubeconfig(_, context):
-                loader = await load_kube_config(access.files, context, configuration, persist_config=False)
-                namespace = _context_namespace(loader.current_context)
+        async with asyncio.timeout(READ_TIMEOUT):
+            configuration, namespace = await _read(access)
+        return Server(access, configuration, namespace, _connection(configuration))
     except Exception as error:  # noqa: BLE001 - a malformed kubeconfig makes the library stumble in many ways
         raise _unreadable(access, error) from None
-    return Server(access, configuration, namespace)
+
+
+async def _read(access: Access) -> tuple[Configuration, str]:
+    configuration = Configuration()
+    match access:
+        case InCluster(directory):
+            InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt")).load_and_set(configuration)
+            return configuration, (directory / "namespace").read_text().strip()
+        case Kubeconfig(_, context):
+            loader = await load_kube_config(access.files, context, configuration, persist_config=False)
+            return configuration, _context_namespace(loader.current_context)
+
+
+def _connection(our: Configuration) -> tuple[object, ...]:
+    files = (our.ssl_ca_cert, our.cert_file, our.key_file)
+    contents = tuple(Path(file).read_bytes() if file else None for file in files)
+    return our.host, our.proxy, our.tls_server_name, our.verify_ssl, contents
 
 
 def _context_namespace(context: Any) -> str:

@@ -44,12 +44,10 @@ class Api:
 
     async def close(self) -> None:
         """Close all connections, once what is under way has come to its end."""
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=2 * REQUEST_TIMEOUT)
-        for sending in self._sending:
-            sending.cancel()
+        if under_way := {*self._sending, *([self._reading] if self._reading else [])}:
+            _, late = await asyncio.wait(under_way, timeout=2 * REQUEST_TIMEOUT)
+            for task in late:
+                task.cancel()
         clients = [*self._retired, *([self._client] if self._client else [])]
         self._retired, self._client, self._server = [], None, None
         for client in clients:
@@ -66,25 +64,25 @@ class Api:
 
     async def get(self, name: str) -> Lease | None:
         """Read a Lease as it is now. None: there is none. Raises SourceError."""
-        answer = await self._ask("GET", f"/{name}")
+        answer = await self._ask("GET", name)
         if answer.status_code == NOT_FOUND:
             return None
-        return Lease(self._accepted(answer, "get", name))
+        return self._lease(answer, "get", name)
 
     async def create(self, lease: dict[str, Any]) -> Lease | None:
         """Create a Lease. None: it is there already. Raises SourceError."""
         answer = await self._ask("POST", "", body=lease)
         if answer.status_code == CONFLICT:
             return None
-        return Lease(self._accepted(answer, "create", lease["metadata"]["name"]))
+        return self._lease(answer, "create", lease["metadata"]["name"])
 
     async def update(self, lease: dict[str, Any]) -> Lease | None:
         """Update a Lease that is still the one that was read. None: it is another one, or gone. Raises SourceError."""
         metadata = lease["metadata"]
-        answer = await self._ask("PUT", f"/{metadata['name']}", body=lease)
+        answer = await self._ask("PUT", metadata["name"], body=lease)
         if answer.status_code in {CONFLICT, NOT_FOUND}:
             return None
-        written = Lease(self._accepted(answer, "update", metadata["name"]))
+        written = self._lease(answer, "update", metadata["name"])
         if written.number <= number(metadata["resourceVersion"], self.where(metadata["name"])):
             raise SourceError(
                 f"{self.where(metadata['name'])} has the resourceVersion {written.number} after an update of "
@@ -94,8 +92,9 @@ class Api:
 
     async def counter(self) -> int:
         """Return the resourceVersion that the cluster has come to. Raises SourceError."""
-        answer = self._accepted(await self._ask("GET", "", params={"limit": "1"}), "list", "")
-        return number(answer["metadata"]["resourceVersion"], f"the list of Leases in {self.namespace}")
+        found = self._accepted(await self._ask("GET", "", params={"limit": "1"}), "list", "")
+        version = (found.get("metadata") or {}).get("resourceVersion", "")
+        return number(version, f"the list of Leases in {self.namespace}")
 
     async def changed(self, lease: Lease, within_s: float) -> None:
         """Return when the Lease is no longer as it was read, or after `within_s`, or early for no reason: whoever waits
@@ -130,7 +129,7 @@ class Api:
                 return await self._event(answer, name)
             finally:
                 await answer.aclose()
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     async def _event(self, answer: httpx.Response, name: str) -> bool:
@@ -148,33 +147,26 @@ class Api:
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask what is no Lease; for `doctor`. Raises SourceError."""
-        return self._accepted(await self._ask("POST", path, body=body, absolute=True), "create", path)
+        return self._accepted(await self._ask("POST", path, body=body), "create", path)
 
     async def version(self) -> dict[str, Any]:
         """Return what the API server says about itself. Raises SourceError."""
-        return self._accepted(await self._ask("GET", "/version", absolute=True), "get", "/version")
+        return self._accepted(await self._ask("GET", "/version"), "get", "/version")
 
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        body: dict[str, Any] | None = None,
-        absolute: bool = False,
+        self, method: str, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> httpx.Response:
-        """Send one request, and return its answer unless it says that the server cannot be asked."""
+        """Send one request, and return its answer unless it says that the server cannot be asked. `path`: a Lease's
+        name, empty for all of them, or what begins with a slash.
+        """
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 server, client = await self._connected()
                 for last in (False, True):
+                    url = path if path.startswith("/") else f"{self._path(server)}/{path}".rstrip("/")
+                    headers, extensions = await server.headers(), _sni(server)
                     request = client.build_request(
-                        method,
-                        path if absolute else self._path(server) + path,
-                        params=params,
-                        json=body,
-                        headers=await server.headers(),
-                        extensions=_sni(server),
+                        method, url, params=params, json=body, headers=headers, extensions=extensions
                     )
                     answer = await self._sent(client, request)
                     if answer.status_code != _UNAUTHORIZED or last:
@@ -202,15 +194,22 @@ class Api:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
-            if stream:
-                sending.add_done_callback(self._unwanted)
+            sending.add_done_callback(self._unwanted)
             raise
 
     def _unwanted(self, sent: asyncio.Task[httpx.Response]) -> None:
+        """Take note of what came of a request whose caller has gone, and close its answer."""
         if not sent.cancelled() and sent.exception() is None:
             closing = asyncio.create_task(sent.result().aclose())
             self._sending.add(closing)
             closing.add_done_callback(self._sending.discard)
+
+    def _lease(self, answer: httpx.Response, verb: str, name: str) -> Lease:
+        body = self._accepted(answer, verb, name)
+        metadata = body.get("metadata") or {}
+        if not {"name", "uid", "resourceVersion"} <= metadata.keys():
+            raise SourceError(f"{self._at()} answered to {verb} {self.where(name)} with no Lease: check the address")
+        return Lease(body)
 
     def _accepted(self, answer: httpx.Response, verb: str, name: str) -> dict[str, Any]:
         """Return what an answer says. Raises SourceError where it is a refusal."""
@@ -240,6 +239,7 @@ class Api:
         if self._server is None or self._server is instead_of:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
+                self._reading.add_done_callback(_noted)
             # Whoever gives up waiting leaves it running, for the others and for the next request.
             await asyncio.shield(self._reading)
         if self._server is None or self._client is None:
@@ -254,6 +254,12 @@ class Api:
                 self._retired.append(self._client)
             self._client, self._connection = server.client(), server.connection
         self._server = server
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    # Who has gone does not ask what came of it, and who comes next begins anew: asyncio is not to complain.
+    if not task.cancelled():
+        task.exception()
 
 
 def _sni(server: Server) -> dict[str, str]:

@@ -123,7 +123,7 @@ class RedlockSource:
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(TAKE, (self._key(lock),), value, ttl_ms, about=about))
         taken = sum(answer == 1 for answer in poll.said)
-        if taken >= poll.majority and (validity_ms(ttl_ms, poll.elapsed_ms) > 0):
+        if taken >= poll.majority and validity_ms(ttl_ms, poll.elapsed_ms) > 0:
             return Grant(value, ())
         # At all nodes: one that said nothing may have set it. What does not hear of it lets it expire.
         await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), value, about=about))

@@ -16,7 +16,7 @@ from fencepost.locks.source import Source, SourceConfigError
 ENTRY_POINTS: Final = "fencepost.sources"
 
 # Scheme, the module of this package that has a function `from_url`, and the extra that brings its library.
-KINDS: Final[dict[str, tuple[str, str]]] = {
+KINDS: Final[dict[str, tuple[str, str | None]]] = {
     "redis": ("fencepost.locks.redis", "redis"),
     "rediss": ("fencepost.locks.redis", "redis"),
     "redlock": ("fencepost.locks.redlock", "redis"),
@@ -24,7 +24,7 @@ KINDS: Final[dict[str, tuple[str, str]]] = {
     "etcd": ("fencepost.locks.etcd", "etcd"),
     "etcds": ("fencepost.locks.etcd", "etcd"),
     "kubernetes": ("fencepost.locks.kubernetes", "kubernetes"),
-    "postgres-advisory": ("fencepost.locks.advisory", "postgres"),
+    "postgres-advisory": ("fencepost.locks.advisory", None),
 }
 
 
@@ -41,19 +41,27 @@ FromUrl = Callable[[str, Surroundings], Source]
 
 def make(url: str, surroundings: Surroundings) -> Source:
     """Make the source that a URL names, not opened yet. Raises SourceConfigError."""
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
     if (kind := KINDS.get(scheme)) is not None:
         module, extra = kind
         try:
             from_url: FromUrl = importlib.import_module(module).from_url
         except ModuleNotFoundError as error:
-            if error.name is not None and error.name.startswith("fencepost"):
+            if extra is None or (error.name is not None and error.name.startswith("fencepost")):
                 raise
             raise SourceConfigError(
                 f"{scheme}:// needs the library {error.name}: pip install 'fencepost[{extra}]'"
             ) from error
         return from_url(url, surroundings)
     return _third_party(scheme)(url, surroundings)
+
+
+def scheme_of(url: str) -> str:
+    """Give a URL's scheme. Raises SourceConfigError, without the URL: there may be a password in it."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        raise SourceConfigError("the URL cannot be read") from None
 
 
 def _third_party(scheme: str) -> FromUrl:

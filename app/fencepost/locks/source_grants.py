@@ -12,7 +12,7 @@ from fencepost.storage.connection import Connection, gateway_connection
 from fencepost.storage.engine import Database, retrying
 from fencepost.storage.errors import translated
 from fencepost.storage.leases import Wanted
-from fencepost.storage.sources import Granting, State
+from fencepost.storage.sources import Granting, SourceLease, State
 
 T = TypeVar("T")
 
@@ -39,10 +39,12 @@ class Grants:
         self.name, self.source = name, source
         self._database, self._failed, self._froze = database, failed, froze
 
-    async def grant(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Held | Holder | None:
-        """Get the lock from the source, with tokens; None: it was ours, and is lost again."""
+    async def grant(
+        self, wanted: Wanted, before: State, wait_s: float, gone: "asyncio.Future[None]"
+    ) -> Held | Holder | None:
+        """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
+        self.require_sound(before)
         lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
-        before = await self.state(lock)
         since = time.monotonic()
         grant = await self._taken(wanted, wait_s, gone)
         if isinstance(grant, Holder):
@@ -91,7 +93,7 @@ class Grants:
         numbers = await self.source.mint(lock, handle, count)
         return None if numbers is None else before.compose(_small(self.name, numbers))
 
-    async def record(self, wanted: Wanted, held: Held) -> int | None:
+    async def record(self, wanted: Wanted, held: Held) -> SourceLease | None:
         """Record a grant; None: it is void. Raises SourceFrozenError."""
         lock = wanted.names[0]
         granting = Granting(
@@ -106,16 +108,16 @@ class Grants:
             wanted.ttl_ms,
             ms_since(held.since),
         )
-        verdict, lease_id = "void", None
+        verdict, lease = "void", None
         try:
             if granting.elapsed_ms < wanted.ttl_ms:
-                verdict, lease_id, _, _ = await self.ask(lambda c: sources.grant(c, granting))
+                verdict, lease = await self.ask(lambda c: sources.grant(c, granting))
         finally:
-            if lease_id is None:
+            if lease is None:
                 await self.give_back(lock, held.handle)
         if verdict in ("backwards", "frozen"):
             raise await self.frozen(lock, just_now=verdict == "backwards")
-        return lease_id
+        return lease
 
     async def give_back(self, lock: str, handle: str) -> None:
         """Release a hold that comes to nothing, whoever is cancelled meanwhile."""
@@ -131,9 +133,13 @@ class Grants:
     async def state(self, lock: str) -> State:
         """Look where the source's tokens are. Raises SourceFrozenError."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
-        if found.frozen is not None:
-            raise self._frozen_error(found.frozen)
+        self.require_sound(found)
         return found
+
+    def require_sound(self, state: State) -> None:
+        """Raise SourceFrozenError where nothing is taken from the source."""
+        if state.frozen is not None:
+            raise self._frozen_error(state.frozen)
 
     async def frozen(self, lock: str, *, just_now: bool) -> SourceFrozenError:
         """Make the error that says why the source is frozen."""

@@ -15,9 +15,10 @@ A crash between two steps leaves a hold that nobody knows the handle of. It expi
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.hold_keeper import HoldKeeper
 from fencepost.locks.postgres import Attempted, Claim, LeaseLimits, Overtaken
 from fencepost.locks.source import MOST_NATIVE, Holder, Source
@@ -80,7 +81,9 @@ class SourceLocks:
         """
         began = time.monotonic()
         for _ in range(VOID_TRIES):
-            found = await self._grants.ask(lambda c: sources.repeated(c, wanted.secret_hash))
+            before, found = await self._grants.ask(
+                lambda c: sources.begun(c, self.name, wanted.names[0], wanted.secret_hash)
+            )
             if found is not None:
                 source, known = found
                 if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
@@ -88,7 +91,7 @@ class SourceLocks:
                 if await self._holds(known):
                     return await self._answered(known, wanted, claim, began, repeated=True)
             left = max(began + wanted.wait_ms / 1000 - time.monotonic(), 0)
-            held = await self._grants.grant(wanted, left, gone)
+            held = await self._grants.grant(wanted, before, left, gone)
             if isinstance(held, Holder):
                 return _attempted(_refused("held", wanted, held), began)
             if held is not None and (lease := await self._recorded(wanted, held)) is not None:
@@ -105,24 +108,25 @@ class SourceLocks:
         if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(ttl_ms)):
             await self._over(lease_id)
             return None
-        if not await self._grants.ask(lambda c: sources.renewed(c, lease_id, secret_hash, ttl_ms, ms_since(since))):
-            return None
-        return await self.inspect(lease_id)
+        renewed = await self._grants.ask(
+            lambda c: sources.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
+        )
+        return None if renewed is None else _public(renewed, ())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
         """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
-        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
-        if lease is None:
+        found = await self._grants.ask(lambda c: sources.held(c, self.name, lease_id, secret_hash))
+        if found is None:
             return None
-        before = await self._grants.state(lease.lock)
+        before, lease = found
+        self._grants.require_sound(before)
         tokens = await self._grants.drawn(lease.lock, lease.handle, lease.ttl_ms, count, before)
         if tokens is None:
             await self._over(lease_id)
             return None
         match await self._grants.ask(lambda c: sources.minted(c, lease_id, secret_hash, tokens, before.generation)):
             case "minted":
-                found = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
-                return None if found is None else _public(found, tokens)
+                return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
                 return None
             case verdict:
@@ -156,7 +160,7 @@ class SourceLocks:
         if not self.source.capabilities.verifies:
             return False
         before = await self._grants.state("")
-        number = token - (before.generation << sources.GENERATION_BITS)
+        number = token - (before.generation << GENERATION_BITS)
         if not 0 < number <= MOST_NATIVE or not await self.source.issued(number):
             return False
         await self._grants.ask(lambda c: sources.verified(c, self.name, token))
@@ -168,18 +172,16 @@ class SourceLocks:
             pass
 
     async def _recorded(self, wanted: Wanted, held: Held) -> SourceLease | None:
-        lease_id = await self._grants.record(wanted, held)
-        if lease_id is None:
-            return None
-        if not self.source.capabilities.ttl_from_server:
-            self._keeper.keep(lease_id, wanted.names[0], held.handle)
-        return await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, wanted.secret_hash))
+        lease = await self._grants.record(wanted, held)
+        if lease is not None and not self.source.capabilities.ttl_from_server:
+            self._keeper.keep(lease.lease_id, lease.lock, lease.handle)
+        return lease
 
     async def _answered(
         self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, began: float, *, repeated: bool
     ) -> Attempted:
         """Make the claims of a recorded grant, unless they are made, and answer."""
-        claims: object = None
+        claims, now = None, None
         if claim is not None:
             asked = time.monotonic()
             try:
@@ -191,8 +193,7 @@ class SourceLocks:
                 await self._over(lease.lease_id)
                 raise
             if time.monotonic() - asked > LATE * lease.ttl_ms / 1000:
-                await self.renew(lease.lease_id, wanted.secret_hash, None)
-        now = await self.inspect(lease.lease_id)
+                now = await self.renew(lease.lease_id, wanted.secret_hash, None)
         tokens = lease.tokens[1:] if wanted.claims else lease.tokens
         return Attempted(
             Acquired(
@@ -203,9 +204,9 @@ class SourceLocks:
                 tuple(Token(token) for token in tokens),
                 lease.ttl_ms,
                 lease.granted_at,
-                lease.expires_at if now is None else now.expires_at,
+                (now or lease).expires_at,
                 lease.lock,
-                0 if now is None else now.remaining_ms,
+                (now or lease).remaining_ms,
                 first=False,
                 waiting=0,
             ),

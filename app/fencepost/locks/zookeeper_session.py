@@ -9,6 +9,7 @@ was given up may still land, since kazoo may send it on the next connection: who
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +49,9 @@ _REFUSALS: Final[dict[type[Exception], str]] = {
     kz.QuotaExceededError: "a quota is used up",
 }
 _ENDED: Final = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
+# At DEBUG kazoo writes each request, and the password is one.
+_log = logging.getLogger("fencepost.locks.kazoo")
+_log.setLevel(logging.WARNING)
 _PAUSE: Final = 0.02  # seconds before a request is repeated
 _LONGEST_PAUSE: Final = 0.5  # seconds between two attempts to connect
 
@@ -86,6 +90,7 @@ class Session:
             hosts=settings.where,
             timeout=settings.session_timeout_s,
             auth_data=[("digest", settings.credentials)] if settings.credentials else None,
+            logger=_log,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_LONGEST_PAUSE),
         )
         client.add_listener(lambda state: self._soon(self._turned, client, state))

@@ -9,13 +9,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import Rule
+from fencepost.fencing.token import EXTERNAL, Rule
 
 MARK_COLUMN = "last_fence_token"
-BUILTIN = "builtin"
-"""The source whose tokens the sequence fencepost.tokens hands out (R9, R12)."""
-EXTERNAL = "external"
-"""Any source: the operator vouches that one place mints the tokens. Every other name is one in fencepost.sources."""
 
 TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
 

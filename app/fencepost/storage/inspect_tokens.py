@@ -4,7 +4,8 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.storage.catalog import BUILTIN, EXTERNAL, MARK_COLUMN, quote
+from fencepost.fencing.token import BUILTIN, EXTERNAL
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 from fencepost.storage.inspect import Finding

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fencepost.storage.catalog import BUILTIN
+from fencepost.fencing.token import BUILTIN
 from fencepost.storage.connection import Connection
 from fencepost.storage.leases import LeaseId
 

@@ -9,8 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from fencepost.fencing.token import Token
-from fencepost.storage.catalog import BUILTIN
+from fencepost.fencing.token import BUILTIN, Token
 from fencepost.storage.connection import Connection
 
 

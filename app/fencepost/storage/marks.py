@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencepost.fencing.token import Token, accepts
-from fencepost.storage.catalog import BUILTIN, EXTERNAL, Fence, Table
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, accepts
+from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key
 from fencepost.storage.row_sql import MARK, key_match, parameter_resource, resource_sql

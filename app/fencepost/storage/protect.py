@@ -12,9 +12,8 @@ from typing import Final
 import asyncpg
 
 from fencepost.fencing.scope import parse_scope
-from fencepost.fencing.token import Rule
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
 from fencepost.storage import sources
-from fencepost.storage.catalog import BUILTIN, EXTERNAL
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
+from fencepost.fencing.token import EXTERNAL, Rule
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.protect_check import KEY_TYPES, Target
 from fencepost.storage.row_sql import comparison, issued_by, literal, oldest_of, require_issued, resource_sql
 

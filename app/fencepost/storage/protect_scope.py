@@ -9,8 +9,8 @@ next protection by rows writes into the rows.
 from typing import Final
 
 from fencepost.fencing.scope import Scope, parse_scope
-from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
+from fencepost.fencing.token import EXTERNAL, Rule
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.protect_check import Target
 from fencepost.storage.protect_functions import dollar, drop_functions, give_functions
 from fencepost.storage.protect_scope_check import PREFIX_OF, Scoped

@@ -1,6 +1,7 @@
 """The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs."""
 
-from fencepost.storage.catalog import EXTERNAL, MARK_COLUMN, quote
+from fencepost.fencing.token import EXTERNAL
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT
 from fencepost.storage.protect_functions import SAID_IN_SETTING, dollar, drop_functions
 from fencepost.storage.protect_table import (

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import BUILTIN, MARK_COLUMN, quote
+from fencepost.fencing.token import BUILTIN, Rule
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT, KEY_TYPES, KeyColumn, Target
 from fencepost.storage.protect_functions import Functions, dollar
 from fencepost.storage.row_sql import literal

@@ -12,8 +12,8 @@ searched first, has the exact one: bigint < bigint, text || text.
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import BUILTIN, EXTERNAL, MARK_COLUMN, Column, Table, quote
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
+from fencepost.storage.catalog import MARK_COLUMN, Column, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 

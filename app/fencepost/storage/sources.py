@@ -8,10 +8,9 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.token import GENERATION_BITS
 from fencepost.storage.connection import Connection
 from fencepost.storage.leases import LockState, LostLease
-
-GENERATION_BITS: Final = 48
 
 
 def _time(expression: str) -> str:
@@ -88,7 +87,8 @@ class Known:
         """Say it in one phrase."""
         if self.frozen is not None:
             return f"frozen at generation {self.generation}: {self.frozen}"
-        return f"generation {self.generation}, issued {self.issued or 'none'}"
+        number = self.issued - (self.generation << GENERATION_BITS)
+        return f"generation {self.generation}, " + (f"issued {self.issued}" if number else "nothing issued yet")
 
 
 async def known(connection: Connection) -> list[Known]:
@@ -123,20 +123,37 @@ async def register(connection: Connection, name: str, scheme: str, ordering: str
 async def state(connection: Connection, name: str, lock: str) -> State:
     """Look where the source's tokens are. Before the service is asked, not after."""
     row = await connection.fetchrow("SELECT generation, issued, frozen FROM fencepost.source_state($1, $2)", name, lock)
-    if row is None or row["generation"] is None:
-        raise RuntimeError(f"the source {name} is not registered")
-    return State(row["generation"], row["issued"], row["frozen"])
+    return _state(row, name)
 
 
-async def repeated(connection: Connection, secret_hash: bytes) -> tuple[str, SourceLease] | None:
-    """Find the live lease of a secret, and its source."""
+async def begun(
+    connection: Connection, name: str, lock: str, secret_hash: bytes
+) -> tuple[State, tuple[str, SourceLease] | None]:
+    """Look where the source's tokens are, and for the live lease of a secret, with its source."""
     row = await connection.fetchrow(
-        f"SELECT source, {_LEASE},"
+        f"SELECT s.generation, s.issued, s.frozen, x.source, {_LEASE},"
         " ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint AS remaining_ms"
-        " FROM fencepost.source_repeated($1) AS x",
+        " FROM fencepost.source_state($1, $2) AS s LEFT JOIN fencepost.source_repeated($3) AS x ON true",
+        name,
+        lock,
         secret_hash,
     )
-    return None if row is None else (row["source"], _lease(row))
+    state = _state(row, name)
+    return state, None if row is None or row["lease_id"] is None else (row["source"], _lease(row))
+
+
+async def held(
+    connection: Connection, name: str, lease_id: int, secret_hash: bytes
+) -> tuple[State, SourceLease] | None:
+    """Look at a live lease as its holder, and where its source's tokens are."""
+    row = await connection.fetchrow(
+        f"SELECT s.generation, s.issued, s.frozen, {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3) AS x"
+        " CROSS JOIN LATERAL fencepost.source_state($1, x.lock) AS s",
+        name,
+        lease_id,
+        secret_hash,
+    )
+    return None if row is None else (_state(row, name), _lease(row))
 
 
 async def draw(connection: Connection, name: str, generation: int, count: int) -> tuple[int, ...] | None:
@@ -149,8 +166,8 @@ async def draw(connection: Connection, name: str, generation: int, count: int) -
 
 async def grant(
     connection: Connection, granting: Granting
-) -> tuple[Literal["granted", "void", "backwards", "frozen"], int | None, str | None, str | None]:
-    """Record a grant: its verdict, and where it is `granted` the lease's id, begin and end."""
+) -> tuple[Literal["granted", "void", "backwards", "frozen"], SourceLease | None]:
+    """Record a grant: its verdict, and where that is `granted` the lease."""
     row = await connection.fetchrow(
         f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
         "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11)",
@@ -168,7 +185,22 @@ async def grant(
     )
     if row is None:
         raise RuntimeError("fencepost.source_grant gave no row")
-    return row["verdict"], row["lease_id"], row["granted_at"], row["expires_at"]
+    if row["lease_id"] is None:
+        return row["verdict"], None
+    return row["verdict"], SourceLease(
+        row["lease_id"],
+        granting.lock,
+        granting.owner,
+        granting.claims,
+        not granting.claims,
+        granting.handle,
+        granting.tokens,
+        granting.tokens[-1],
+        granting.ttl_ms,
+        row["granted_at"],
+        row["expires_at"],
+        granting.ttl_ms - granting.elapsed_ms,
+    )
 
 
 async def claimed(connection: Connection, lease_id: int) -> bool:
@@ -185,12 +217,20 @@ async def lease(connection: Connection, source: str, lease_id: int, secret_hash:
     return None if row is None else _lease(row)
 
 
-async def renewed(connection: Connection, lease_id: int, secret_hash: bytes, ttl_ms: int, elapsed_ms: int) -> bool:
-    """Note that the service has renewed the hold. False: the lease is over by our record."""
-    noted: bool = await connection.fetchval(
-        "SELECT fencepost.source_renewed($1, $2, $3, $4)", lease_id, secret_hash, ttl_ms, elapsed_ms
+async def renewed(
+    connection: Connection, name: str, lease_id: int, secret_hash: bytes, ttl_ms: int, elapsed_ms: int
+) -> SourceLease | None:
+    """Note that the service has renewed the hold. None: the lease is over by our record."""
+    row = await connection.fetchrow(
+        f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_renewed($2, $3, $4, $5) AS done"
+        " CROSS JOIN LATERAL fencepost.source_lease($1, $2, $3) AS x WHERE done",
+        name,
+        lease_id,
+        secret_hash,
+        ttl_ms,
+        elapsed_ms,
     )
-    return noted
+    return None if row is None else _lease(row)
 
 
 async def minted(
@@ -257,6 +297,12 @@ async def forget(connection: Connection, keep_seconds: float, limit: int) -> int
     """Forget leases that ended long ago, at most `limit`; returns how many."""
     gone: int = await connection.fetchval("SELECT fencepost.source_forget($1, $2)", keep_seconds, limit)
     return gone
+
+
+def _state(row: asyncpg.Record | None, name: str) -> State:
+    if row is None or row["generation"] is None:
+        raise RuntimeError(f"the source {name} is not registered")
+    return State(row["generation"], row["issued"], row["frozen"])
 
 
 def _lease(row: asyncpg.Record) -> SourceLease:

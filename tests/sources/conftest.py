@@ -1,0 +1,89 @@
+"""A gateway with a lock service behind it, each on its real server."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from tests.conformance.bench import Bench
+from tests.conformance.conftest import BENCHES, start_bench
+from tests.in_process import in_process
+
+from fencepost.storage.protect import protect
+
+
+@pytest.fixture(scope="session", params=BENCHES)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Run a lock service, once for each of them."""
+    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@dataclass
+class Api:
+    """A gateway and one source behind it. `database` is its own."""
+
+    client: httpx.AsyncClient
+    source: str
+    database: str
+
+    async def post(self, lock: str, **asked: object) -> httpx.Response:
+        """Ask for a lock. `secret` goes where it belongs."""
+        secret = asked.pop("secret", None)
+        headers = {} if secret is None else {"X-Lease-Secret": str(secret)}
+        body = {"lock": lock, "source": self.source, "ttl_ms": 20_000, **asked}
+        return await self.client.post("/v1/leases", json=body, headers=headers)
+
+    async def grant(self, lock: str, **asked: object) -> dict[str, Any]:
+        answer = await self.post(lock, **asked)
+        assert answer.status_code == 201, answer.text
+        granted: dict[str, Any] = answer.json()
+        return granted
+
+    async def on(self, lease: dict[str, Any], verb: str, **body: object) -> httpx.Response:
+        """Renew, mint (`tokens`) or release (`delete`) a lease."""
+        headers = {"X-Lease-Secret": lease["secret"]}
+        if verb == "delete":
+            return await self.client.delete(f"/v1/leases/{lease['lease_id']}", headers=headers)
+        return await self.client.post(f"/v1/leases/{lease['lease_id']}/{verb}", json=body, headers=headers)
+
+    async def write(self, token: str | int, key: str = "k", **changes: object) -> httpx.Response:
+        return await self.client.patch(
+            f"/v1/data/orders/{key}", json=changes or {"status": f"by {token}"}, headers={"X-Fence-Token": str(token)}
+        )
+
+
+async def orders(database: str, *, source: str | None = None, verify: bool = False, rule: Any = "strict") -> None:
+    """Make a table orders with the row k, protected for a source (registered by a gateway before)."""
+    connection = await asyncpg.connect(database)
+    try:
+        await connection.execute(
+            "CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');"
+            "INSERT INTO public.orders VALUES ('k')"
+        )
+        await protect(connection, "orders", source=source, verify=verify, rule=rule)
+    finally:
+        await connection.close()
+
+
+def secret() -> str:
+    return secrets.token_urlsafe(24)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def api(bench: Bench, database: str, stack: AsyncExitStack) -> Api:
+    """Serve the test's database with the bench's service as the source `lock_service`, and a table pinned to it."""
+    name = "lock_service"
+    client = await stack.enter_async_context(in_process(database, sources=f"{name}={bench.url}"))
+    await orders(database, source=name)
+    return Api(client, name, database)

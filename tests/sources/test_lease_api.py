@@ -1,0 +1,151 @@
+"""The lease API over every lock service: the same answers as over the built-in source, with tokens that are fenced."""
+
+import asyncio
+import itertools
+
+import asyncpg
+import pytest
+from tests.conformance.bench import Bench
+from tests.sources.conftest import Api, secret
+
+ROW = "orders/k"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def lock() -> str:
+    """A lock of the test's own: the service outlives it."""
+    return f"orders/{next(_numbers)}"
+
+
+async def test_a_lease_lives_from_its_grant_to_its_release(api: Api, lock: str) -> None:
+    granted = await api.grant(lock, owner="worker-a", tokens=3)
+    assert granted["source"] == api.source
+    assert granted["lease_id"].startswith(f"{api.source}-")
+    tokens = [int(token) for token in granted["tokens"]]
+    assert len(tokens) == 3
+    held = await api.post(lock, owner="worker-b")
+    assert (held.status_code, held.json()["code"]) == (423, "FP011")
+    assert held.json()["holder"] == "worker-a"
+    renewed = await api.on(granted, "renew", ttl_ms=25_000)
+    assert renewed.status_code == 200
+    assert 20_000 < renewed.json()["remaining_ms"] <= 25_000
+    minted = await api.on(granted, "tokens", count=2)
+    tokens += [int(token) for token in minted.json()["tokens"]]
+    assert tokens == sorted(set(tokens))
+    listed = (await api.client.get("/v1/locks", params={"source": api.source})).json()
+    assert [(each["name"], each["owner"], each["token"]) for each in listed] == [(lock, "worker-a", str(tokens[-1]))]
+    state = (await api.client.get(f"/v1/leases/{granted['lease_id']}")).json()
+    assert (state["source"], state["token"]) == (api.source, str(tokens[-1]))
+    assert (await api.on(granted, "delete")).status_code == 204
+    assert (await api.on(granted, "delete")).status_code == 204
+    for gone in (await api.on(granted, "renew"), await api.on(granted, "tokens")):
+        assert (gone.status_code, gone.json()["code"]) == (410, "FP012")
+    successor = await api.grant(lock, owner="worker-b")
+    assert int(successor["token"]) > tokens[-1]
+
+
+async def test_the_leases_tokens_write_and_older_ones_are_stale(api: Api, lock: str) -> None:
+    first = await api.grant(lock, owner="first", tokens=2)
+    assert (await api.write(first["tokens"][0])).status_code == 200
+    assert (await api.on(first, "delete")).status_code == 204
+    second = await api.grant(lock, owner="second")
+    assert (await api.write(second["token"])).status_code == 200
+    stale = await api.write(first["tokens"][1])
+    assert (stale.status_code, stale.json()["code"]) == (409, "FP001")
+    by = stale.json()["superseded_by"]
+    assert (by["holder"], by["lease_id"], by["source"]) == ("second", second["lease_id"], api.source)
+    unissued = await api.write(int(second["token"]) + 100_000)
+    assert (unissued.status_code, unissued.json()["code"]) == (409, "FP018")
+    assert api.source in unissued.json()["detail"]
+    foreign = await api.write(2**48 + 1)
+    assert (foreign.status_code, foreign.json()["code"]) == (409, "FP008")
+
+
+async def test_the_same_secret_again_is_the_same_lease(api: Api, lock: str) -> None:
+    mine = secret()
+    first = await api.post(lock, owner="a", tokens=2, secret=mine)
+    again = await api.post(lock, owner="a", tokens=2, secret=mine)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert {first.json()[name] == again.json()[name] for name in ("lease_id", "tokens", "owner")} == {True}
+    other = await api.post(f"{lock}/other", owner="a", secret=mine)
+    assert (other.status_code, other.json()["code"]) == (400, "FP016")
+    foreign = await api.on({**first.json(), "secret": secret()}, "renew")
+    assert foreign.status_code == 410
+    assert (await api.on({**first.json(), "secret": secret()}, "delete")).status_code == 410
+    assert (await api.on(first.json(), "renew")).status_code == 200
+
+
+async def test_a_claim_fences_the_older_holder_off_before_the_new_one_writes(api: Api, lock: str) -> None:
+    old = await api.grant(lock, owner="old", tokens=2)
+    assert (await api.write(old["tokens"][0])).status_code == 200
+    assert (await api.on(old, "delete")).status_code == 204
+    mine = secret()
+    new = await api.grant(lock, owner="new", claim=[ROW], secret=mine)
+    assert new["claims"][0]["row"]["status"] == f"by {old['tokens'][0]}"
+    assert (await api.write(old["tokens"][1])).json()["code"] == "FP001"
+    repeated = await api.post(lock, owner="new", claim=[ROW], secret=mine)
+    assert (repeated.status_code, repeated.json()["tokens"]) == (200, new["tokens"])
+    assert repeated.json()["claims"][0]["mark"] == new["claims"][0]["mark"]
+    assert (await api.write(new["token"])).status_code == 200
+
+
+async def test_a_claim_that_is_refused_gives_the_lock_back(api: Api, lock: str) -> None:
+    refused = await api.post(lock, claim=["nowhere/1"])
+    assert (refused.status_code, refused.json()["code"]) == (404, "FP007")
+    builtin = await api.client.post("/v1/leases", json={"lock": "x", "claim": [ROW]})
+    assert (builtin.status_code, builtin.json()["code"]) == (409, "FP008")
+    connection = await asyncpg.connect(api.database)
+    await connection.execute("SELECT fencepost.raise_mark('orders/absent', 4000000000000, 'strict', true)")
+    await connection.close()
+    too_high = await api.post(lock, claim=["orders/absent"])
+    assert (too_high.status_code, too_high.json()["code"]) == (409, "FP008")
+    assert (await api.post(lock)).status_code == 201
+
+
+async def test_who_waits_gets_the_lock_when_it_is_released(api: Api, lock: str) -> None:
+    first = await api.grant(lock, tokens=2)
+    waiting = asyncio.create_task(api.grant(lock, wait_ms=60_000))
+    await asyncio.wait([waiting], timeout=1.3)  # long enough for its number to be drawn anew
+    assert not waiting.done()
+    minted = (await api.on(first, "tokens", count=3)).json()["tokens"]
+    assert (await api.on(first, "delete")).status_code == 204
+    second = await waiting
+    assert int(second["token"]) > int(minted[-1])
+    assert 1000 < second["waited_ms"] < 60_000
+    assert (await api.on(second, "renew")).status_code == 200
+
+
+async def test_a_lease_that_is_not_renewed_is_over_and_the_lock_becomes_free(api: Api, lock: str) -> None:
+    first = await api.grant(lock, ttl_ms=1000, owner="late")
+    second = await api.grant(lock, wait_ms=60_000, owner="next")
+    lost = await api.on(first, "renew")
+    assert lost.status_code == 410
+    assert lost.json()["superseded_by"]["holder"] == "next"
+    assert int(second["token"]) > int(first["token"])
+
+
+async def test_what_makes_no_sense_is_refused(api: Api) -> None:
+    several = await api.client.post("/v1/leases", json={"locks": ["a", "b"], "source": api.source})
+    assert (several.status_code, "one name at a time" in several.text) == (400, True)
+    for source in ("Etcd", 7, "", "a b", None):
+        answer = await api.client.post("/v1/leases", json={"lock": "a", "source": source})
+        assert (answer.status_code, answer.json()["code"]) == (400, "FP016"), source
+    assert (await api.client.get("/v1/locks", params={"source": "nowhere"})).status_code == 400
+    assert (await api.client.get("/v1/leases/nowhere-1")).status_code == 410
+    assert (await api.client.get(f"/v1/leases/{api.source}-999")).status_code == 410
+
+
+async def test_a_service_that_is_away_keeps_nobody_from_writing(api: Api, bench: Bench, lock: str) -> None:
+    held = await api.grant(lock, tokens=3)
+    await bench.crash()
+    try:
+        away = await api.post(f"{lock}/other")
+        assert (away.status_code, away.json()["code"]) == (503, "FP024")
+        assert away.headers["retry-after"] == "1"
+        assert (await api.on(held, "renew")).json()["code"] == "FP024"
+        assert (await api.write(held["tokens"][0])).status_code == 200, "writes need the database only (R13)"
+        assert (await api.client.get("/readyz")).status_code == 200
+    finally:
+        await bench.restart()
+    assert (await api.post(f"{lock}/other", wait_ms=30_000)).status_code == 201

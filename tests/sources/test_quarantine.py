@@ -1,0 +1,150 @@
+"""A lock service that forgets what it handed out is frozen, until an operator raises its generation (R12)."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.conformance import etcd_bench
+from tests.conformance.redis_bench import DURABLE, redis_server
+from tests.in_process import in_process
+from tests.servers import free_port
+from tests.sources.conftest import Api, orders
+
+from fencepost.cli.main import main
+
+NAME = "lock_service"
+
+
+@dataclass
+class Restorable:
+    """A lock service, what to do to save its state, and to put the saved state back."""
+
+    url: str
+    save: Callable[[], Awaitable[None]]
+    restore: Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def redis_service(tmp_path: Path) -> Iterator[Restorable]:
+    """One Redis, whose files are copied while it is stopped, as a backup of its volume would."""
+    port = free_port()
+    with redis_server(tmp_path / "redis", port, *DURABLE) as server:
+
+        async def save() -> None:
+            server.stop()
+            shutil.copytree(tmp_path / "redis", tmp_path / "saved")
+            server.start()
+            await server.serves()
+
+        async def restore() -> None:
+            server.stop()
+            shutil.rmtree(tmp_path / "redis")
+            shutil.copytree(tmp_path / "saved", tmp_path / "redis")
+            server.start()
+            await server.serves()
+
+        yield Restorable(f"redis://127.0.0.1:{port}/0", save, restore)
+
+
+@pytest.fixture
+def etcd_service(tmp_path: Path) -> Iterator[Restorable]:
+    """One etcd, by its own `snapshot save` and `snapshot restore`."""
+    snapshot = str(tmp_path / "snapshot.db")
+    with etcd_bench.running(tmp_path) as bench:
+
+        async def save() -> None:
+            await bench.ctl("snapshot", "save", snapshot)
+
+        async def restore() -> None:
+            await bench.crash()
+            shutil.rmtree(tmp_path / "n0")
+            await bench.ctl("snapshot", "restore", snapshot, "--data-dir", str(tmp_path / "n0"), *bench.identity(0))
+            await bench.restart()
+
+        yield Restorable(bench.url, save, restore)
+
+
+@pytest.fixture(params=["redis_service", "etcd_service"])
+def service(request: pytest.FixtureRequest) -> Restorable:
+    found: Restorable = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+async def api(service: Restorable, database: str, stack: AsyncExitStack) -> Api:
+    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={service.url}"))
+    await orders(database, source=NAME)
+    return Api(client, NAME, database)
+
+
+async def fencepost(api: Api, *arguments: str) -> Result:
+    """Run the command line on the test's database."""
+    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments], env={"FENCEPOST_DATABASE_URL": api.database})
+
+
+async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, service: Restorable) -> None:
+    await api.grant("orders/before")
+    await service.save()
+    held = await api.grant("orders/k", tokens=20)
+    assert (await api.write(held["tokens"][0])).status_code == 200
+    await service.restore()
+
+    refused = await api.post("orders/other", wait_ms=10_000)
+    assert (refused.status_code, refused.json()["code"]) == (503, "FP015")
+    assert f"fencepost source bump {NAME}" in refused.json()["hint"]
+    again = await api.post("orders/another")
+    assert again.json()["code"] == "FP015", "also for those that ask later"
+    minted = await api.on(held, "tokens")
+    assert minted.json()["code"] in ("FP015", "FP012")
+    assert (await api.write(held["tokens"][1])).status_code == 200, "granted tokens go on"
+
+    ready = await api.client.get("/readyz")
+    assert (ready.status_code, ready.json()["sources"][NAME].startswith("frozen at generation 0: ")) == (200, True)
+    assert f'fencepost_source_frozen{{source="{NAME}"}} 1.0' in (await api.client.get("/metrics")).text
+    listed = await fencepost(api, "source")
+    assert (listed.exit_code, "frozen at generation 0" in listed.output) == (1, True)
+    status = await fencepost(api, "status")
+    assert f"source {NAME}: frozen at generation 0" in status.output
+
+    assert (await fencepost(api, "source", "bump", NAME, "--reason", " ")).exit_code == 2
+    assert (await fencepost(api, "source", "bump", "nobody", "--reason", "x")).exit_code == 1
+    bumped = await fencepost(api, "source", "bump", NAME, "--reason", "restored the backup of Tuesday")
+    assert (bumped.exit_code, f"{NAME} is at generation 1" in bumped.output) == (0, True)
+    assert (await api.on(held, "renew")).status_code == 410, "leases of the generation before are over"
+    anew = await api.grant("orders/after", wait_ms=10_000)
+    assert int(anew["token"]) > 2**48
+    assert (await api.write(anew["token"])).status_code == 200
+    stale = await api.write(held["tokens"][2])
+    assert (stale.status_code, stale.json()["code"]) == (409, "FP001")
+    assert f'fencepost_source_frozen{{source="{NAME}"}} 0.0' in (await api.client.get("/metrics")).text
+    connection = await asyncpg.connect(api.database)
+    told = await connection.fetch("SELECT event, generation, detail FROM fencepost.source_log ORDER BY at")
+    await connection.close()
+    assert [(row["event"], row["generation"]) for row in told] == [("registered", 0), ("frozen", 0), ("raised", 1)]
+    assert told[2]["detail"] == "restored the backup of Tuesday"
+
+
+async def test_a_stale_token_of_an_earlier_generation_does_not_get_to_rows_without_a_mark(
+    api: Api, service: Restorable
+) -> None:
+    """A row that the new generation has not written has an old mark, and an old token may be above that."""
+    held = await api.grant("orders/k", tokens=3)
+    assert (await api.write(held["tokens"][0])).status_code == 200
+    assert (await fencepost(api, "source", "bump", NAME, "--reason", "a drill")).exit_code == 0
+    refused = await api.write(held["tokens"][1])
+    assert (refused.status_code, refused.json()["code"]) == (409, "FP001")
+    created = await api.client.put(
+        "/v1/data/orders/new", json={"status": "x"}, headers={"X-Fence-Token": held["tokens"][1]}
+    )
+    assert (created.status_code, created.json()["code"]) == (409, "FP001")
+    claimed = await api.client.post(
+        "/v1/claims", json={"resource": "orders/absent"}, headers={"X-Fence-Token": held["tokens"][1]}
+    )
+    assert (claimed.status_code, claimed.json()["code"]) == (409, "FP001")
+    del service
