@@ -19,6 +19,7 @@ from fencepost import wire
 from fencepost.election.state import PREFIX, Election, Leader
 from fencepost.election.watching import Subscription
 from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.elections import elections, observe, watching
 from fencepost.http.edge import HEAD
@@ -27,7 +28,6 @@ from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_requests import refuse_token
 from fencepost.http.system import answered, json_response, problems
-from fencepost.storage.catalog import BUILTIN
 from fencepost.storage.query import QueryError
 
 HEARTBEAT: Final = 10.0
