@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from tests.client.proxy import proxy_to
 from tests.conformance import etcd_bench, zookeeper_bench
-from tests.elections import Candidate, Contest, contest
+from tests.elections import WITHIN, Candidate, Contest, contest
 from tests.interleave import eventually
 from tests.lease_http import running
 from tests.servers import Server, free_port
 
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-
-LISTENS_WITHIN = 60
 
 
 async def led_and_followed(contest: Contest, first_url: str, second_url: str) -> tuple[Candidate, Candidate, int]:
@@ -166,7 +164,7 @@ async def still_works(election: Contest, first: Candidate, second: Candidate, te
     async def somebody_else_wrote() -> bool:
         return (await election.history())[-1].term > leading
 
-    await eventually(somebody_else_wrote, within=LISTENS_WITHIN, what="the other's write")
+    await eventually(somebody_else_wrote, within=WITHIN, what="the other's write")
     new = (await election.history())[-1].term
     assert {"elected": new} in other.told
     await election.check(term, new)
