@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Two stages: build the wheel with what the lock names, then only what runs. No compiler, no root, no embedded server:
+# Two stages: build the wheel with what the lock names, clients of all lock services included, then only what runs. No compiler, no root, no embedded server:
 # a container has a database beside it (docker-compose.yml).
 
 FROM python:3.13-slim-bookworm AS build

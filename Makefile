@@ -18,7 +18,7 @@ help:
 	@echo "make serve         run the gateway on an embedded PostgreSQL, with a demo table"
 	@echo "make test          run all tests that this machine can run; names what it could not"
 	@echo "make check         format, lint, imports, types, unit tests, Dockerfile (under a minute)"
-	@echo "make test-servers  as root on Debian: install the servers that tests use"
+	@echo "make test-servers  as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, ZooKeeper, …)"
 	@echo "make bench         measure against others, and plot it (see benchmarks/); a quarter of an hour"
 	@echo "make install       set up .venv only"
 	@echo "make lock          resolve the dependencies anew"
@@ -63,7 +63,8 @@ format: install-dev
 test: install-dev
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-# Installed, never started by itself: policy-rc.d answers 101 while apt runs.
+# PostgreSQL, Chromium, Redis, etcd, ZooKeeper with a JRE. Installed, never started by themselves: policy-rc.d answers 101
+# while apt runs. Kubernetes has no package: .ci/kube-apiserver builds it from its Go modules, in about ten minutes.
 test-servers:
 	@[ "$$(id -u)" = 0 ] || { echo "make test-servers needs root: it runs apt-get install"; exit 1; }
 	.ci/test-servers
@@ -74,6 +75,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.plot benchmarks/results/latest.json benchmarks/results/latest.png
 	$(BIN)/python -m benchmarks.leases
+	$(BIN)/python -m benchmarks.sources
 
 # Universal: one file for every platform and Python; hashes, and no registry's name.
 lock: install-dev

@@ -39,16 +39,18 @@ class UnexpectedAnswerError(Exception):
 class HttpClient:
     """Leases over HTTP: Fencepost's, or the advisory handler's, which takes and gives a part of the same JSON."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, waits: bool) -> None:
-        self._reader, self._writer = reader, writer
-        self._more = f', "ttl_ms": {TTL_MS}, "wait_ms": {WAIT_MS if waits else 0}'
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, more: str) -> None:
+        self._reader, self._writer, self._more = reader, writer, more
         self._secret = secrets.token_urlsafe(32)
         self._lease = ""
 
     @classmethod
-    async def open(cls, port: int, *, waits: bool) -> "HttpClient":
+    async def open(cls, port: int, *, waits: bool, ttl_ms: int = TTL_MS, source: str = "builtin") -> "HttpClient":
         """Connect."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port), waits=waits)
+        more = f', "ttl_ms": {ttl_ms}, "wait_ms": {WAIT_MS if waits else 0}'
+        if source != "builtin":
+            more += f', "source": "{source}"'
+        return cls(*await asyncio.open_connection("127.0.0.1", port), more)
 
     async def acquire(self, name: str) -> None:
         """POST /v1/leases."""

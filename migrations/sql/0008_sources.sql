@@ -530,11 +530,20 @@ BEGIN
   END IF;
 END $$;
 -- next
--- A table, or scope, becomes the source's that has marks up to p_token: they count as issued by it.
-CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint) RETURNS void LANGUAGE plpgsql
+-- A table, or scope, becomes the source's that has marks up to p_token. They count as issued by it, unless they are known to
+-- be another source's (p_of_another) and nobody has a token of this one yet: then it begins in a generation above them.
+CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint, p_of_another boolean) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.source_register(p_source, NULL, NULL);
+  IF p_of_another AND p_token > 0 THEN
+    UPDATE fencepost.sources s SET generation = (p_token >> 48) + 1, issued = ((p_token >> 48) + 1) << 48
+     WHERE s.name = p_source AND s.issued = 0;
+    IF FOUND THEN
+      INSERT INTO fencepost.source_log (source, event, generation, detail)
+      VALUES (p_source, 'raised', (p_token >> 48) + 1, format('a table with the mark %s of another source was pinned to it', p_token));
+    END IF;
+  END IF;
   UPDATE fencepost.sources s SET issued = p_token, generation = greatest(s.generation, p_token >> 48)
    WHERE s.name = p_source AND s.issued < p_token;
 END $$;
@@ -547,7 +556,7 @@ REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepos
   fencepost.source_end(bigint, boolean), fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint),
   fencepost.source_lost(text, bigint), fencepost.source_lock_states(text, text, text, integer),
   fencepost.source_verified(text, bigint), fencepost.source_raise(text, text), fencepost.source_forget(double precision, integer),
-  fencepost.source_beyond(text, bigint), fencepost.raise_sources_of_ours() FROM PUBLIC;
+  fencepost.source_beyond(text, bigint, boolean), fencepost.raise_sources_of_ours() FROM PUBLIC;
 -- next
 -- Triggers compare with it in the writer's own name.
 GRANT SELECT ON fencepost.sources TO PUBLIC;

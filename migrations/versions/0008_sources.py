@@ -38,7 +38,7 @@ def downgrade() -> None:
                 replaced = statement.strip().removesuffix(";").replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
                 op.execute(text(replaced.replace(":", "\\:")))
     for function in (
-        "source_beyond(text, bigint)",
+        "source_beyond(text, bigint, boolean)",
         "raise_sources_of_ours()",
         "source_forget(double precision, integer)",
         "source_raise(text, text)",

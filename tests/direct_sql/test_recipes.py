@@ -1,10 +1,7 @@
 """docs/direct-sql.md runs as it stands; what cannot run here says so on the page."""
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from tests.conftest import in_database
 from tests.http.conftest import serving
 from tests.interleave import Connect
-from tests.recipes import PAGE, recipe, recipes, run_recipe
+from tests.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.settings import Settings
 from fencepost.storage import demo
@@ -34,32 +31,6 @@ async def shop(database: str) -> str:
     """Give the URL of a database with the demo's orders."""
     await demo.load(database)
     return database
-
-
-def steps(console: str) -> list[tuple[str, str]]:
-    """Read (command, expected output) from a console block; `> ` continues a command."""
-    found = []
-    for step in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
-        command, *lines = step.splitlines()
-        while lines and lines[0].startswith("> "):
-            command += f"\n{lines.pop(0)[2:]}"
-        found.append((command, "\n".join(lines)))
-    return found
-
-
-def run(command: str, server: PostgresServer, url: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell command with psql and fencepost on its path."""
-    path = f"{server.bin_dir}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FENCE", "PG"))}
-    return subprocess.run(
-        ["bash", "-c", command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=60,
-        env=kept | {"PATH": path, "DATABASE_URL": url, "LC_ALL": "C.UTF-8"} | variables,
-    )
 
 
 @pytest.fixture(scope="module")

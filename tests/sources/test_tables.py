@@ -71,6 +71,24 @@ async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
     assert (await api.write(granted["token"])).status_code == 200
 
 
+async def test_a_service_of_which_nobody_has_a_token_begins_above_another_sources_marks(
+    bench: Bench, database: str, stack: AsyncExitStack
+) -> None:
+    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
+    await orders(database, source="builtin")
+    api = Api(client, "builtin", database)
+    before = await api.grant("k", tokens=30)
+    assert (await api.write(before["tokens"][-1])).status_code == 200
+    connection = await asyncpg.connect(database)
+    await protect(connection, "orders", source=NAME)
+    await connection.close()
+    api.source = NAME
+    granted = await api.grant("orders/k-anew")
+    assert int(granted["token"]) > 2**48
+    assert (await api.write(granted["token"])).status_code == 200
+    assert (await run(database, "source")).output.startswith("redis (redis): generation 1, issued ")
+
+
 async def test_a_scope_may_be_a_lock_services(bench: Bench, database: str, stack: AsyncExitStack) -> None:
     client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
     connection = await asyncpg.connect(database)

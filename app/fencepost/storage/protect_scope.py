@@ -262,6 +262,7 @@ END"""
         )
         return issue_beyond_sql(
             self.source,
+            self.before,
             f"""
     (SELECT m.resource, m.last_fence_token AS mark, {literal(of_scope)} AS mend FROM fencepost.marks AS m
       WHERE starts_with(m.resource, {literal(encode_name(self.scope.prefix) + "/")})

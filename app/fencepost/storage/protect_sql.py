@@ -120,6 +120,7 @@ END"""
         mend_floor = f"Nobody may insert below it. UPDATE fencepost.floors lowers it, where name is {name}."
         return issue_beyond_sql(
             self.source,
+            self.before,
             f"""
     (SELECT {self.functions.called("name")}(r) AS resource, r.{MARK_COLUMN} AS mark, {literal(mend)} AS mend
        FROM {self.table} AS r

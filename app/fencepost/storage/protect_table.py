@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.fencing.token import BUILTIN, Rule
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
 from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.protect_check import CONSTRAINT, KEY_TYPES, KeyColumn, Target
 from fencepost.storage.protect_functions import Functions, dollar
@@ -31,6 +31,8 @@ class TableDdl:
         self.source = source
         self.requires_key = requires_key
         self.verify = verify
+        self.before = target.registered.source if target.registered is not None else None
+        """The source that it had."""
         self.functions = Functions(target, rule, source)
         self.table = self.functions.table
         self.name = self.functions.name
@@ -107,16 +109,18 @@ def write_rows_sql(write: str) -> str:
     SET LOCAL search_path = pg_catalog, pg_temp;"""
 
 
-def issue_beyond_sql(source: str, marks: str) -> list[str]:
+def issue_beyond_sql(source: str, before: str | None, marks: str) -> list[str]:
     """Let a source's tokens go on from above the highest of `marks`, a query that gives resource, mark and mend: what
     an operator does about one that is too high, a text for format() in which %L is the resource.
 
     The built-in source's are moved there. A lock service's cannot be moved: those marks count as issued by it, and if
-    they were not, its next grant shows that it counts from elsewhere.
+    they were not, its next grant shows that it counts from elsewhere. `before` is the source that they were of: when it
+    is known to be another one, a service of which nobody has a token begins in a generation above them.
     """
     beyond = "fencepost.issue_beyond(high.mark)"
     if source != BUILTIN:
-        beyond = f"fencepost.source_beyond({literal(source)}, high.mark)"
+        of_another = before not in (None, EXTERNAL, source)
+        beyond = f"fencepost.source_beyond({literal(source)}, high.mark, {str(of_another).lower()})"
     body = f"""
 DECLARE
   row_security text := current_setting('row_security');

@@ -1,0 +1,75 @@
+"""docker-compose.yml: each profile has a gateway that can read its source's URL, and servers that forget nothing."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from ruamel.yaml import YAML
+
+from fencepost.source_wiring import read_source
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "docker-compose.yml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+NODES = {"redis": 1, "redlock": 5, "etcd": 3, "zookeeper": 3}
+PORTS = {"redis": 6379, "redlock": 6379, "etcd": 2379, "zookeeper": 2181}
+
+
+def of(profile: str) -> dict[str, dict[str, Any]]:
+    return {name: service for name, service in SERVICES.items() if service.get("profiles") == [profile]}
+
+
+def test_there_is_a_profile_for_each_service_that_compose_can_run() -> None:
+    assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == set(NODES)
+
+
+@pytest.mark.parametrize("profile", NODES)
+def test_the_gateway_of_a_profile_names_all_nodes_and_waits_for_them(profile: str) -> None:
+    services = of(profile)
+    gateway = services.pop(f"gateway-{profile}")
+    assert len(services) == NODES[profile]
+    text = gateway["environment"]["FENCEPOST_SOURCES"]
+    assert read_source(text, "").kind == profile
+    hosts = urlsplit(text.partition("=")[2]).netloc.split(",")
+    assert {host.partition(":")[0] for host in hosts} == set(services)
+    assert {int(host.partition(":")[2] or PORTS[profile]) for host in hosts} == {PORTS[profile]}
+    waits_for = gateway["depends_on"]
+    assert {name for name, how in waits_for.items() if how["condition"] == "service_healthy"} == {*services, "postgres"}
+    assert waits_for["migrate"]["condition"] == "service_completed_successfully"
+
+
+def test_published_ports_are_of_the_hosts_loopback_and_differ() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert len({port.split(":")[1] for port in ports}) == len(ports)
+
+
+def test_every_redis_keeps_what_it_acknowledged() -> None:
+    for name, service in (of("redis") | of("redlock")).items():
+        if not name.startswith("gateway"):
+            command = " ".join(service["command"])
+            assert "--appendonly yes --appendfsync always" in command, name
+            assert "--maxmemory-policy noeviction" in command, name
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SERVICES if "build" not in SERVICES[name] or "image" in SERVICES[name]]
+)
+def test_servers_are_pinned_healthy_before_they_are_used_and_keep_their_data(name: str) -> None:
+    service = SERVICES[name]
+    assert re.search(r":\d", service["image"]), "a tag with a version"
+    assert service["healthcheck"]["test"]
+    volumes = [volume.partition(":")[0] for volume in service["volumes"]]
+    assert set(volumes) <= set(COMPOSE["volumes"])
+    others = [v for n, s in SERVICES.items() if n != name for v in s.get("volumes", [])]
+    assert not set(volumes) & {volume.partition(":")[0] for volume in others}, "no two servers share a volume"
+
+
+def test_each_node_of_a_cluster_knows_its_own_name() -> None:
+    for number in (1, 2, 3):
+        etcd = SERVICES[f"etcd-{number}"]["environment"]
+        assert f"{etcd['ETCD_NAME']}={etcd['ETCD_INITIAL_ADVERTISE_PEER_URLS']}" in etcd["ETCD_INITIAL_CLUSTER"]
+        zookeeper = SERVICES[f"zookeeper-{number}"]["environment"]
+        assert f"server.{zookeeper['ZOO_MY_ID']}=zookeeper-{number}:" in zookeeper["ZOO_SERVERS"]

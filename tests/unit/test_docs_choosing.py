@@ -1,0 +1,159 @@
+"""docs/choosing.md and docs/recipes: every claim's evidence is there, and the table of guarantees is the code's."""
+
+import ast
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from fencepost.locks.advisory import AdvisorySource
+from fencepost.locks.etcd import EtcdSource
+from fencepost.locks.kubernetes import KubernetesLeases
+from fencepost.locks.redis import RedisSource
+from fencepost.locks.registry import KINDS, Surroundings, make
+from fencepost.locks.source import Capabilities
+
+ROOT = Path(__file__).parents[2]
+CHOOSING = ROOT / "docs" / "choosing.md"
+PAGES = (CHOOSING, *sorted((ROOT / "docs" / "recipes").glob("*.md")))
+IDS = [page.name for page in PAGES]
+EVIDENCE = re.compile(r"\b[CT][1-9][0-9]*\b")
+CLAIMS = ("## Do you need a lock?", "## What each source breaks on, and costs", "## First question")
+
+
+def capabilities() -> dict[str, Capabilities]:
+    """What each source promises, by the scheme of its URL."""
+    somewhere = Surroundings("locks", "")
+    return {
+        "redis": RedisSource.capabilities,
+        "redlock": make("redlock://a,b,c", somewhere).capabilities,
+        "etcd": EtcdSource.capabilities,
+        "zookeeper": make("zookeeper://a", somewhere).capabilities,
+        "kubernetes": KubernetesLeases.capabilities,
+        "postgres-advisory": AdvisorySource.capabilities,
+    }
+
+
+def section(heading: str) -> str:
+    """The part of choosing.md under a heading that begins so."""
+    found = re.search(
+        rf"^{re.escape(heading)}.*?\n(.*?)(?=^## |\Z)", CHOOSING.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert found is not None, heading
+    return found[1]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table's rows in a section, without its head."""
+    lines = [line for line in section(heading).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def listed() -> dict[str, str]:
+    """What the section Evidence has, by its label: a URL, or path::name of a test."""
+    found: dict[str, str] = {}
+    for line in section("## Evidence").split("\n"):
+        if not line:
+            continue
+        if cited := re.fullmatch(r"- (C\d+) \S.*: <(\S+)>", line):
+            entries = [(cited[1], cited[2])]
+        else:
+            path = re.match(r"- `(tests/\S+\.py)`", line)
+            assert path is not None, line
+            entries = [(label, path[1] + name) for label, name in re.findall(r"(T\d+) `(::\w+)`", line)]
+            assert entries, line
+        for label, what in entries:
+            assert label not in found, f"{label} is listed twice"
+            found[label] = what
+    return found
+
+
+def names_in(path: Path) -> set[str]:
+    """Names of the tests of a module, without running it."""
+    tree = ast.parse(path.read_text("utf-8"))
+    functions = (node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {name for name in functions if name.startswith("test_")}
+
+
+def test_each_test_that_is_named_exists() -> None:
+    named = [what for label, what in listed().items() if label.startswith("T")]
+    assert len(named) > 20
+    for page in PAGES[1:]:
+        named += re.findall(r"`(tests/[^`]*)`", page.read_text("utf-8"))
+    for what in named:
+        path, _, name = what.partition("::")
+        assert name in names_in(ROOT / path), what
+
+
+def test_what_is_listed_is_used_and_what_is_used_is_listed() -> None:
+    text = CHOOSING.read_text("utf-8")
+    claims = text[: text.index("## Evidence")]
+    assert set(EVIDENCE.findall(claims)) == set(listed())
+
+
+@pytest.mark.parametrize("heading", CLAIMS)
+def test_each_row_of_claims_has_evidence(heading: str) -> None:
+    found = rows(heading)
+    assert len(found) >= 3
+    for row in found:
+        assert EVIDENCE.search(" ".join(row)), row
+
+
+def test_the_table_of_guarantees_is_the_codes() -> None:
+    orders = {"its own, ordered over all locks": "source", "its own, ordered within each": "lock"}
+    promised = {
+        name[1 : name.index("]")]: (
+            orders.get(tokens, "database" if tokens == "drawn in PostgreSQL" else tokens),
+            {"first come, first served": True, "by chance": False}[waiters],
+            ttl,
+            {"the service": True, "the end of a session": False}[ended],
+        )
+        for name, tokens, waiters, ttl, ended in rows("## What each source guarantees")
+    }
+    assert promised == {
+        name: (found.order, found.fair, f"{found.least_ttl_ms} ms", found.ttl_from_server)
+        for name, found in capabilities().items()
+    }
+
+
+def test_each_source_has_its_rows() -> None:
+    schemes = {scheme for scheme in KINDS if scheme not in ("rediss", "etcds")}  # the same over TLS
+    assert schemes == set(capabilities())
+    assert {row[0].strip("`") for row in rows("## What each source breaks on")} == schemes | {"built-in"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_urls_are_well_formed_and_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"<(https?:[^>]*)>", text)
+    assert targets
+    for target in targets:
+        url = urlsplit(target)
+        if url.scheme:
+            assert url.scheme == "https", target
+            assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", url.netloc), target
+            assert re.fullmatch(r"[!-~]*", target), target
+        else:
+            leads_to = (page.parent / url.path).resolve() if url.path else page
+            assert leads_to.is_file(), target
+            assert not url.fragment or url.fragment in anchors(leads_to), target
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_a_page_is_short(page: Path) -> None:
+    assert len(page.read_text("utf-8").splitlines()) < 120
+
+
+def test_the_readme_leads_to_each_page() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "(docs/choosing.md)" in readme
+    assert "(docs/recipes)" in readme
+    for page in PAGES[1:]:
+        assert f"recipes/{page.name}" in CHOOSING.read_text("utf-8")
