@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         ApiError,
         Client,
         FencepostError,
+        Leader,
         Lease,
         LeaseLost,
         LockHeld,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
         StaleToken,
         SyncClient,
         SyncLease,
+        SyncTerm,
+        Term,
         Unavailable,
     )
 
@@ -30,6 +33,7 @@ __all__ = [
     "ApiError",
     "Client",
     "FencepostError",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LockHeld",
@@ -40,6 +44,8 @@ __all__ = [
     "StaleToken",
     "SyncClient",
     "SyncLease",
+    "SyncTerm",
+    "Term",
     "Unavailable",
     "__version__",
 ]

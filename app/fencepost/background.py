@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from fencepost.election.watching import Watches
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
@@ -45,6 +46,7 @@ class Upkeep:
     locks: PostgresLocks
     retention: Retention
     emit: Emit
+    watches: Watches
 
     async def reload(self) -> None:
         """Read the catalog anew, and see whether this is still the database to write to."""
@@ -108,7 +110,7 @@ async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     )
     tasks = [asyncio.create_task(work) for work in works]
     try:
-        with _reloading_on_hangup(upkeep.reload), _stopping_at_once(queue):
+        with _reloading_on_hangup(upkeep.reload), _stopping_at_once(queue, upkeep.watches):
             yield
     finally:
         for task in tasks:
@@ -134,13 +136,14 @@ def _reloading_on_hangup(reload: Callable[[], Coroutine[Any, Any, None]]) -> Ite
 
 
 @contextmanager
-def _stopping_at_once(queue: Queue) -> Iterator[None]:
-    """Send waiters away as soon as the process is asked to stop: the server would wait for them otherwise."""
+def _stopping_at_once(queue: Queue, watches: Watches) -> Iterator[None]:
+    """Send away who waits or watches once the process is asked to stop: the server would wait for them otherwise."""
     loop = asyncio.get_running_loop()
     previous: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(queue.stop)
+        loop.call_soon_threadsafe(watches.stop)
         previous[signal.Signals(number)](number, frame)
 
     if threading.current_thread() is threading.main_thread():

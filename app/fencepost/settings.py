@@ -69,6 +69,7 @@ class Settings(BaseSettings):
     max_wait: LeaseSeconds = Field(default=300.0, description="Longest that one request waits for a lock.")
     max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")
     max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
+    max_watchers: Positive = Field(default=1000, description="Most streams of elections that are open, per worker.")
     lease_history: Seconds = Field(
         default=3600.0, description="How long ended leases are remembered, to tell refused holders who came after them."
     )

@@ -156,6 +156,28 @@ class LockAnswer(TypedDict):
     waiters: list[WaiterAnswer]
 
 
+class LeaderAnswer(TypedDict):
+    """Whoever leads an election. `term` is the first token of its lease: a later leader's is larger."""
+
+    term: str
+    owner: str
+    lease_id: str
+    since: str
+    expires_at: str
+    remaining_ms: int
+
+
+class ElectionAnswer(TypedDict):
+    """An election as it stands. `candidates`: who waits to be elected, first come first; empty where only the lock
+    service knows.
+    """
+
+    name: str
+    source: str
+    leader: LeaderAnswer | None
+    candidates: list[WaiterAnswer]
+
+
 class Health(TypedDict):
     """The process is alive."""
 

@@ -11,6 +11,7 @@ import asyncpg
 from fastapi import FastAPI
 
 from fencepost import background, wire
+from fencepost.election.watching import Watches
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.turns import Turns
 from fencepost.http.app import Application, Parts
@@ -164,7 +165,9 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )
         async with (
-            background.running(dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit)),
+            background.running(
+                dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit, gateway.watches)
+            ),
             sources_opened(configured, gateway, emit, history=settings.lease_history) as opened,
         ):
             yield replace(gateway, sources=opened)
@@ -197,7 +200,9 @@ def _assembled(settings: Settings, database: Database, catalog: CatalogCache, qu
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
-    return Gateway(database, catalog, emit, settings.max_rows, locks, group, turns)
+    return Gateway(
+        database, catalog, emit, settings.max_rows, locks, group, turns, watches=Watches(settings.max_watchers)
+    )
 
 
 @asynccontextmanager

@@ -319,10 +319,10 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (x.ended_at IS NOT NULL OR x.expires_at <= clock_timestamp()) $$;
 -- next
 CREATE FUNCTION fencepost.source_lock_states(p_source text, p_name text, p_after text, p_limit integer)
-RETURNS TABLE (name text, lease_id bigint, owner text, last_token bigint, granted_at timestamptz, expires_at timestamptz,
-               remaining_ms bigint, waiters json)
+RETURNS TABLE (name text, lease_id bigint, owner text, first_token bigint, last_token bigint, granted_at timestamptz,
+               expires_at timestamptz, remaining_ms bigint, waiters json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.lock, x.lease_id, x.owner, x.last_token, x.granted_at, x.expires_at,
+  SELECT x.lock, x.lease_id, x.owner, x.tokens[1], x.last_token, x.granted_at, x.expires_at,
          ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint, '[]'::json
     FROM fencepost.source_leases x
    WHERE x.source = p_source AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()

@@ -45,7 +45,7 @@ class Running:
     @property
     def lines(self) -> list[str]:
         """What `fencepost lock` itself printed to stderr; a shell tells there who was killed."""
-        return [line for line in self.said.splitlines() if line.startswith("fencepost lock: ")]
+        return [line for line in self.said.splitlines() if line.startswith(("fencepost lock: ", "fencepost elect: "))]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -62,15 +62,16 @@ def start_lock(
     stdin: int = subprocess.DEVNULL,
     pass_fds: tuple[int, ...] = (),
     prefix: tuple[str, ...] = (),
+    verb: str = "lock",
 ) -> Running:
-    """Run it, with nothing of our own environment's settings. `prefix` is a command that runs it.
+    """Run it, with nothing of our own environment's settings. `prefix` is a command that runs it, `verb` its name.
 
     In a script $MINT is `fencepost mint`.
     """
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             # Under nohup, or as a background job, signals are ignored, and stay so: not what these tests are about.
-            ["env", "--default-signal", *prefix, *FENCEPOST, "lock", *arguments],
+            ["env", "--default-signal", *prefix, *FENCEPOST, verb, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,

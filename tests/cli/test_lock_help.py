@@ -22,7 +22,7 @@ def test_the_help_tells_the_exit_codes_and_the_environment() -> None:
 
 def test_every_command_is_listed() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output
-    for name in ("serve", "migrate", "protect", "unprotect", "status", "doctor", "lock", "mint"):
+    for name in ("serve", "migrate", "protect", "unprotect", "status", "doctor", "lock", "elect", "mint"):
         assert f"\n  {name} " in listed
         assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md run as they stand."""
+"""The examples of docs/client.md and docs/elections.md run as they stand."""
 
 import asyncio
 import re
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / page).read_text("utf-8") for page in ("client.md", "elections.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

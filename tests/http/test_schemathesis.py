@@ -78,6 +78,7 @@ async def test_every_answer_is_one_that_the_document_promises(
         f"{gateway}/openapi.json",
         f"--checks={','.join(CHECKS)}",
         f"--max-examples={MAX_EXAMPLES}",
+        "--exclude-path=/v1/elections/events",  # an answer that does not end; test_elections.py reads it
         "--phases=examples,coverage,fuzzing",
         "--generation-deterministic",
         "--continue-on-failure",

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import asyncpg
 import pytest
@@ -43,6 +44,24 @@ async def test_a_lease_lives_from_its_grant_to_its_release(api: Api, lock: str) 
         assert (gone.status_code, gone.json()["code"]) == (410, "FP012")
     successor = await api.grant(lock, owner="worker-b")
     assert int(successor["token"]) > tokens[-1]
+
+
+async def test_who_holds_an_elections_lock_leads_and_its_first_token_is_the_term(api: Api, lock: str) -> None:
+    async def leader(name: str) -> Any:
+        query = {"source": api.source, "name": name}
+        return (await api.client.get("/v1/elections", params=query)).json()["leader"]
+
+    granted = await api.grant(f"election/{lock}", owner="first", tokens=2)
+    await api.on(granted, "tokens", count=2)
+    leads = await leader(lock)
+    assert (leads["term"], leads["owner"], leads["lease_id"]) == (granted["token"], "first", granted["lease_id"])
+    listed = (await api.client.get("/v1/elections", params={"source": api.source})).json()
+    assert [each["name"] for each in listed] == [lock]
+    await api.on(granted, "delete")
+    assert await leader(lock) is None
+    successor = await api.grant(f"election/{lock}")
+    assert (await leader(lock))["term"] == successor["token"]
+    assert int(successor["token"]) > int(granted["tokens"][-1])
 
 
 async def test_the_leases_tokens_write_and_older_ones_are_stale(api: Api, lock: str) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import Final
 
 import click
 
-from fencepost.client import ApiError, Client, Lease, LeaseLost, LockHeld, SystemClock
+from fencepost.client import ApiError, Client, Lease, LeaseLost, Lock, LockHeld, Retry, SystemClock, Term
 from fencepost.client.trust import Timings
 
 from . import exit_codes
@@ -27,11 +28,16 @@ _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us ove
 _TELL_AFTER: Final = 0.5  # seconds of waiting
 _LOGGER: Final = logging.getLogger("fencepost.client")
 _CLOCK: Final = SystemClock()
+_PATIENT: Final = Retry(attempts=1_000_000_000)
+"""For a candidate that stays one: a gateway that is away comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be run under which locks. Times in seconds; `wait` None waits for ever."""
+    """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
+
+    election: what to be elected for, instead of `names`. again: campaign anew when leadership was lost.
+    """
 
     url: str
     names: tuple[str, ...]
@@ -45,19 +51,34 @@ class Job:
     held_code: int
     lost_code: int
     verbose: bool
+    election: str | None = None
+    again: bool = False
 
     @property
     def shown(self) -> str:
         """Name the locks."""
         return ", ".join(self.names)
 
+    @property
+    def program(self) -> str:
+        """Tell which command does this."""
+        return "fencepost lock" if self.election is None else "fencepost elect"
+
+    def say(self, text: str) -> None:
+        """Tell the user. Whoever closed our stderr does not want to know."""
+        with contextlib.suppress(OSError):
+            click.echo(f"{self.program}: {text}", err=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended. `interrupted`: by Ctrl-C at a terminal, which whoever started us should learn of."""
+    """How it ended. `interrupted`: by Ctrl-C at a terminal, which whoever started us should learn of. `lost`: the lock
+    was, and nothing is left of the command.
+    """
 
     code: int
     interrupted: bool = False
+    lost: bool = False
 
 
 def margin_for(ttl: float, grace: float) -> float:
@@ -71,12 +92,25 @@ def margin_for(ttl: float, grace: float) -> float:
     return grace + reserve
 
 
+def run_and_exit(job: Job) -> None:
+    """Do the job, and exit as it ended."""
+    outcome = asyncio.run(run_under_lock(job))
+    if outcome.interrupted:  # a script that runs us in a terminal stops at Ctrl-C only if that has killed us too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    raise SystemExit(outcome.code)
+
+
 async def run_under_lock(job: Job) -> Outcome:
     """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
     relay = Relay()
     with relay.listening(), _client_log(job):
         try:
-            return await _hold(job, relay)
+            if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
+                async with Client(job.url) as client:
+                    await client.leader(job.election, source=job.source)
+            while (outcome := await _hold(job, relay)).lost and job.again and relay.waits_again():
+                job.say(f"campaigning again for {job.election}")
         except asyncio.CancelledError:
             if relay.stopped_by is None:
                 raise
@@ -84,17 +118,17 @@ async def run_under_lock(job: Job) -> Outcome:
         except ApiError as error:
             code = exit_codes.of_error(error, held=job.held_code, lost=job.lost_code)
             if code != 0 or job.verbose:
-                say(_told(error, job))
+                job.say(_told(error, job))
             return Outcome(code)
+        else:
+            return outcome
 
 
 async def _hold(job: Job, relay: Relay) -> Outcome:
-    margin = margin_for(job.ttl, job.grace)
+    _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
-        client = Client(job.url, owner=job.owner)
-        lock = client.lock(
-            job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin, source=job.source
-        )
+        client = Client(job.url, owner=job.owner, retry=_PATIENT if job.again else Retry())
+        lock = _lock(client, job)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     async with client:
@@ -103,19 +137,33 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
             async with lock as lease:
                 telling.cancel()
                 return await _run(job, lease, relay)
+        except LeaseLost as lost:  # before the command was started
+            if not job.again:
+                raise
+            job.say(_told(lost, job))
+            return Outcome(job.lost_code, lost=True)
         finally:
             telling.cancel()
+
+
+def _lock(client: Client, job: Job) -> Lock:
+    margin = margin_for(job.ttl, job.grace)
+    if job.election is not None:
+        return client.elect(job.election, ttl=job.ttl, wait=job.wait, margin=margin, source=job.source)
+    return client.lock(
+        job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin, source=job.source
+    )
 
 
 async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     token = await lease.next_token()
     if job.verbose:
-        say(f"acquired {job.shown}: lease {lease.id}, token {token}")
+        job.say(f"acquired {job.shown}: lease {lease.id}, token {token}")
         lease.check()  # whoever reads our stderr may be slow
     try:
         child = relay.start(job.command, _environment(job, lease, token), may_go_on=lambda: lease.trusted)
     except OSError as error:
-        say(f"cannot run {job.command[0]}: {error.strerror}")
+        job.say(f"cannot run {job.command[0]}: {error.strerror}")
         return Outcome(exit_codes.NOT_FOUND if isinstance(error, FileNotFoundError) else exit_codes.NOT_EXECUTABLE)
     await _ended_or_lost(child, lease)
     try:
@@ -127,8 +175,10 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
         # Releasing it will probably fail too, and adds nothing to what we have to say.
         _LOGGER.setLevel(logging.ERROR)
         could_not = f"; could not end process {', '.join(map(str, left))}" if left else ""
-        say(f"lost {job.shown}, the command was ended: {_told(lost, job)}{could_not}")
-        return Outcome(job.lost_code)
+        job.say(f"lost {job.shown}, the command was ended: {_told(lost, job)}{could_not}")
+        if not left:
+            child.exit_code()  # which is ours, and nobody's: it is only taken from the kernel
+        return Outcome(job.lost_code, lost=not left)
     code = child.exit_code()
     relay.take_back_terminal()
     return Outcome(code, interrupted=child.interrupted and relay.has_terminal)
@@ -151,6 +201,7 @@ async def _ended_or_lost(child: Child, lease: Lease) -> None:
 
 
 def _environment(job: Job, lease: Lease, token: int) -> dict[str, str]:
+    term = {"FENCEPOST_ELECTION": lease.election, "FENCEPOST_TERM": str(lease.term)} if isinstance(lease, Term) else {}
     return {
         **os.environ,
         "FENCE_TOKEN": str(token),
@@ -158,6 +209,7 @@ def _environment(job: Job, lease: Lease, token: int) -> dict[str, str]:
         "FENCEPOST_URL": job.url,
         "FENCEPOST_LEASE": lease.id,
         "FENCEPOST_LEASE_SECRET": lease.secret,
+        **term,
     }
 
 
@@ -167,11 +219,11 @@ async def _tell_who_holds(client: Client, job: Job) -> None:
     await asyncio.sleep(_TELL_AFTER)
     try:
         for name in job.names:
-            for state in await client.locks(name):
+            for state in await client.locks(name, source=job.source):
                 held = f"held by {state.owner} since {_time(state.granted_at)}" if state.held else "free"
-                say(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
+                job.say(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
     except ApiError as error:
-        say(f"waiting for {job.shown}: {error}")
+        job.say(f"waiting for {job.shown}: {error}")
 
 
 def _told(error: ApiError, job: Job) -> str:
@@ -199,16 +251,9 @@ def _time(at: datetime | None) -> str:
 def _client_log(job: Job) -> Iterator[None]:
     """Show what the client logs: a release that failed; when verbose, renewals that failed too."""
     shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("fencepost lock: %(message)s"))
+    shown.setFormatter(logging.Formatter(f"{job.program}: %(message)s"))
     _LOGGER.addHandler(shown)
-    _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
         yield
     finally:
         _LOGGER.removeHandler(shown)
-
-
-def say(text: str) -> None:
-    """Tell the user. Whoever closed our stderr does not want to know."""
-    with contextlib.suppress(OSError):
-        click.echo(f"fencepost lock: {text}", err=True)

@@ -9,6 +9,7 @@ from fencepost import __version__
 
 _MODULES: Final = {
     "doctor": "status",
+    "elect": "elect",
     "generation": "generation",
     "lock": "lock",
     "migrate": "migrate",

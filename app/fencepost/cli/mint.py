@@ -11,7 +11,7 @@ from fencepost.client.acquiring import SECRET_HEADER
 from fencepost.client.exchange import Call, Exchange
 
 from . import exit_codes
-from .lock import DEFAULT_URL
+from .holding_options import DEFAULT_URL
 
 _ANSWER_SECONDS = 10.0
 

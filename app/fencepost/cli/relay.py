@@ -27,6 +27,8 @@ _ENDING: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_FOR_GOOD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+"""What ends a program for good, and is not, as SIGHUP, something that a command may take for news."""
 _PASSED: Final = (*_ENDING, signal.SIGWINCH, signal.SIGCONT)
 _STOPPING: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _NEEDS_TERMINAL: Final = (signal.SIGTTIN, signal.SIGTTOU)
@@ -40,6 +42,7 @@ class Relay:
         """The signal that ended the wait."""
         self._terminal = Terminal(None)
         self._child: Child | None = None
+        self._asked_to_end = False
         self._may_go_on: Callable[[], bool] = lambda: True
         self._handled: list[signal.Signals] = []
 
@@ -76,6 +79,14 @@ class Relay:
         self._child = Child.start(command, environment, handled=self._handled, on_stop=self._stopped)
         return self._child
 
+    def waits_again(self) -> bool:
+        """The command has ended, and signals are about our wait again. False: we were asked to end meanwhile."""
+        self._child = None
+        if signal.SIGTSTP in self._handled:
+            self._handled.remove(signal.SIGTSTP)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
+        return not self._asked_to_end
+
     def take_back_terminal(self) -> None:
         """Take the terminal from the command, if it has it."""
         if self._child is not None:
@@ -95,6 +106,7 @@ class Relay:
         elif number == signal.SIGCONT:
             self._go_on(self._child)
         else:
+            self._asked_to_end = self._asked_to_end or number in _FOR_GOOD
             self._child.send(number)
 
     def _pass_stop(self) -> None:

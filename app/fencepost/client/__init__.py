@@ -3,6 +3,7 @@
 from fencepost.client.answers import Claimed, Fence, LockState, Row, StoryEvent, Waiter
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock, SystemClock
+from fencepost.client.electing import Campaign, Term
 from fencepost.client.errors import (
     ApiError,
     BadRequest,
@@ -26,14 +27,17 @@ from fencepost.client.errors import (
 from fencepost.client.keys import resource_of
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Lock
+from fencepost.client.observing import Leader
 from fencepost.client.problem import Problem, Superseded
 from fencepost.client.retry import Retry
 from fencepost.client.sync import SyncClient
+from fencepost.client.sync_electing import SyncCampaign, SyncTerm
 from fencepost.client.sync_lease import SyncLease, SyncLock
 
 __all__ = [
     "ApiError",
     "BadRequest",
+    "Campaign",
     "Claimed",
     "Client",
     "Clock",
@@ -41,6 +45,7 @@ __all__ = [
     "Fence",
     "FencepostError",
     "Forbidden",
+    "Leader",
     "Lease",
     "LeaseLost",
     "Lock",
@@ -58,10 +63,13 @@ __all__ = [
     "StaleToken",
     "StoryEvent",
     "Superseded",
+    "SyncCampaign",
     "SyncClient",
     "SyncLease",
     "SyncLock",
+    "SyncTerm",
     "SystemClock",
+    "Term",
     "TokenRequired",
     "Unavailable",
     "UnissuedToken",

@@ -12,6 +12,7 @@ from fencepost.client import calls
 from fencepost.client.answers import Claimed, Fence, LockState, Row
 from fencepost.client.calls import Filters, Query
 from fencepost.client.clock import Clock, SystemClock
+from fencepost.client.electing import Elections
 from fencepost.client.exchange import Exchange
 from fencepost.client.keys import Key, resource_of
 from fencepost.client.lease import Lease, claim_call
@@ -21,7 +22,7 @@ from fencepost.client.wishes import FIRST_TOKENS, Claims, Names, default_owner, 
 from fencepost.client.writing import Writer
 
 
-class Client:
+class Client(Elections):
     """A client of the gateway at `url`, for one event loop. Close it: `async with Client(url) as c:` does.
 
     owner: what other holders are told about us; default `user@host:pid`.

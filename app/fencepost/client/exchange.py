@@ -5,8 +5,8 @@ wait for their turn in the gateway for half a minute.
 """
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeAlias
 
@@ -139,19 +139,12 @@ class Exchange:
 
     async def once(self, call: Call) -> Answer:
         """Send a request, one time; whatever is not a success is raised."""
-        client = self._upkeep if call.upkeep else self._data
-        if client.is_closed:
-            raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)
+        client = self._connections(call)
         headers = dict(call.headers)
         content = None
         if call.body is not None:
             headers["Content-Type"] = "application/json"
             content = dumps(call.body)
-        timeout = httpx.Timeout(
-            self._timeout,
-            connect=min(self._timeout, CONNECT_SECONDS),
-            read=call.read_seconds if call.read_seconds is not None else self._timeout,
-        )
         with foreign_errors(call):
             response = await client.request(
                 call.method,
@@ -159,11 +152,41 @@ class Exchange:
                 params=list(call.params) or None,
                 headers=headers,
                 content=content,
-                timeout=timeout,
+                timeout=self._patience(call),
             )
         if not response.is_success:
             raise error_of(_problem(response), writes=call.writes)
         return Answer(response.status_code, response.headers, self._body(call, response))
+
+    @asynccontextmanager
+    async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[str]]:
+        """Send a request whose answer goes on, one time; gives its lines as they come. `read_seconds` ends silence."""
+        client = self._connections(call)
+        with foreign_errors(call):
+            async with client.stream(
+                call.method,
+                call.path,
+                params=list(call.params) or None,
+                headers=dict(call.headers),
+                timeout=self._patience(call),
+            ) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise error_of(_problem(response), writes=call.writes)
+                yield response.aiter_lines()
+
+    def _connections(self, call: Call) -> httpx.AsyncClient:
+        client = self._upkeep if call.upkeep else self._data
+        if client.is_closed:
+            raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)
+        return client
+
+    def _patience(self, call: Call) -> httpx.Timeout:
+        return httpx.Timeout(
+            self._timeout,
+            connect=min(self._timeout, CONNECT_SECONDS),
+            read=call.read_seconds if call.read_seconds is not None else self._timeout,
+        )
 
     async def repeat(self, call: Call) -> Answer:
         """Send a request, again if that can help and the client's `retry` allows it."""

@@ -112,9 +112,9 @@ class Lock:
         now = self._exchange.clock.now()
         timings = Timings.of(granted.ttl, self._margin)
         if not granted.repeated and now < granted.started + granted.ttl - timings.renew_after:
-            return Lease(self._exchange, self._wish, granted, timings, trusted_from=granted.started)
+            return self._made(granted, timings, granted.started)
         # The lease is not handed out with this trust: it only bounds how long the renewal may take.
-        lease = Lease(self._exchange, self._wish, granted, timings, trusted_from=now)
+        lease = self._made(granted, timings, now)
         if not await renew_in_time(lease, self._exchange.clock):
             raise LeaseLost(
                 f"{lease!r} was granted and lost again before it could be used: a ttl of {granted.ttl} s is too short "
@@ -122,6 +122,9 @@ class Lock:
                 reason="expired",
             )
         return lease
+
+    def _made(self, granted: Granted, timings: Timings, trusted_from: float) -> Lease:
+        return Lease(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
 
     async def _watch(self, lease: Lease) -> None:
         try:

@@ -17,11 +17,12 @@ from fencepost.client.clock import Clock
 from fencepost.client.keys import Key
 from fencepost.client.lease import Lease
 from fencepost.client.retry import DEFAULT_RETRY, Retry
+from fencepost.client.sync_electing import SyncElections
 from fencepost.client.sync_lease import Loop, SyncLease, SyncLock
 from fencepost.client.wishes import FIRST_TOKENS, Claims, Names
 
 
-class SyncClient:
+class SyncClient(SyncElections):
     """A client of the gateway at `url`: `with SyncClient(url) as c:`. Arguments and methods are those of `Client`.
 
     A lock's body cannot be cancelled from outside here: ask `lease.trusted` in long computations.

@@ -198,11 +198,14 @@ class SyncLock:
                 await self._lock.__aexit__(None, None, None)
 
         try:
-            return SyncLease(self._loop.run(enter), self._loop)
+            return self._made(self._loop.run(enter))
         except BaseException:
             # Ctrl-C may come when the lock is ours already: nobody would leave it then.
             self._loop.run(leave_if_entered)
             raise
+
+    def _made(self, lease: Lease) -> SyncLease:
+        return SyncLease(lease, self._loop)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fencepost.election.watching import Watches
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     OUTCOME_UNKNOWN,
@@ -75,6 +76,8 @@ class Gateway:
     turns: Turns
     sources: Mapping[str, SourceLocks] = field(default_factory=dict)
     """The lock services that are configured, by name."""
+    watches: Watches = field(default_factory=Watches)
+    """Who watches elections here."""
 
     def locks_of(self, source: str) -> PostgresLocks | SourceLocks | None:
         """Find whose leases those of a source are; None: it is not configured here."""

@@ -22,6 +22,7 @@ from fencepost.gateway.core import Gateway
 from fencepost.http.data import PREFIX, DataRoutes
 from fencepost.http.docs import docs_routes
 from fencepost.http.edge import Edge, RequestDone
+from fencepost.http.elections import election_routes
 from fencepost.http.leases import lease_routes
 from fencepost.http.openapi import build_openapi
 from fencepost.http.problem_pages import problem_routes
@@ -56,6 +57,7 @@ class Application(FastAPI):
             openapi_tags=[
                 {"name": "fences", "description": "Claims, and what is known of a resource."},
                 {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
+                {"name": "elections", "description": "Who leads. To campaign is to acquire the lock `election/NAME`."},
                 {"name": "service", "description": "Health and metrics."},
             ],
             docs_url=None,
@@ -68,6 +70,7 @@ class Application(FastAPI):
         self.include_router(claim_routes(parts.gateway, parts.max_body_bytes))
         leases = lease_routes(parts.gateway, parts.max_body_bytes)
         self.include_router(leases)
+        self.include_router(election_routes(parts.gateway))
         self.include_router(health_routes(parts.ready, parts.metrics, parts.measure))
         # Whoever works under locks asks these often: FastAPI documents them, and plain routes to the same functions
         # answer them, which take the bare request.

@@ -25,6 +25,12 @@ _numbers: Final = itertools.count(1)
 _USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 HUNG_UP: Final = 499
 """What logs and metrics say of a request whose client hung up before it was read, as nginx does."""
+_PREFIXES: Final = (
+    "/v1/data", "/v1/claims", "/v1/fences", "/v1/leases", "/v1/locks", "/v1/elections/events", "/v1/elections", "/docs",
+    "/problems",
+)  # fmt: skip
+HEAD: Final = "fencepost.head"
+"""Whether the method was HEAD: a key of the scope, for what must not begin to stream."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 log = structlog.stdlib.get_logger("fencepost.http")
@@ -59,7 +65,7 @@ class Edge:
             await send(message)
 
         # HEAD is answered as GET everywhere; the server, which still knows, sends no body.
-        inner: Scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner: Scope = {**scope, "method": "GET", HEAD: True} if scope["method"] == "HEAD" else scope
         try:
             await self._app(inner, receive, send_with_id)
         except asyncio.CancelledError:  # the time for stopping is up
@@ -109,7 +115,7 @@ def _request_id(scope: Scope) -> bytes:
 def _route(scope: Scope) -> str:
     """Name the route without what callers can invent: a label must have few values."""
     path: str = scope["path"]
-    for prefix in ("/v1/data", "/v1/claims", "/v1/fences", "/v1/leases", "/v1/locks", "/docs", "/problems"):
+    for prefix in _PREFIXES:
         if path.startswith(prefix):
             return prefix
     return path if path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json") else "other"

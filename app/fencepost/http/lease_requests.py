@@ -158,7 +158,7 @@ def _locks(body: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, list) or not 1 <= len(names) <= MOST_LOCKS:
         raise _bad(f"body: locks: an array of 1 to {MOST_LOCKS} names is expected")
     for name in names:
-        if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME or not _is_plain(name):
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME or not is_plain(name):
             raise _bad(
                 f"body: lock: a name has 1 to {LONGEST_NAME} bytes without control characters, and {name!r:.60} has not"
             )
@@ -174,7 +174,7 @@ def _source(value: object) -> str:
 
 
 def _owner(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_OWNER or not _is_plain(value):
+    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_OWNER or not is_plain(value):
         raise _bad(
             f"body: owner: who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"
         )
@@ -202,7 +202,7 @@ def _keep_place(body: Mapping[str, Any], *, chosen: bool) -> bool:
     return value
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Whether a text has no control characters, line ends or lone surrogates: it will stand in logs."""
     return not any(unicodedata.category(character) in _NOT_PLAIN for character in text)
 

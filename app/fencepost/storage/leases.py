@@ -81,6 +81,7 @@ class LockState:
     name: str
     lease_id: int | None
     owner: str | None
+    first_token: int | None
     last_token: int | None
     granted_at: str | None
     expires_at: str | None
@@ -106,8 +107,9 @@ _EXTEND = f"SELECT {_LEASE}, {_TOKENS} FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
 _LOST = f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.lost($1)"
 _LOCKS = (
-    f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms, waiters"
-    " FROM fencepost.lock_states($1, $2, $3)"
+    # A lease of the built-in source is called by its first token.
+    f"SELECT name, lease_id, owner, lease_id AS first_token, last_token, {_time('granted_at')}, {_time('expires_at')},"
+    " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3)"
 )
 
 

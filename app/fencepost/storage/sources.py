@@ -278,8 +278,8 @@ async def lock_states(
 ) -> list[LockState]:
     """List the source's locks that are held under leases, by name. Who waits is known to the service alone."""
     rows = await connection.fetch(
-        f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms, waiters"
-        " FROM fencepost.source_lock_states($1, $2, $3, $4)",
+        f"SELECT name, lease_id, owner, first_token, last_token, {_time('granted_at')}, {_time('expires_at')},"
+        " remaining_ms, waiters FROM fencepost.source_lock_states($1, $2, $3, $4)",
         source,
         name,
         after,

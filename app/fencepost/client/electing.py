@@ -1,0 +1,104 @@
+"""Leader election: `async with client.elect("scheduler") as term:` campaigns, leads while the body runs, and resigns.
+
+To lead is to hold the lock `election/NAME`, so a term is a lease: it is renewed by itself, and trusted no longer than
+it certainly lasts. What the leader writes is fenced by its term: `lease=term`.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from fencepost.client.acquiring import Wish
+from fencepost.client.answers import Granted
+from fencepost.client.exchange import Exchange
+from fencepost.client.lease import Lease
+from fencepost.client.lock import Background, Lock
+from fencepost.client.observing import Leader, election_call, leader_in, leaders
+from fencepost.client.trust import Timings
+from fencepost.client.wishes import FIRST_TOKENS, wish_for
+
+PREFIX: Final = "election/"
+
+
+class Term(Lease):
+    """What `async with client.elect(…) as term` gives: the lease of a leader.
+
+    `election`: its name. `term`: the lease's first token, an int; a later leader's is larger, and so are all tokens
+    that he writes with.
+    """
+
+    def __init__(
+        self, exchange: Exchange, wish: Wish, granted: Granted, timings: Timings, *, trusted_from: float
+    ) -> None:
+        super().__init__(exchange, wish, granted, timings, trusted_from=trusted_from)
+        self.election = wish.locks[0].removeprefix(PREFIX)
+        self.term = granted.tokens[0]
+
+    def __repr__(self) -> str:
+        return f"<Term {self.term} of {self.election}, {self.remaining:.3f} s of trust left>"
+
+
+class Campaign(Lock):
+    """Used once, with `async with`. Entering returns when we are elected; LockHeld when the wait is over."""
+
+    async def __aenter__(self) -> Term:
+        term = await super().__aenter__()
+        if not isinstance(term, Term):
+            raise TypeError(f"a campaign ended with {term!r}")
+        return term
+
+    def _made(self, granted: Granted, timings: Timings, trusted_from: float) -> Lease:
+        return Term(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
+
+
+class Elections:
+    """The methods of `Client` that are about elections."""
+
+    _exchange: Exchange
+    _background: Background
+    _owner: str
+
+    def elect(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        owner: str | None = None,
+        margin: float | None = None,
+        cancel_on_loss: bool = False,
+        source: str | None = None,
+    ) -> Campaign:
+        """Give a candidacy for an `async with`, whose body runs while we lead. Arguments as for `lock`; seconds.
+
+        ttl: how long after its last renewal a leader that is gone is still taken for one.
+        wait: how long to wait to be elected before LockHeld; default: for ever.
+        """
+        wish = wish_for(
+            _lock_of(name),
+            ttl=ttl,
+            wait=wait,
+            claim=False,
+            owner=owner or self._owner,
+            tokens=FIRST_TOKENS,
+            source=source,
+        )
+        return Campaign(self._exchange, self._background, wish, margin=margin, cancel_on_loss=cancel_on_loss)
+
+    async def leader(self, name: str, *, source: str | None = None) -> Leader | None:
+        """Return who leads, as of a moment ago; None: nobody does."""
+        return leader_in((await self._exchange.repeat(election_call(name, source))).body)
+
+    def leaders(self, name: str, *, source: str | None = None) -> AsyncGenerator[Leader | None, None]:
+        """Observe an election: `async for leader in client.leaders("scheduler")` gives the leader (None: nobody leads),
+        and the next one whenever that changes. It never ends by itself.
+
+        It connects again by itself, and leaves out terms that began and ended meanwhile. Unavailable when the gateway
+        cannot be asked as often as `retry` tries: who leads is not known then.
+        """
+        return leaders(self._exchange, name, source)
+
+
+def _lock_of(name: str) -> str:
+    if not name:
+        raise ValueError("elect: an election has a name")
+    return PREFIX + name

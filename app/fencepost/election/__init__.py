@@ -1,0 +1,12 @@
+"""Leader election over any token source. An election is a lock, and its leader whoever holds it; no more is stored.
+
+    campaign   acquire the lock `election/NAME`, waiting for it
+    term       the first token of that lease: a later leader's is larger, and so are all tokens that he mints
+    resign     release the lease; a leader that cannot renew it is deposed when its time runs out
+    observe    look who has the lock
+
+Two may believe that they lead: one was paused, or cut off. The older one's writes carry a token of its term, and are
+refused once the younger one has written or claimed. The election says who should write; the fence says who does.
+
+What an observer is told is how things were a moment ago: for finding the leader, never for deciding who may write.
+"""

@@ -1,0 +1,141 @@
+"""`fencepost elect`: a command that runs as long as we lead."""
+
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cli.running import Running, StartLock, release, variables_in, waiters, whole_lines, written
+from tests.client.gateways import gateway_process
+from tests.client.proxy import proxy_to
+from tests.interleave import eventually
+from tests.processes import alive
+
+pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+
+ENV = "env > env.new && mv env.new env"
+FOR_EVER = "while :; do sleep 0.02; done"
+EACH_TERM = "echo $FENCEPOST_TERM $$ >> terms"
+NO_ONE = "http://127.0.0.1:9"
+
+
+async def test_the_command_runs_with_its_term_and_writes_under_it(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    running = lock("jobs/nightly", "--owner", "me", "--", "sh", "-c", f"{ENV}; read x; exit 7", stdin=-1, verb="elect")
+    seen = await variables_in(tmp_path / "env")
+    leader = (await http.get("/v1/elections?name=jobs/nightly")).json()["leader"]
+    assert (seen["FENCEPOST_TERM"], seen["FENCEPOST_ELECTION"]) == (leader["term"], "jobs/nightly")
+    assert (seen["FENCE_TOKEN"], seen["FENCE_LOCK"]) == (leader["term"], "election/jobs/nightly")
+    assert (seen["FENCEPOST_LEASE"], leader["owner"]) == (leader["lease_id"], "me")
+    token = {"X-Fence-Token": seen["FENCE_TOKEN"]}
+    assert (await http.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=token)).status_code == 200
+    running.process.communicate("\n")
+    assert await running.ended() == 7
+    assert (await http.get("/v1/elections?name=jobs/nightly")).json()["leader"] is None
+
+
+async def test_a_candidate_waits_and_is_elected_with_a_higher_term(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    first = lock("e", "sh", "-c", f"{EACH_TERM}; {FOR_EVER}", verb="elect")
+    (old,) = await written(tmp_path / "terms")
+    second = lock("e", "sh", "-c", EACH_TERM, verb="elect")
+    await waiters(http, 1)
+    first.signal(signal.SIGTERM)
+    assert await first.ended() == 128 + signal.SIGTERM
+    assert await second.ended() == 0
+    _, new = await written(tmp_path / "terms", lines=2)
+    assert int(new.split()[0]) > int(old.split()[0])
+
+
+async def test_lost_leadership_ends_the_command(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
+    running = lock("e", "--ttl", "3", "sh", "-c", f"{EACH_TERM}; {ENV}; {FOR_EVER}", verb="elect")
+    await release(http, await variables_in(tmp_path / "env"))
+    assert await running.ended() == 79
+    pid = int((await written(tmp_path / "terms"))[0].split()[1])
+    assert not alive(pid)
+    assert running.lines[0].startswith("fencepost elect: lost election/e, the command was ended: ")
+    assert len(running.lines) == 1
+
+
+async def lost_once(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path, script: str = FOR_EVER) -> Running:
+    """Start a candidate that campaigns again, and depose it."""
+    command = f"{EACH_TERM}; {ENV}; {script}"
+    running = lock("e", "--again", "--ttl", "3", "sh", "-c", command, verb="elect")
+    await release(http, await variables_in(tmp_path / "env"))
+    return running
+
+
+async def test_again_campaigns_anew_and_the_next_term_is_higher(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    running = await lost_once(lock, http, tmp_path)
+    old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
+    assert int(new[0]) > int(old[0])
+    assert not alive(int(old[1])), "the earlier term's command has ended"
+    assert running.lines[1] == "fencepost elect: campaigning again for e"
+    running.signal(signal.SIGTERM)
+    assert await running.ended() == 128 + signal.SIGTERM
+
+
+async def test_a_signal_ends_the_second_wait_as_it_ends_the_first(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    first = lock("e", "--again", "--ttl", "3", "sh", "-c", f"{ENV}; {FOR_EVER}", verb="elect")
+    seen = await variables_in(tmp_path / "env")
+    second = lock("e", "sh", "-c", f"{EACH_TERM}; {FOR_EVER}", verb="elect")
+    await waiters(http, 1)
+    await release(http, seen)
+    await written(tmp_path / "terms")
+    await waiters(http, 1)
+    first.signal(signal.SIGTERM)
+    assert await first.ended() == 128 + signal.SIGTERM
+    assert second.process.poll() is None
+
+
+async def test_one_that_was_asked_to_end_does_not_campaign_again(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Its command takes its time to end, and meanwhile leadership is lost."""
+    script = f"trap 'echo TERM >> told' TERM; echo ready >> ready; {FOR_EVER}"
+    running = lock("e", "--again", "--ttl", "3", "sh", "-c", f"{EACH_TERM}; {ENV}; {script}", verb="elect")
+    seen = await variables_in(tmp_path / "env")
+    await written(tmp_path / "ready")
+    running.signal(signal.SIGTERM)
+    await written(tmp_path / "told")
+    await release(http, seen)
+    assert await running.ended() == 79
+    assert len(whole_lines(tmp_path / "terms")) == 1
+
+
+async def test_again_outlasts_a_gateway_that_is_away(lock: StartLock, demo_database: str, tmp_path: Path) -> None:
+    async with gateway_process(demo_database, tmp_path) as gateway, proxy_to(gateway.url) as proxy:
+        command = f"{EACH_TERM}; {FOR_EVER}"
+        running = lock("e", "--again", "--ttl", "2", "sh", "-c", command, url=proxy.url, verb="elect")
+        await written(tmp_path / "terms")
+        await gateway.kill()
+
+        async def campaigns_again() -> bool:
+            return "campaigning again" in running.said
+
+        await eventually(campaigns_again, within=30)
+        await gateway.start()
+        old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
+        assert int(new[0]) > int(old[0])
+
+
+async def test_without_a_gateway_again_does_not_wait_for_ever(lock: StartLock) -> None:
+    running = lock("e", "--again", "true", url=NO_ONE, verb="elect")
+    assert await running.ended() == 69
+
+
+@pytest.mark.parametrize("arguments", [("e", "--source", "no_such", "true"), ("", "true"), ("e",)])
+async def test_bad_usage_is_refused(lock: StartLock, arguments: tuple[str, ...]) -> None:
+    assert await lock(*arguments, verb="elect").ended() == 2
+
+
+async def test_who_may_not_wait_exits_at_once(lock: StartLock, tmp_path: Path) -> None:
+    lock("e", "sh", "-c", f"{EACH_TERM}; {FOR_EVER}", verb="elect")
+    await written(tmp_path / "terms")
+    assert await lock("e", "--no-wait", "true", verb="elect").ended() == 75

@@ -1,0 +1,162 @@
+"""`client.elect(…)`, `client.leader(…)` and `client.leaders(…)` against a live gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.client.gateways import gateway_process
+from tests.client.proxy import Proxy
+from tests.interleave import eventually
+
+from fencepost import Client, Leader, LeaseLost, LockHeld, Retry, StaleToken, SyncClient, SyncTerm, Term, Unavailable
+from fencepost.client import BadRequest
+
+ORDER = "orders/order-123"
+
+
+async def heard(leaders: AsyncIterator[Leader | None]) -> str | None:
+    """Return the owner that is told next."""
+    leader = await asyncio.wait_for(anext(leaders), 30)
+    return None if leader is None else leader.owner
+
+
+async def depose(url: str, term: Term) -> None:
+    """End a lease behind its holder's back."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        await http.delete(f"/v1/leases/{term.id}", headers={"X-Lease-Secret": term.secret})
+
+
+async def test_a_leader_writes_under_its_term_and_its_successors_is_higher(gateway_url: str) -> None:
+    async with Client(gateway_url, owner="a") as a, Client(gateway_url, owner="b") as b:
+        assert await a.leader("jobs/nightly") is None
+        campaign = b.elect("jobs/nightly")
+        async with a.elect("jobs/nightly") as first:
+            leader = await b.leader("jobs/nightly")
+            assert leader is not None
+            assert (leader.term, leader.owner, leader.lease_id) == (first.term, "a", first.id)
+            assert first.election == "jobs/nightly"
+            await a.patch("orders", "order-123", {"note": "by a"}, lease=first)
+            old_token = await first.next_token()
+            succeeding = asyncio.create_task(campaign.__aenter__())
+
+            async def b_waits() -> bool:
+                return bool((await a.locks("election/jobs/nightly"))[0].waiters)
+
+            await eventually(b_waits, what="a candidate")
+        second = await asyncio.wait_for(succeeding, 30)
+        assert second.term > old_token > first.term
+        await second.claim(ORDER)
+        with pytest.raises(StaleToken):
+            await a.patch("orders", "order-123", {"note": "by a"}, token=old_token)
+        await b.patch("orders", "order-123", {"note": "by b"}, lease=second)
+        await campaign.__aexit__(None, None, None)
+        assert await a.leader("jobs/nightly") is None
+
+
+async def test_observers_hear_who_leads_and_each_change(client: Client, gateway_url: str) -> None:
+    async with Client(gateway_url, owner="b") as b, aclosing(client.leaders("scheduler")) as leaders:
+        assert await heard(leaders) is None
+        async with client.elect("scheduler", owner="a"):
+            assert await heard(leaders) == "a"
+        assert await heard(leaders) is None
+        async with b.elect("scheduler"):
+            assert await heard(leaders) == "b"
+
+
+async def test_observers_connect_again_and_hear_nothing_twice(demo_database: str, short_dir: Path) -> None:
+    async with (
+        gateway_process(demo_database, short_dir) as gateway,
+        Client(gateway.url, retry=Retry(attempts=100)) as c,
+        aclosing(c.leaders("scheduler")) as leaders,
+    ):
+        async with c.elect("scheduler", ttl=60, owner="a"):
+            assert await heard(leaders) == "a"
+            waiting = asyncio.create_task(heard(leaders))
+            await gateway.kill()
+            await gateway.start()
+        assert await waiting is None
+        async with c.elect("scheduler", owner="b"):
+            assert await heard(leaders) == "b"
+
+
+async def test_a_silent_stream_is_cut_off_and_connected_again(
+    gateway_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.client.observing.SILENCE", 0.5)
+    async with (
+        Client(proxy.url, retry=Retry(attempts=3, first=0, longest=0)) as c,
+        Client(gateway_url, owner="a") as direct,
+        aclosing(c.leaders("scheduler")) as leaders,
+    ):
+        assert await heard(leaders) is None
+        async with direct.elect("scheduler"):
+            assert await heard(leaders) == "a"
+        proxy.silence()
+
+        async def to_the_end() -> None:
+            while True:
+                await heard(leaders)
+
+        with pytest.raises(Unavailable):
+            await to_the_end()
+
+
+async def test_observing_what_cannot_be_asked_is_an_error(gateway_url: str) -> None:
+    async with Client(gateway_url) as c:
+        with pytest.raises(BadRequest):
+            await anext(c.leaders("scheduler", source="no_such"))
+        with pytest.raises(BadRequest):
+            await c.leader("")
+        with pytest.raises(ValueError, match="elect"):
+            c.elect("")
+    with pytest.raises(Unavailable):
+        await anext(c.leaders("scheduler"))
+
+
+async def test_lost_leadership_is_a_lost_lease_and_can_cancel_the_body(gateway_url: str) -> None:
+    async with Client(gateway_url) as c:
+        terms: list[Term] = []
+
+        async def lead() -> None:
+            async with c.elect("scheduler", ttl=1, cancel_on_loss=True) as term:
+                terms.append(term)
+                await depose(gateway_url, term)
+                await asyncio.wait_for(asyncio.Event().wait(), 30)
+
+        with pytest.raises(LeaseLost):
+            await lead()
+        with pytest.raises(LeaseLost):
+            await c.patch("orders", "order-123", {"note": "late"}, lease=terms[0])
+
+
+async def test_a_campaign_that_may_not_wait_is_held(client: Client) -> None:
+    async with client.elect("scheduler"):
+        with pytest.raises(LockHeld):
+            await client.elect("scheduler", wait=0).__aenter__()
+        async with client.lock("scheduler"):
+            pass  # a lock of that name is another thing
+
+
+async def test_the_same_without_async(gateway_url: str) -> None:
+    def story() -> None:
+        with SyncClient(gateway_url, owner="a") as c:
+            leaders = c.leaders("scheduler")
+            assert next(leaders) is None
+            with c.elect("scheduler") as term:
+                assert isinstance(term, SyncTerm)
+                leader = next(leaders)
+                assert leader is not None
+                assert (leader.term, leader.owner) == (term.term, "a")
+                assert term.election == "scheduler"
+                assert c.leader("scheduler") is not None
+                c.patch("orders", "order-123", {"status": "paid"}, lease=term)
+            assert next(leaders) is None
+            leaders.close()
+            left_open = c.leaders("scheduler")
+            next(left_open)
+        left_open.close()
+
+    await asyncio.to_thread(story)

@@ -1,0 +1,189 @@
+"""Who leads: asked once, and streamed."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from tests.asking import Api
+from tests.events import streaming
+from tests.http.conftest import StartGateway
+from tests.interleave import eventually
+from tests.lease_http import post, release, running
+from tests.serving import serving as serve
+
+
+async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:
+    """Win an election that nobody leads."""
+    answer = await post(http, f"election/{name}", owner=owner, ttl_ms=60_000, **asked)
+    assert answer.status_code == 201, answer.text
+    lease: dict[str, Any] = answer.json()
+    return lease
+
+
+async def election(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    answer = await http.get("/v1/elections", params={"name": name})
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_the_leader_is_whoever_holds_the_elections_lock_and_its_term_the_leases_first_token(
+    http: httpx.AsyncClient,
+) -> None:
+    nobody: dict[str, Any] = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
+    assert await election(http, "jobs/nightly") == nobody
+    first = await elected(http, "jobs/nightly", "a", tokens=3)
+    await http.post(f"/v1/leases/{first['lease_id']}/tokens", headers={"X-Lease-Secret": first["secret"]})
+    told = await election(http, "jobs/nightly")
+    assert told["leader"].pop("remaining_ms") <= 60_000
+    assert told["leader"] == {
+        "term": first["tokens"][0],
+        "owner": "a",
+        "lease_id": first["lease_id"],
+        "since": first["granted_at"],
+        "expires_at": first["expires_at"],
+    }
+    await release(http, first)
+    assert await election(http, "jobs/nightly") == nobody
+    second = await elected(http, "jobs/nightly", "b", claim=["orders/order-123"])
+    term = (await election(http, "jobs/nightly"))["leader"]["term"]
+    assert int(first["tokens"][-1]) < int(term) < int(second["token"]), "the claim's own token is the first"
+
+
+async def test_a_lock_of_the_same_name_is_another_thing(http: httpx.AsyncClient) -> None:
+    await post(http, "scheduler", owner="holder", ttl_ms=60_000)
+    assert (await election(http, "scheduler"))["leader"] is None
+
+
+async def test_without_a_name_all_elections_that_have_a_leader_are_listed(http: httpx.AsyncClient) -> None:
+    for name in ("b", "a", "c/d"):
+        await elected(http, name)
+    await post(http, "election", ttl_ms=60_000)
+    await post(http, "election/", ttl_ms=60_000)
+    await post(http, "elections/x", ttl_ms=60_000)
+    await post(http, "a", ttl_ms=60_000)
+
+    async def names(**query: object) -> list[str]:
+        return [each["name"] for each in (await http.get("/v1/elections", params=query)).json()]  # type: ignore[arg-type]
+
+    assert await names() == ["a", "b", "c/d"]
+    assert await names(limit=2) == ["a", "b"]
+    assert await names(after="b") == ["c/d"]
+
+
+async def test_a_stream_tells_how_things_are_at_once_and_then_each_change(http: httpx.AsyncClient) -> None:
+    async with streaming(http, "scheduler") as events:
+        assert events.response.headers["content-type"].partition(";")[0] == "text/event-stream"
+        assert events.response.headers["cache-control"] == "no-store"
+        at_first = await events.next()
+        assert (at_first.kind, at_first.id, at_first.owner) == ("vacant", None, None)
+        first = await elected(http, "scheduler", "a")
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("elected", first["token"], "a")
+        async with streaming(http, "scheduler") as late:
+            assert (await late.next()).id == first["token"]
+        await release(http, first)
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("vacant", first["token"], None)
+        second = await elected(http, "scheduler", "b")
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("elected", second["token"], "b")
+
+
+async def test_a_stream_of_another_election_hears_nothing(http: httpx.AsyncClient) -> None:
+    async with streaming(http, "a") as of_a, streaming(http, "b") as of_b:
+        await of_a.next()
+        await of_b.next()
+        await elected(http, "b", "leader of b")
+        await of_b.next()
+        await elected(http, "a", "leader of a")
+        assert (await of_a.next()).owner == "leader of a"
+
+
+async def test_a_leader_whose_time_runs_out_is_gone(http: httpx.AsyncClient) -> None:
+    async with streaming(http, "scheduler") as events:
+        await events.next()
+        await post(http, "election/scheduler", owner="mortal", ttl_ms=700)
+        assert (await events.next()).owner == "mortal"
+        assert (await events.next()).kind == "vacant"
+
+
+async def test_last_event_id_is_taken(http: httpx.AsyncClient) -> None:
+    lease = await elected(http, "scheduler")
+    headers = {"Last-Event-ID": lease["token"]}
+    async with http.stream("GET", "/v1/elections/events?name=scheduler", headers=headers) as response:
+        lines = response.aiter_lines()
+        assert [await anext(lines) for _ in range(3)] == ["retry: 1000", "", "event: elected"]
+
+
+async def test_head_of_a_stream_ends(http: httpx.AsyncClient) -> None:
+    answer = await http.head("/v1/elections/events?name=scheduler")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_streams_are_limited_and_one_that_its_client_leaves_counts_no_more(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    url = await start_gateway(demo_database, max_watchers=1)
+    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+        async with streaming(http, "scheduler") as events:
+            await events.next()
+            full = await http.get("/v1/elections/events?name=scheduler")
+            assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "FP010", "1")
+
+        async def opens() -> bool:
+            async with http.stream("GET", "/v1/elections/events?name=scheduler") as response:
+                return response.status_code == 200
+
+        for _ in range(3):
+            await eventually(opens, what="room for another stream")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "?name=", "?name=a&name=b", "?name=a&limit=1", "?name=%00", "?name=" + "x" * 504, "?name=a&source=no_such"],
+)
+async def test_bad_queries_are_told(gateway_url: str, query: str) -> None:
+    async with Api.open(gateway_url) as api:
+        answer = await api.http.get(f"/v1/elections/events{query}")
+        assert (answer.status_code, answer.json()["code"]) == (400, "FP016"), answer.text
+        if query:
+            assert (await api.http.get(f"/v1/elections{query}")).status_code == 400
+    async with httpx.AsyncClient(base_url=gateway_url, trust_env=False) as http:
+        for path in ("/v1/elections", "/v1/elections/events?name=a"):
+            assert (await http.get(path, headers={"X-Fence-Token": "7"})).status_code == 400
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_gateway_that_is_to_stop_ends_its_streams(short_dir: Path, workers: int) -> None:
+    """Given an hour to finish what is in flight, it takes none of it."""
+    arguments = ("--shutdown-timeout", "3600", "--workers", str(workers))
+    async with serve(short_dir, *arguments) as gateway:
+        async with (
+            httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as http,
+            streaming(http, "scheduler") as one,
+            streaming(http, "another") as other,
+        ):
+            await one.next()
+            await other.next()
+            gateway.process.send_signal(signal.SIGTERM)
+            await one.ended()
+            await other.ended()
+        assert await gateway.ended() == 0
+
+
+async def test_a_stream_ends_when_nobody_can_say_any_more_who_leads(database: str) -> None:
+    """Silence would tell that nothing has changed."""
+    async with running(database) as http, streaming(http, "scheduler") as events:
+        await events.next()
+        observer = await asyncpg.connect(database)
+        try:
+            await observer.execute("ALTER FUNCTION fencepost.lock_states(text, text, integer) RENAME TO gone")
+        finally:
+            await observer.close()
+        await events.ended()
