@@ -55,7 +55,7 @@ class Operations(Protocol):
         """Return the migration's connection."""
 
 
-def protect(
+def protect(  # noqa: PLR0913 - all but the table have a default
     op: Operations,
     table: str,
     *,
@@ -63,13 +63,16 @@ def protect(
     source: str | None = None,
     scope: str | None = None,
     requires_key: bool | None = None,
+    verify: bool | None = None,
     validate: bool = True,
     wait: float = 30.0,
 ) -> None:
     """Protect a table as `fencepost protect` does, or change how it is protected. Can be repeated.
 
     table: as the catalog spells it, with or without schema.
-    rule: `strict` or `lease`. source: `external` or `builtin`. scope: a template, or "" for a mark in each row.
+    rule: `strict` or `lease`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
+    scope: a template, or "" for a mark in each row. verify: whether the gateway asks the service about tokens that it
+        does not know.
     requires_key: whether writes through the gateway need an Idempotency-Key. What is None stays as it is; for a table
         that is new: strict, external, no scope, no key required.
     validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor says so
@@ -80,7 +83,7 @@ def protect(
     """
 
     async def plan(connection: Connection) -> Plan:
-        return await plan_protect(connection, table, rule, source, requires_key, scope)
+        return await plan_protect(connection, table, rule, source, requires_key, scope, verify)
 
     _apply(op, table, "protect", plan, validate=validate, wait=wait)
 

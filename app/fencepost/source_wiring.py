@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.gateway.core import Gateway
-from fencepost.locks.registry import Surroundings, make, scheme_of
+from fencepost.locks.registry import Surroundings, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
 from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
@@ -21,6 +21,7 @@ from fencepost.storage.sources import Known
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 _RESERVED: Final = frozenset({"builtin", "external"})
+_NO_PRIVILEGE: Final = "42501"
 _SWEPT_EVERY: Final = 60.0
 """Seconds, more or less."""
 
@@ -50,11 +51,12 @@ def read_source(text: str, dsn: str) -> Configured:
     """Read one NAME=URL. Raises StartupError."""
     name, equals, url = text.partition("=")
     if not equals or not _NAME.fullmatch(name) or name in _RESERVED:
+        # Nothing of it is repeated: without its name, or with a `=` in its password, any part may be a secret.
         raise StartupError(
-            f"FENCEPOST_SOURCES: {name[:40]!r} is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, external)"
+            "FENCEPOST_SOURCES: an item is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, nor external)"
         )
     try:
-        return Configured(name, scheme_of(url), make(url, Surroundings(name, dsn)))
+        return Configured(name, kind_of(url), make(url, Surroundings(name, dsn)))
     except SourceConfigError as error:
         raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
 
@@ -71,7 +73,7 @@ async def sources_opened(
             try:
                 await locks.open()
             except RefusedError as error:
-                raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}: {error.hint}") from error
+                raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}. {_mend(error)}") from error
             stack.push_async_callback(locks.close)
             opened[each.name] = locks
         sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit))
@@ -79,6 +81,12 @@ async def sources_opened(
             yield opened
         finally:
             sweeping.cancel()
+
+
+def _mend(error: RefusedError) -> str:
+    if error.sqlstate == _NO_PRIVILEGE:
+        return "Run `fencepost migrate --gateway-role` for the role in the database URL"
+    return error.hint or ""
 
 
 def _locks(configured: Configured, gateway: Gateway, emit: Emit) -> SourceLocks:

@@ -11,21 +11,22 @@
 CREATE TABLE fencepost.sources (
   name           text COLLATE "C" PRIMARY KEY CONSTRAINT sources_name_check
                  CHECK (name ~ '^[a-z][a-z0-9_]{0,31}$' AND name NOT IN ('builtin', 'external')),
-  scheme         text,
-  ordering       text CONSTRAINT sources_ordering_check CHECK (ordering IN ('source', 'lock', 'database')),
+  scheme         text NOT NULL,
+  ordering       text NOT NULL CONSTRAINT sources_ordering_check CHECK (ordering IN ('source', 'lock', 'database')),
+  verifies       boolean,
   generation     bigint NOT NULL DEFAULT 0 CONSTRAINT sources_generation_check CHECK (generation BETWEEN 0 AND 32767),
   issued         bigint NOT NULL DEFAULT 0 CONSTRAINT sources_issued_check CHECK (issued >= 0),
   frozen_at      timestamptz,
   frozen_because text
 );
 -- next
-COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed out. ordering: how far its numbers can be compared; null until a gateway has it configured.';
+COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed out. ordering: how far its numbers can be compared. scheme: what kind of service it is.';
 -- next
 CREATE TABLE fencepost.source_leases (
   lease_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   source      text COLLATE "C" NOT NULL REFERENCES fencepost.sources,
   lock        text COLLATE "C" NOT NULL,
-  secret_hash bytea CONSTRAINT source_leases_secret_hash_key UNIQUE,
+  secret_hash bytea NOT NULL,
   owner       text NOT NULL,
   claims      text[] COLLATE "C" NOT NULL,
   claimed     boolean NOT NULL,
@@ -40,6 +41,10 @@ CREATE TABLE fencepost.source_leases (
 ) WITH (fillfactor = 70);
 -- next
 COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant.';
+-- next
+-- A secret may be used again once its lease is over. It stays with that one: whoever has it may still have the service's own
+-- hold released.
+CREATE UNIQUE INDEX source_leases_secret_hash_key ON fencepost.source_leases (secret_hash) WHERE ended_at IS NULL;
 -- next
 CREATE INDEX source_leases_live_idx ON fencepost.source_leases (source, lock) WHERE ended_at IS NULL;
 -- next
@@ -69,8 +74,8 @@ CREATE TABLE fencepost.source_log (
 -- next
 COMMENT ON TABLE fencepost.source_log IS 'What befell the sources, in order: rows are only ever added.';
 -- next
--- For triggers of tables that are pinned to a source, in the writer's own name. VOLATILE: each call sees what has been
--- granted by then.
+-- For triggers of tables that are pinned to a source, in the writer's own name. VOLATILE: under READ COMMITTED each call sees
+-- what has been granted by then. A transaction with one snapshot does not, and is told FP018 of later tokens.
 CREATE FUNCTION fencepost.issued(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
 RETURN coalesce((SELECT s.issued FROM fencepost.sources s WHERE s.name = p_source), 0);
 -- next
@@ -112,23 +117,30 @@ BEGIN
   END IF;
 END $$;
 -- next
--- A gateway has this source configured. A name keeps its scheme: numbers of two services cannot be compared.
-CREATE FUNCTION fencepost.source_register(p_name text, p_scheme text, p_ordering text) RETURNS void LANGUAGE plpgsql
-SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- A gateway has this source configured. A name keeps its kind: numbers of two services cannot be compared. What is known
+-- already is only read: the source's row may be locked by grants.
+CREATE FUNCTION fencepost.source_register(p_name text, p_kind text, p_ordering text, p_verifies boolean) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known fencepost.sources;
 BEGIN
-  INSERT INTO fencepost.sources AS s (name, scheme, ordering) VALUES (p_name, p_scheme, p_ordering)
-  ON CONFLICT (name) DO UPDATE SET scheme = p_scheme, ordering = p_ordering WHERE s.scheme IS NULL;
-  IF FOUND THEN
-    INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_name, 'registered', 0, coalesce(p_scheme, 'by protect'));
-    RETURN;
-  END IF;
   SELECT s.* INTO known FROM fencepost.sources s WHERE s.name = p_name;
-  IF p_scheme IS NOT NULL AND (known.scheme, known.ordering) IS DISTINCT FROM (p_scheme, p_ordering) THEN
+  IF NOT FOUND THEN
+    INSERT INTO fencepost.sources AS s (name, scheme, ordering, verifies) VALUES (p_name, p_kind, p_ordering, p_verifies)
+    ON CONFLICT (name) DO NOTHING;
+    IF FOUND THEN
+      INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_name, 'registered', 0, p_kind);
+      RETURN;
+    END IF;
+    SELECT s.* INTO STRICT known FROM fencepost.sources s WHERE s.name = p_name;
+  END IF;
+  IF (known.scheme, known.ordering) IS DISTINCT FROM (p_kind, p_ordering) THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400',
-      MESSAGE = format('the source %s is a %s here, and not a %s', p_name, known.scheme, p_scheme),
+      MESSAGE = format('the source %s is %s here, and not %s', p_name, known.scheme, p_kind),
       HINT = 'Numbers of two services cannot be compared: give the new one a name of its own.';
+  END IF;
+  IF known.verifies IS DISTINCT FROM p_verifies THEN
+    UPDATE fencepost.sources s SET verifies = p_verifies WHERE s.name = p_name;
   END IF;
 END $$;
 -- next
@@ -161,7 +173,8 @@ DECLARE
   last bigint;
 BEGIN
   UPDATE fencepost.sources s SET issued = greatest(s.issued, s.generation << 48) + p_count
-   WHERE s.name = p_source AND s.generation = p_generation AND s.frozen_at IS NULL RETURNING s.issued INTO last;
+   WHERE s.name = p_source AND s.ordering = 'database' AND s.generation = p_generation AND s.frozen_at IS NULL
+  RETURNING s.issued INTO last;
   IF NOT FOUND THEN RETURN NULL; END IF;
   RETURN ARRAY(SELECT generate_series(last - p_count + 1, last));
 END $$;
@@ -193,10 +206,10 @@ BEGIN
     verdict := 'void';
     RETURN;
   END IF;
-  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at), secret_hash = NULL
+  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
    WHERE x.source = p_source AND x.lock = p_lock AND x.ended_at IS NULL;
-  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at), secret_hash = NULL
-   WHERE x.secret_hash = p_hash AND (x.ended_at IS NOT NULL OR x.expires_at <= clock_timestamp());
+  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
+   WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at <= clock_timestamp();
   UPDATE fencepost.sources x SET issued = greatest(x.issued, highest) WHERE x.name = p_source;
   granted_at := clock_timestamp() - p_elapsed_ms * interval '1 ms';
   expires_at := source_grant.granted_at + p_ttl_ms * interval '1 ms';
@@ -222,11 +235,22 @@ BEGIN
   END IF;
 END $$;
 -- next
--- The claims that go with a grant have been made: in their own transaction.
-CREATE FUNCTION fencepost.source_claimed(p_lease_id bigint) RETURNS boolean
+-- Before the claims that go with a grant are made, in their transaction: of two requests with one secret the second waits
+-- here, and then sees that they are made, and under which tokens. No row: the lease is over. Not the lease's row: a later
+-- grant of the lock has to lock that one, with the source's, and would wait for whatever the claims wait for.
+CREATE FUNCTION fencepost.source_claiming(p_lease_id bigint) RETURNS TABLE (claimed boolean, tokens bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE fencepost.source_leases x SET claimed = true WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL;
+  PERFORM pg_advisory_xact_lock(hashtextextended('fencepost.source_claim/' || p_lease_id, 0));
+  RETURN QUERY SELECT x.claimed, x.tokens FROM fencepost.source_leases x
+                WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp();
+END $$;
+-- next
+-- They have been made, with the first of these tokens; the others are the holder's. False: the lease is over.
+CREATE FUNCTION fencepost.source_claimed(p_lease_id bigint, p_tokens bigint[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE fencepost.source_leases x SET claimed = true, tokens = p_tokens WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL;
   RETURN FOUND;
 END $$;
 -- next
@@ -241,6 +265,12 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (p_hash IS NULL OR x.secret_hash = p_hash)
      AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
 -- next
+-- The hold of a lease, whether or not that is over by our record: for whoever has its secret, to release it.
+CREATE FUNCTION fencepost.source_hold(p_source text, p_lease_id bigint, p_hash bytea) RETURNS TABLE (lock text, handle text)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT x.lock, x.handle FROM fencepost.source_leases x
+   WHERE x.lease_id = p_lease_id AND x.source = p_source AND x.secret_hash = p_hash $$;
+-- next
 -- The service has renewed the hold, at p_elapsed_ms before now. No row: the lease is over by our record.
 CREATE FUNCTION fencepost.source_renewed(p_lease_id bigint, p_hash bytea, p_ttl_ms integer, p_elapsed_ms integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -254,7 +284,8 @@ BEGIN
 END $$;
 -- next
 -- Record tokens that were minted under a lease. minted; lost: it is over by our record; backwards: see source_grant.
-CREATE FUNCTION fencepost.source_minted(p_lease_id bigint, p_hash bytea, p_tokens bigint[], p_generation bigint) RETURNS text
+CREATE FUNCTION fencepost.source_minted(p_lease_id bigint, p_hash bytea, p_tokens bigint[], p_generation bigint, p_issued_before bigint)
+RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   l fencepost.source_leases;
@@ -268,10 +299,10 @@ BEGIN
      FOR NO KEY UPDATE;
   IF NOT FOUND OR s.generation <> p_generation THEN RETURN 'lost'; END IF;
   IF s.frozen_at IS NOT NULL THEN RETURN 'frozen'; END IF;
-  -- The grant's own tokens were issued before this one was asked for.
-  IF s.ordering <> 'database' AND p_tokens[1] <= l.tokens[cardinality(l.tokens)] THEN
-    PERFORM fencepost.source_freeze(l.source, format('it minted the token %s under its grant of %s, which had %s',
-                                                     p_tokens[1], l.lock, l.tokens[cardinality(l.tokens)]));
+  -- As with grants: what was issued before this was asked for, of the source or of the lock.
+  IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN
+    PERFORM fencepost.source_freeze(l.source, format('it minted the token %s under its grant of %s, and %s had been issued before',
+                                                     p_tokens[1], l.lock, p_issued_before));
     RETURN 'backwards';
   END IF;
   UPDATE fencepost.sources x SET issued = greatest(x.issued, p_tokens[cardinality(p_tokens)]) WHERE x.name = l.source;
@@ -284,7 +315,7 @@ END $$;
 CREATE FUNCTION fencepost.source_end(p_lease_id bigint, p_released boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), secret_hash = NULL, released = p_released
+  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), released = p_released
    WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL;
   RETURN FOUND;
 END $$;
@@ -336,8 +367,8 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
    WHERE s.name = p_source AND s.issued < p_token AND s.frozen_at IS NULL AND s.generation = p_token >> 48 $$;
 -- next
 -- An operator vouches that the service counts on from here: tokens of the new generation are above all of the old ones,
--- which are void, and so are the leases. Returns the new generation.
-CREATE FUNCTION fencepost.source_raise(p_source text, p_reason text) RETURNS bigint LANGUAGE plpgsql
+-- which are void, and so are the leases; and above p_above. Returns the new generation.
+CREATE FUNCTION fencepost.source_raise(p_source text, p_reason text, p_above bigint) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   raised bigint;
@@ -345,7 +376,7 @@ BEGIN
   IF p_reason IS NULL OR p_reason !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = 'a generation is raised for a reason, and none was given';
   END IF;
-  SELECT greatest(s.generation, s.issued >> 48) + 1 INTO raised FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE;
+  SELECT greatest(s.generation, s.issued >> 48, p_above >> 48) + 1 INTO raised FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('there is no source %s', p_source),
       HINT = 'A gateway that has it configured registers it; fencepost status lists those that are known.';
@@ -356,7 +387,7 @@ BEGIN
   -- Its number 0 counts as issued: so `issued` always is of the present generation.
   UPDATE fencepost.sources s SET generation = raised, issued = raised << 48, frozen_at = NULL, frozen_because = NULL
    WHERE s.name = p_source;
-  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), secret_hash = NULL
+  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp()
    WHERE x.source = p_source AND x.ended_at IS NULL;
   INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_source, 'raised', raised, p_reason);
   PERFORM pg_notify('fencepost', 'reload');
@@ -393,7 +424,7 @@ DECLARE
   n text;
 BEGIN
   FOR n IN SELECT s.name FROM fencepost.sources s WHERE s.ordering = 'database' ORDER BY s.name LOOP
-    PERFORM fencepost.source_raise(n, 'the generation of the database was raised: ' || NEW.reason);
+    PERFORM fencepost.source_raise(n, 'the generation of the database was raised: ' || NEW.reason, 0);
   END LOOP;
   RETURN NULL;
 END $$;
@@ -530,32 +561,41 @@ BEGIN
   END IF;
 END $$;
 -- next
--- A table, or scope, becomes the source's that has marks up to p_token. They count as issued by it, unless they are known to
--- be another source's (p_of_another) and nobody has a token of this one yet: then it begins in a generation above them.
+-- A table, or scope, becomes the source's that has marks up to p_token. A source of which nobody has a token yet goes on from
+-- there: above them in a new generation where they are known to be another source's (p_of_another), else by counting them as
+-- its own. One that is in use is not touched: its other tables' holders would be refused, or its next grant be called a step back.
 CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint, p_of_another boolean) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  s fencepost.sources;
+  first bigint := (p_token >> 48) + p_of_another::int;
 BEGIN
-  PERFORM fencepost.source_register(p_source, NULL, NULL);
-  IF p_of_another AND p_token > 0 THEN
-    UPDATE fencepost.sources s SET generation = (p_token >> 48) + 1, issued = ((p_token >> 48) + 1) << 48
-     WHERE s.name = p_source AND s.issued = 0;
-    IF FOUND THEN
-      INSERT INTO fencepost.source_log (source, event, generation, detail)
-      VALUES (p_source, 'raised', (p_token >> 48) + 1, format('a table with the mark %s of another source was pinned to it', p_token));
-    END IF;
+  SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source;
+  IF coalesce(p_token, 0) <= s.issued THEN RETURN; END IF;  -- without a lock: it never falls
+  SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
+  IF p_token <= s.issued THEN RETURN; END IF;
+  IF s.issued > 0 THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('there is a mark of %s, and the source %s, which is in use, has issued none above %s', p_token, p_source, s.issued),
+      HINT = format('fencepost source bump %s --above %s --reason … ends its leases, and lets its tokens begin above the mark. Then protect the table.', p_source, p_token);
   END IF;
-  UPDATE fencepost.sources s SET issued = p_token, generation = greatest(s.generation, p_token >> 48)
-   WHERE s.name = p_source AND s.issued < p_token;
+  UPDATE fencepost.sources x SET generation = first, issued = greatest(first << 48, CASE WHEN NOT p_of_another THEN p_token END)
+   WHERE x.name = p_source;
+  IF first > 0 THEN
+    INSERT INTO fencepost.source_log (source, event, generation, detail)
+    VALUES (p_source, 'raised', first, format('a table with the mark %s was pinned to it', p_token));
+  END IF;
 END $$;
 -- next
-REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepost.source_state(text, text),
+REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean), fencepost.source_state(text, text),
   fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),
   fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),
-  fencepost.source_freeze(text, text), fencepost.source_claimed(bigint), fencepost.source_lease(text, bigint, bytea),
-  fencepost.source_renewed(bigint, bytea, integer, integer), fencepost.source_minted(bigint, bytea, bigint[], bigint),
+  fencepost.source_freeze(text, text), fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]), fencepost.source_lease(text, bigint, bytea),
+  fencepost.source_hold(text, bigint, bytea), fencepost.source_renewed(bigint, bytea, integer, integer),
+  fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint),
   fencepost.source_end(bigint, boolean), fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint),
   fencepost.source_lost(text, bigint), fencepost.source_lock_states(text, text, text, integer),
-  fencepost.source_verified(text, bigint), fencepost.source_raise(text, text), fencepost.source_forget(double precision, integer),
+  fencepost.source_verified(text, bigint), fencepost.source_raise(text, text, bigint), fencepost.source_forget(double precision, integer),
   fencepost.source_beyond(text, bigint, boolean), fencepost.raise_sources_of_ours() FROM PUBLIC;
 -- next
 -- Triggers compare with it in the writer's own name.

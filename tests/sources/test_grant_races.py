@@ -15,7 +15,7 @@ import pytest
 from tests.interleave import Connect, Connection, eventually
 from tests.racing import open_gateway
 
-from fencepost.locks import source_grants
+from fencepost.locks import source_claims, source_grants
 from fencepost.locks.postgres import Attempted, Overtaken
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import SourceLocks
@@ -44,6 +44,11 @@ class Scripted:
     """Locks that are granted once the gate opens: the number is drawn after."""
     lost: bool = False
     release_fails: bool = False
+    stuck: set[str] = field(default_factory=set)
+    """Locks that cannot be released."""
+    refuses: set[str] = field(default_factory=set)
+    """Locks that are somebody's, which is said once `refused_until` is set and its tasks have run."""
+    refused_until: asyncio.Event | None = None
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -53,6 +58,10 @@ class Scripted:
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
         del owner, ttl_ms, wait_s
+        if lock in self.refuses and self.refused_until is not None:
+            await self.refused_until.wait()
+            await asyncio.sleep(0.3)  # its record is made meanwhile
+            return Holder("me")
         if lock in self.waits:
             self.asked.set()
             await self.gate.wait()
@@ -77,6 +86,8 @@ class Scripted:
     async def release(self, lock: str, handle: str) -> None:
         if self.release_fails:
             raise SourceUnavailableError("it is away")
+        if lock in self.stuck:
+            raise ValueError("a library's own error")
         self.released.append(handle)
         if self.held.get(lock) == handle:
             del self.held[lock]
@@ -101,11 +112,13 @@ class Stage:
     database: Database
     troubles: list[str]
     frozen: list[str]
+    secret: bytes = b""
 
-    async def acquire(self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1) -> Attempted:
-        wanted = Wanted(
-            (lock,), str(next(_secrets)).encode(), "me", 20_000, tokens, ("t/1",) if claim else (), 10_000, False
-        )
+    async def acquire(
+        self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: bytes | None = None
+    ) -> Attempted:
+        self.secret = secret or str(next(_secrets)).encode()
+        wanted = Wanted((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000, False)
         return await self.locks.acquire(wanted, claim, gone or asyncio.get_running_loop().create_future())
 
     async def raised(self) -> None:
@@ -205,8 +218,17 @@ async def test_a_mint_that_goes_back_behind_its_own_grant_freezes_the_source(mak
         granted = (await stage.acquire("a", tokens=3)).acquired
         stage.service.numbers = itertools.count(7)
         with pytest.raises(SourceFrozenError):
-            await stage.locks.mint(granted.lease_id, str(next(_secrets) - 1).encode(), 1)
+            await stage.locks.mint(granted.lease_id, stage.secret, 1)
         assert len(stage.frozen) == 1
+
+
+async def test_a_mint_that_repeats_an_earlier_mint_freezes_the_source(make: Callable[..., Any]) -> None:
+    async with make() as stage:
+        granted = (await stage.acquire("a")).acquired
+        await stage.locks.mint(granted.lease_id, stage.secret, 50)
+        stage.service.numbers = itertools.count(2)
+        with pytest.raises(SourceFrozenError):
+            await stage.locks.mint(granted.lease_id, stage.secret, 3)
 
 
 async def test_a_grant_that_waited_is_judged_by_what_is_known_when_it_came(
@@ -234,7 +256,7 @@ async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: 
         stage.service.lost = False
         granted = (await stage.acquire("b")).acquired
         assert granted.verdict == "granted"
-        secret = str(next(_secrets) - 1).encode()
+        secret = stage.secret
         stage.service.lost = True
         assert await stage.locks.mint(granted.lease_id, secret, 1) is None
         stage.service.lost = False
@@ -274,21 +296,177 @@ async def test_a_hold_that_cannot_be_given_back_is_told(make: Callable[..., Any]
         assert "could not be given back" in stage.troubles[0]
 
 
-async def test_a_claim_that_is_overtaken_takes_a_newer_token(make: Callable[..., Any]) -> None:
+async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:
+    """Whoever was first has marked the resource with a token above those that came with the grant."""
     tokens: list[int] = []
 
     async def claim(_connection: object, token: int, repeated: bool) -> str:
-        assert not repeated
         tokens.append(token)
         if len(tokens) < 3:
             raise Overtaken
+        return f"claimed, {repeated}"
+
+    async with make() as stage:
+        attempted = await stage.acquire("a", claim=claim)
+        assert attempted.claims == "claimed, False"
+        assert tokens == [1, 3, 5]
+        assert attempted.acquired.tokens == (6,), "the first token of each draw was for the claim"
+        again = await stage.acquire("a", claim=claim, secret=stage.secret)
+        assert (again.acquired.verdict, again.acquired.tokens, again.claims) == ("repeated", (6,), "claimed, True")
+
+
+async def test_a_request_that_is_repeated_while_it_claims_waits_and_hears_the_same(make: Callable[..., Any]) -> None:
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+    seen: list[bool] = []
+
+    async def claim(_connection: object, token: int, repeated: bool) -> int:
+        seen.append(repeated)
+        claiming.set()
+        await go_on.wait()
+        return token
+
+    async with make() as stage:
+        first = asyncio.create_task(stage.acquire("a", claim=claim))
+        await claiming.wait()
+        secret = stage.secret
+        second = asyncio.create_task(stage.acquire("a", claim=claim, secret=secret))
+        await waits_for_advisory_lock(stage.observer)
+        go_on.set()
+        one, two = await first, await second
+        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
+        assert (one.claims, two.claims, seen) == (1, 1, [False, True])
+        assert one.acquired.tokens == two.acquired.tokens
+
+
+async def waits_for_advisory_lock(observer: Connection) -> None:
+    async def waits() -> bool:
+        found: bool = await observer.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory'"
+            " AND datname = current_database())"
+        )
+        return found
+
+    await eventually(waits, what="a second request with one secret")
+
+
+@pytest.mark.parametrize("harm", ["renewed no more", "generation raised"])
+async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.setattr(source_claims, "LATE", 0.0)
+    tries: list[int] = []
+
+    async def claim(_connection: object, token: int, _repeated: bool) -> str:
+        tries.append(token)
+        if len(tries) == 1:
+            if harm == "generation raised":
+                await stage.raised()
+                raise SourceError("its token is void now")
+            stage.service.held.clear()
         return "claimed"
 
     async with make() as stage:
         attempted = await stage.acquire("a", claim=claim)
-        assert attempted.claims == "claimed"
-        assert attempted.acquired.tokens == (2,), "the first token was for the claim"
-        assert tokens == [1, 3, 4]
+        assert attempted.acquired.verdict == "granted"
+        assert attempted.acquired.lease_id == 2, "the second lease; the first came to nothing"
+        assert len(tries) == 2
+        assert await stage.live() == 1
+
+
+async def test_what_waited_is_told_without_the_time_that_the_claims_took(make: Callable[..., Any]) -> None:
+    """Clients trust a lease from then on: the request's start plus what it waited."""
+
+    async def claim(_connection: object, _token: int, _repeated: bool) -> None:
+        await asyncio.sleep(0.3)
+
+    async with make() as stage:
+        attempted = await stage.acquire("a", claim=claim)
+        assert attempted.waited_ms < 300
+        assert attempted.acquired.due_ms is not None
+        assert attempted.acquired.due_ms <= 20_000 - 300
+
+
+async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Callable[..., Any]) -> None:
+    """The one that the service refuses is told of the lease that is its own."""
+    async with make(slow={"a"}) as stage:
+        first = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        secret = stage.secret
+        stage.service.refuses.add("a")
+        stage.service.refused_until = stage.service.gate
+        second = asyncio.create_task(stage.acquire("a", secret=secret))
+        await asyncio.sleep(0)
+        stage.service.gate.set()
+        one = await first
+        two = await second
+        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
+        assert one.acquired.lease_id == two.acquired.lease_id
+
+
+async def test_a_holder_may_release_what_is_over_by_our_record(make: Callable[..., Any]) -> None:
+    async with make() as stage:
+        granted = (await stage.acquire("a")).acquired
+        await stage.raised()
+        assert stage.service.held == {"a": "a#1"}, "the service knows nothing of generations"
+        assert await stage.locks.release(granted.lease_id, b"not mine")
+        assert stage.service.held
+        assert await stage.locks.release(granted.lease_id, stage.secret)
+        assert not stage.service.held
+
+
+async def test_a_request_that_is_cancelled_with_its_grant_leaves_no_hold(make: Callable[..., Any]) -> None:
+    async with make(slow={"a"}) as stage:
+        asking = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        stage.service.gate.set()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+        async def free() -> bool:
+            return not stage.service.held
+
+        await eventually(free, what="the hold given back")
+
+
+async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., Any]) -> None:
+    capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
+    async with make(capabilities=capabilities, stuck={"a"}) as stage:
+        for lock in "ab":
+            wanted = Wanted((lock,), lock.encode(), "me", 300, 1, (), 0, False)
+            await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+
+        async def ended() -> bool:
+            return "b" not in stage.service.held
+
+        await eventually(ended, what="the other hold's end")
+        assert "a" in stage.service.held
+        assert any("could not be ended yet" in trouble for trouble in stage.troubles)
+        stage.service.stuck.clear()
+
+
+async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: Callable[..., Any]) -> None:
+    """At the start the database takes no writes, say: reads go on (R13, R19)."""
+    async with make() as stage:
+        locks = SourceLocks("later", "mock", Scripted(), stage.database, failed=stage.troubles.append)
+        await stage.observer.execute("ALTER TABLE fencepost.sources RENAME TO away")
+        await locks.open()
+        assert "not registered yet" in stage.troubles[-1]
+        await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
+        wanted = Wanted(("a",), b"later", "me", 20_000, 1, (), 0, False)
+        attempted = await locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+        assert attempted.acquired.verdict == "granted"
+        await locks.close()
+
+
+async def test_a_gateway_starts_while_a_grant_holds_the_sources_row(make: Callable[..., Any], connect: Connect) -> None:
+    async with make() as stage:
+        holder = await connect()
+        await holder.execute("BEGIN; SELECT FROM fencepost.sources FOR UPDATE")
+        again = SourceLocks(NAME, "mock", Scripted(), stage.database)
+        await asyncio.wait_for(again.open(), 5)
+        await again.close()
+        await holder.execute("ROLLBACK")
 
 
 async def test_a_claim_that_fails_gives_the_lock_back(make: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """Tables that are pinned to a lock service: protecting them, scopes, the command line, the SDK."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -17,7 +18,7 @@ from tests.sources.conftest import Api, orders
 
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main
-from fencepost.storage.protect import protect
+from fencepost.storage.protect import plan_protect, protect
 
 NAME = "redis"
 
@@ -39,14 +40,17 @@ async def test_a_source_has_to_be_known_before_tables_are_pinned_to_it(bench: Be
     unknown = await run(database, "protect", "orders", "--source", NAME)
     assert (unknown.exit_code, "there is no source redis" in unknown.output) == (1, True)
     assert "no sources beside the built-in one" in (await run(database, "source")).output
-    for wrong in ("redis", "Redis=redis://x", "builtin=redis://x", "r=nowhere://x", "r=redis://u:pw℀@h/0"):
+    for wrong in (
+        *("redis", "redis://u:pw@h/0", "redis://:p=pw@h/0", "Redis=redis://x:pw@h", "builtin=redis://x"),
+        *("r=nowhere://x", "r=redis://u:pw℀@h/0"),
+    ):
         refused = await run(database, "source", "add", wrong)
         assert (refused.exit_code, "pw" in refused.output) == (1, False), wrong
     added = await run(database, "source", "add", f"{NAME}={bench.url}")
     assert (added.exit_code, added.output) == (0, "redis is known: redis\n")
     assert (await run(database, "source", "add", f"{NAME}={bench.url}")).exit_code == 0, "can be repeated"
     other = await run(database, "source", "add", f"{NAME}=etcd://127.0.0.1:1")
-    assert (other.exit_code, "is a redis here, and not a etcd" in other.output) == (1, True)
+    assert (other.exit_code, "is redis here, and not etcd" in other.output) == (1, True)
     assert (await run(database, "protect", "orders", "--source", NAME, "--verify")).exit_code == 0
     listed = await run(database, "source")
     assert listed.output == "redis (redis): generation 0, nothing issued yet; orders\n"
@@ -69,6 +73,56 @@ async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
     assert (await run(database, "source", "bump", NAME, "--reason", "new here")).exit_code == 0
     granted = await api.grant("orders/k")
     assert (await api.write(granted["token"])).status_code == 200
+
+
+async def test_a_source_that_is_in_use_is_not_moved_by_another_table(
+    bench: Bench, database: str, stack: AsyncExitStack
+) -> None:
+    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
+    await orders(database, source=NAME)
+    api = Api(client, NAME, database)
+    held = await api.grant("orders/used", tokens=3)
+    assert (await api.write(held["tokens"][0])).status_code == 200
+    connection = await asyncpg.connect(database)
+    await connection.execute("CREATE TABLE public.jobs (id int PRIMARY KEY); INSERT INTO jobs VALUES (1)")
+    await protect(connection, "jobs")
+    await connection.execute("SET fencepost.token = '1764000000000000'; UPDATE jobs SET id = id; RESET fencepost.token")
+    with pytest.raises(asyncpg.PostgresError, match="which is in use, has issued none above") as refused:
+        await protect(connection, "jobs", source=NAME)
+    assert refused.value.hint is not None
+    assert "fencepost source bump" in refused.value.hint
+    assert (await api.write(held["tokens"][1])).status_code == 200
+    assert (await api.post("orders/another")).status_code == 201
+    mark = re.search(r"--above (\d+)", refused.value.hint)
+    assert mark is not None
+    assert (await run(database, "source", "bump", NAME, "--above", mark[1], "--reason", "jobs move")).exit_code == 0
+    await protect(connection, "jobs", source=NAME)
+    await connection.close()
+    moved = await api.grant("jobs/1")
+    assert int(moved["token"]) > 1764000000000000
+    assert (await api.write(moved["token"])).status_code == 200
+
+
+async def test_protecting_a_table_in_a_long_transaction_keeps_nobody_from_a_lock(
+    bench: Bench, database: str, stack: AsyncExitStack
+) -> None:
+    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
+    connection = await asyncpg.connect(database)
+    stack.push_async_callback(connection.close)
+    await connection.execute("CREATE TABLE public.orders (order_id text PRIMARY KEY)")
+    async with connection.transaction():
+        plan = await plan_protect(connection, "orders", None, NAME)
+        for statement in plan.statements:
+            await connection.execute(statement)
+        api = Api(client, NAME, database)
+        assert (await asyncio.wait_for(api.post("orders/unrelated"), 10)).status_code == 201
+
+
+async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) -> None:
+    assert (await run(database, "source", "add", "lock5=redlock://a,b,c,d,e")).exit_code == 0
+    await orders(database)
+    refused = await run(database, "protect", "orders", "--source", "lock5", "--verify")
+    assert (refused.exit_code, "redlock cannot tell which numbers it has issued" in refused.output) == (1, True)
 
 
 async def test_a_service_of_which_nobody_has_a_token_begins_above_another_sources_marks(

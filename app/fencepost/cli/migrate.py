@@ -29,12 +29,14 @@ GRANTS = (
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text, text, integer), fencepost.lock_counts() TO {role}",
-    "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text), fencepost.source_state(text, text),"
+    "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"
+    " fencepost.source_state(text, text),"
     " fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),"
     " fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),"
-    " fencepost.source_claimed(bigint), fencepost.source_lease(text, bigint, bytea),"
+    " fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]),"
+    " fencepost.source_hold(text, bigint, bytea), fencepost.source_lease(text, bigint, bytea),"
     " fencepost.source_renewed(bigint, bytea, integer, integer),"
-    " fencepost.source_minted(bigint, bytea, bigint[], bigint), fencepost.source_end(bigint, boolean),"
+    " fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint), fencepost.source_end(bigint, boolean),"
     " fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint), fencepost.source_lost(text, bigint),"
     " fencepost.source_lock_states(text, text, text, integer), fencepost.source_verified(text, bigint),"
     " fencepost.source_forget(double precision, integer) TO {role}",

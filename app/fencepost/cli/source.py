@@ -27,7 +27,7 @@ def source(context: click.Context, settings: Settings) -> None:
     known = on_database(settings, sources.known)
     for each in known:
         tables = ", ".join(each.tables) or "no table"
-        click.echo(f"{each.name} ({each.kind or 'configured nowhere yet'}): {each.describe()}; {tables}")
+        click.echo(f"{each.name} ({each.kind}): {each.describe()}; {tables}")
     if not known:
         click.echo("no sources beside the built-in one: fencepost serve --sources NAME=URL")
     if frozen := [each.name for each in known if each.frozen is not None]:
@@ -46,8 +46,8 @@ def add(settings: Settings, source: str) -> None:
         raise click.ClickException(str(error)) from error
 
     async def register(connection: asyncpg.Connection) -> None:
-        order = configured.source.capabilities.order
-        await sources.register(connection, configured.name, configured.kind, order)
+        can = configured.source.capabilities
+        await sources.register(connection, configured.name, configured.kind, can.order, verifies=can.verifies)
 
     on_database(settings, register)
     click.echo(f"{configured.name} is known: {configured.kind}")
@@ -56,8 +56,15 @@ def add(settings: Settings, source: str) -> None:
 @source.command()
 @click.argument("name")
 @click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.option(
+    "--above",
+    type=click.IntRange(0, (32767 << GENERATION_BITS) - 1),
+    default=0,
+    metavar="TOKEN",
+    help="Also above this one: a mark of a table that is to be pinned to the source.",
+)
 @click.pass_obj
-def bump(settings: Settings, name: str, reason: str) -> None:
+def bump(settings: Settings, name: str, reason: str, above: int) -> None:
     """Raise the generation of the source NAME: its tokens go on from above all that were ever given out.
 
     For a lock service that was restored from a backup, failed over without its last writes, or set up anew. Tokens of
@@ -67,7 +74,7 @@ def bump(settings: Settings, name: str, reason: str) -> None:
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
 
     async def act(connection: asyncpg.Connection) -> int:
-        return await sources.raise_source(connection, name, reason)
+        return await sources.raise_source(connection, name, reason, above)
 
     raised = on_database(settings, act)
     click.echo(

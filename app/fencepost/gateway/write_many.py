@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from fencepost.fencing.problem_types import BODY_TOO_LARGE, NOT_ACCEPTABLE, SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN
+from fencepost.fencing.problem_types import (
+    BODY_TOO_LARGE,
+    NOT_ACCEPTABLE,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNISSUED_TOKEN,
+    WRONG_TOKEN_SOURCE,
+)
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.batched import WriteLane, decide, lane
@@ -149,7 +156,7 @@ async def _why_refused(
     ]
     refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
     if not refusals:
-        return next((p for p in problems if p.type is UNISSUED_TOKEN), None)
+        return next((p for p in problems if p.type in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE)), None)
     return refusals[0] if len(standings) == 1 else refused_rows(table, token, refusals)
 
 

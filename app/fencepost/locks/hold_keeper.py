@@ -53,15 +53,19 @@ class HoldKeeper:
 
     async def _watch(self) -> None:
         while self._holds:
+            pause = LOOKS_AT_LEAST
             try:
                 due: dict[int, int] = await self._ask(lambda c: sources.over(c, list(self._holds)))
-                for lease_id in [each for each, due_ms in due.items() if due_ms == 0]:
+            except StorageError as error:
+                self._failed(f"which leases are over cannot be asked: {error}")
+                due, pause = {}, LOOKS_AGAIN
+            for lease_id in [each for each, due_ms in due.items() if due_ms == 0]:
+                try:
                     await self._end(lease_id)
-                pause = min([LOOKS_AT_LEAST, *(due_ms / 1000 for due_ms in due.values() if due_ms > 0)])
-            except (SourceError, StorageError) as error:
-                self._failed(f"holds whose leases are over could not be ended yet: {error}")
-                pause = LOOKS_AGAIN
-            await asyncio.sleep(pause)
+                except Exception as error:  # noqa: BLE001 - one hold that cannot be ended keeps no other
+                    self._failed(f"a hold whose lease is over could not be ended yet: {error!r}")
+                    pause = LOOKS_AGAIN
+            await asyncio.sleep(min([pause, *(due_ms / 1000 for due_ms in due.values() if due_ms > 0)]))
 
     async def _end(self, lease_id: int) -> None:
         lock, handle = self._holds.get(lease_id, (None, None))

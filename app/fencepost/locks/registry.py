@@ -28,6 +28,9 @@ KINDS: Final[dict[str, tuple[str, str | None]]] = {
 }
 
 
+_SAME: Final = {"rediss": "redis", "etcds": "etcd"}
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a source may need beside its URL. `dsn`: the gateway's own PostgreSQL."""
@@ -62,6 +65,12 @@ def scheme_of(url: str) -> str:
         return urlsplit(url).scheme
     except ValueError:
         raise SourceConfigError("the URL cannot be read") from None
+
+
+def kind_of(url: str) -> str:
+    """Give the kind of service that a URL names, with TLS or without. Raises SourceConfigError."""
+    scheme = scheme_of(url)
+    return _SAME.get(scheme, scheme)
 
 
 def _third_party(scheme: str) -> FromUrl:

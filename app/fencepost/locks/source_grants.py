@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
 from fencepost.storage import sources
@@ -76,10 +76,17 @@ class Grants:
         )
         try:
             await asyncio.wait((asking, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait((asking,))
+        except asyncio.CancelledError:
+            asking.cancel()
+            await asyncio.wait((asking,))
+            if not asking.cancelled() and asking.exception() is None:
+                granted = asking.result()
+                if isinstance(granted, Grant):
+                    await self.give_back(wanted.names[0], granted.handle)
+            raise
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait((asking,))
         if asking.cancelled():
             return Holder()
         return asking.result()
@@ -129,6 +136,11 @@ class Grants:
                 self._failed(f"a lock of {self.name} could not be given back, and has to expire: {error}")
 
         await asyncio.shield(release())
+
+    @staticmethod
+    async def shielded(work: Coroutine[Any, Any, T]) -> T:
+        """Finish this, whoever is cancelled meanwhile."""
+        return await asyncio.shield(work)
 
     async def state(self, lock: str) -> State:
         """Look where the source's tokens are. Raises SourceFrozenError."""

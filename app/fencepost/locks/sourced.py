@@ -14,30 +14,28 @@ A crash between two steps leaves a hold that nobody knows the handle of. It expi
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.hold_keeper import HoldKeeper
-from fencepost.locks.postgres import Attempted, Claim, LeaseLimits, Overtaken
+from fencepost.locks.postgres import Attempted, Claim, LeaseLimits
 from fencepost.locks.source import MOST_NATIVE, Holder, Source
+from fencepost.locks.source_claims import SourceClaims
 from fencepost.locks.source_grants import Grants, Held, ms_since
 from fencepost.storage import sources
-from fencepost.storage.connection import gateway_connection
-from fencepost.storage.engine import Database, retrying
-from fencepost.storage.errors import OutcomeUnknownError, translated
+from fencepost.storage.engine import Database
+from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
-from fencepost.storage.sources import SourceLease
+from fencepost.storage.sources import SourceLease, State
 
 if TYPE_CHECKING:
     import asyncio
 
-LATE: Final = 0.1
-"""Share of the TTL that claims may take before the lease is renewed after them."""
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
-OVERTAKEN_TRIES: Final = 10
+_FOR_GOOD: Final = frozenset({"FP400", "42501"})
+"""SQLSTATEs of a registration that somebody has to see to."""
 FORGOTTEN_AT_ONCE: Final = 500
 
 
@@ -47,7 +45,7 @@ class SourceLocks:
     def __init__(
         self,
         name: str,
-        scheme: str,
+        kind: str,
         source: Source,
         database: Database,
         *,
@@ -56,7 +54,9 @@ class SourceLocks:
         froze: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.name = name
-        self.scheme = scheme
+        self.kind = kind
+        self._registered = False
+        self._failed = failed
         self.source = source
         self.limits = limits or LeaseLimits()
         self._database = database
@@ -64,10 +64,23 @@ class SourceLocks:
         self._keeper = HoldKeeper(source, self._grants.ask, failed)
 
     async def open(self) -> None:
-        """Register the source. Raises StorageError; the service itself need not be there."""
-        ordering = self.source.capabilities.order
-        await self._grants.ask(lambda c: sources.register(c, self.name, self.scheme, ordering))
+        """Register the source, and get it ready. The service need not be there, nor need the database take writes: then
+        it is registered when the first lock is asked for. Raises RefusedError: the name is another kind's.
+        """
+        try:
+            await self._register()
+        except RefusedError as error:
+            if error.sqlstate in _FOR_GOOD:
+                raise
+            self._failed(f"it is not registered yet: {error}")
+        except StorageError as error:
+            self._failed(f"it is not registered yet: {error}")
         await self.source.open()
+
+    async def _register(self) -> None:
+        can = self.source.capabilities
+        await self._grants.ask(lambda c: sources.register(c, self.name, self.kind, can.order, verifies=can.verifies))
+        self._registered = True
 
     async def close(self) -> None:
         """End what lives by this process's session, and close the connections to the service."""
@@ -79,24 +92,40 @@ class SourceLocks:
 
         Raises StorageError, SourceError, Overtaken, and what `claim` raises; no hold remains then.
         """
+        if not self._registered:
+            await self._register()
         began = time.monotonic()
         for _ in range(VOID_TRIES):
-            before, found = await self._grants.ask(
-                lambda c: sources.begun(c, self.name, wanted.names[0], wanted.secret_hash)
-            )
-            if found is not None:
-                source, known = found
-                if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
-                    return _attempted(_refused("mismatch", wanted, Holder()), began)
-                if await self._holds(known):
-                    return await self._answered(known, wanted, claim, began, repeated=True)
+            attempted = await self._attempt(wanted, claim, gone, began)
+            if attempted is not None:
+                return attempted
+        return _attempted(_refused("held", wanted, Holder()), began)
+
+    async def _attempt(
+        self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
+    ) -> Attempted | None:
+        """Try once; None: what was granted came to nothing, and another try may do."""
+        before, found = await self._begun(wanted)
+        if found is None:
             left = max(began + wanted.wait_ms / 1000 - time.monotonic(), 0)
             held = await self._grants.grant(wanted, before, left, gone)
-            if isinstance(held, Holder):
+            if not isinstance(held, Holder):
+                lease = None if held is None else await self._recorded(wanted, held)
+                if held is None or lease is None:
+                    return None
+                return await self._answered(lease, wanted, claim, int((held.since - began) * 1000), repeated=False)
+            _, found = await self._begun(wanted)  # the holder may be this very request, sent twice
+            if found is None:
                 return _attempted(_refused("held", wanted, held), began)
-            if held is not None and (lease := await self._recorded(wanted, held)) is not None:
-                return await self._answered(lease, wanted, claim, began, repeated=False)
-        return _attempted(_refused("held", wanted, Holder()), began)
+        source, known = found
+        if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
+            return _attempted(_refused("mismatch", wanted, Holder()), began)
+        if not await self._holds(known, wanted.secret_hash):
+            return None
+        return await self._answered(known, wanted, claim, 0, repeated=True)
+
+    async def _begun(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
+        return await self._grants.ask(lambda c: sources.begun(c, self.name, wanted.names[0], wanted.secret_hash))
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
@@ -106,12 +135,15 @@ class SourceLocks:
         ttl_ms = lease.ttl_ms if ttl_ms is None else ttl_ms
         since = time.monotonic()
         if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(ttl_ms)):
-            await self._over(lease_id)
+            await self.over(lease_id)
             return None
         renewed = await self._grants.ask(
             lambda c: sources.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
         )
-        return None if renewed is None else _public(renewed, ())
+        if renewed is None:  # over by our record meanwhile: the hold is nobody's
+            await self._grants.give_back(lease.lock, lease.handle)
+            return None
+        return _public(renewed, ())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
         """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
@@ -122,9 +154,9 @@ class SourceLocks:
         self._grants.require_sound(before)
         tokens = await self._grants.drawn(lease.lock, lease.handle, lease.ttl_ms, count, before)
         if tokens is None:
-            await self._over(lease_id)
+            await self.over(lease_id)
             return None
-        match await self._grants.ask(lambda c: sources.minted(c, lease_id, secret_hash, tokens, before.generation)):
+        match await self._grants.ask(lambda c: sources.minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
                 return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
@@ -134,10 +166,11 @@ class SourceLocks:
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is somebody else's."""
-        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
-        if lease is None:
+        found = await self._grants.ask(lambda c: sources.hold(c, self.name, lease_id, secret_hash))
+        if found is None:
             return await self.inspect(lease_id) is None
-        await self.source.release(lease.lock, lease.handle)
+        # Also where it is over by our record: the service may hold it for longer.
+        await self.source.release(*found)
         self._keeper.forget(lease_id)
         await self._grants.ask(lambda c: sources.end(c, lease_id, released=True))
         return True
@@ -178,74 +211,50 @@ class SourceLocks:
         return lease
 
     async def _answered(
-        self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, began: float, *, repeated: bool
-    ) -> Attempted:
-        """Make the claims of a recorded grant, unless they are made, and answer."""
-        claims, now = None, None
+        self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
+    ) -> Attempted | None:
+        """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
+        asked, claims = time.monotonic(), None
         if claim is not None:
-            asked = time.monotonic()
-            try:
-                claims = await self._claim(lease, wanted, claim)
-            except OutcomeUnknownError:
-                raise  # repeated with the same secret, it finds the lease, and whether its claims were made
-            except BaseException:
-                await self._grants.give_back(lease.lock, lease.handle)
-                await self._over(lease.lease_id)
-                raise
-            if time.monotonic() - asked > LATE * lease.ttl_ms / 1000:
-                now = await self.renew(lease.lease_id, wanted.secret_hash, None)
-        tokens = lease.tokens[1:] if wanted.claims else lease.tokens
+            claimed = await SourceClaims(self, self._grants, self._database).make(lease, wanted.secret_hash, claim)
+            if claimed is None:
+                return None
+            claims, lease = claimed
         return Attempted(
             Acquired(
                 "repeated" if repeated else "granted",
                 lease.lease_id,
                 lease.owner,
                 None,
-                tuple(Token(token) for token in tokens),
+                tuple(Token(token) for token in (lease.tokens[1:] if wanted.claims else lease.tokens)),
                 lease.ttl_ms,
                 lease.granted_at,
-                (now or lease).expires_at,
+                lease.expires_at,
                 lease.lock,
-                (now or lease).remaining_ms,
+                max(lease.remaining_ms - ms_since(asked), 0),
                 first=False,
                 waiting=0,
             ),
             claims,
-            0 if repeated else int((time.monotonic() - began) * 1000) - (lease.ttl_ms - lease.remaining_ms),
+            waited_ms,
         )
 
-    async def _claim(self, lease: SourceLease, wanted: Wanted, claim: Claim[object]) -> object:
-        token = lease.tokens[0]
-        for _ in range(OVERTAKEN_TRIES):
-            with suppress(Overtaken):
-                return await self._claimed(lease, claim, token)
-            more = await self.mint(lease.lease_id, wanted.secret_hash, 1)
-            if more is None:
-                break
-            token = more.minted[0]
-        raise Overtaken
+    async def _holds(self, lease: SourceLease, secret_hash: bytes) -> bool:
+        """Whether the hold of a lease is there still, which renews it; ended in our record if it is not."""
+        given, number = 0, lease.lease_id
+        while lease.remaining_ms > given:  # somebody may renew it for longer meanwhile
+            given = max(lease.remaining_ms, lease.ttl_ms)
+            if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
+                await self.over(lease.lease_id)
+                return False
+            now = await self._grants.ask(lambda c: sources.lease(c, self.name, number, secret_hash))
+            if now is None:
+                return False
+            lease = now
+        return True
 
-    async def _claimed(self, lease: SourceLease, claim: Claim[object], token: int) -> object:
-        async def attempt() -> object:
-            async with self._database.connection(writing=True) as connection:
-                with translated(writing=True):
-                    async with connection.transaction():
-                        claims = await claim(connection, Token(token), lease.claimed)
-                        if not lease.claimed and not await sources.claimed(connection, lease.lease_id):
-                            raise Overtaken
-                gateway_connection(connection).require_replicated()
-                return claims
-
-        return await retrying(attempt)
-
-    async def _holds(self, lease: SourceLease) -> bool:
-        """Whether the hold of a lease is there still. It is renewed by that, and ended in our record if it is not."""
-        if await self.source.renew(lease.lock, lease.handle, self._grants.ttl(lease.remaining_ms)):
-            return True
-        await self._over(lease.lease_id)
-        return False
-
-    async def _over(self, lease_id: int) -> None:
+    async def over(self, lease_id: int) -> None:
+        """Note that a lease is over though nobody has released it."""
         self._keeper.forget(lease_id)
         await self._grants.ask(lambda c: sources.end(c, lease_id, released=False))
 

@@ -246,8 +246,9 @@ sources = Table(
     "sources",
     metadata,
     Column("name", Text(collation="C"), primary_key=True),
-    Column("scheme", Text),
-    Column("ordering", Text),
+    Column("scheme", Text, nullable=False),
+    Column("ordering", Text, nullable=False),
+    Column("verifies", Boolean),
     Column("generation", BigInteger, nullable=False, server_default=text("0")),
     Column("issued", BigInteger, nullable=False, server_default=text("0")),
     Column("frozen_at", TIMESTAMP(timezone=True)),
@@ -260,7 +261,7 @@ sources = Table(
     CheckConstraint("generation BETWEEN 0 AND 32767", "sources_generation_check"),
     CheckConstraint("issued >= 0", "sources_issued_check"),
     comment="Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed "
-    "out. ordering: how far its numbers can be compared; null until a gateway has it configured.",
+    "out. ordering: how far its numbers can be compared. scheme: what kind of service it is.",
 )
 
 source_leases = Table(
@@ -269,7 +270,7 @@ source_leases = Table(
     Column("lease_id", BigInteger, Identity(always=True), primary_key=True),
     Column("source", Text(collation="C"), ForeignKey("fencepost.sources.name"), nullable=False),
     Column("lock", Text(collation="C"), nullable=False),
-    Column("secret_hash", LargeBinary),
+    Column("secret_hash", LargeBinary, nullable=False),
     Column("owner", Text, nullable=False),
     Column("claims", ARRAY(Text(collation="C")), nullable=False),
     Column("claimed", Boolean, nullable=False),
@@ -281,7 +282,7 @@ source_leases = Table(
     Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
     Column("ended_at", TIMESTAMP(timezone=True)),
     Column("released", Boolean, nullable=False, server_default=text("false")),
-    UniqueConstraint("secret_hash", name="source_leases_secret_hash_key"),
+    Index("source_leases_secret_hash_key", "secret_hash", unique=True, postgresql_where=text("ended_at IS NULL")),
     Index("source_leases_live_idx", "source", "lock", postgresql_where=text("ended_at IS NULL")),
     Index("source_leases_lock_idx", "source", "lock", "last_token"),
     comment="Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go "

@@ -110,7 +110,8 @@ async def plan_protect(
 
 async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
     """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
-    known = [BUILTIN, EXTERNAL, *(each.name for each in await sources.known(connection))]
+    services = {each.name: each for each in await sources.known(connection)}
+    known = [BUILTIN, EXTERNAL, *services]
     if source not in known:
         raise ProtectError(
             target.name,
@@ -119,6 +120,8 @@ async def require_source(connection: Connection, target: Target, source: str, *,
                 "A gateway that has it in FENCEPOST_SOURCES makes it known, or `fencepost source add NAME=URL`.",
             ],
         )
+    if verify and source in services and not services[source].verifies:
+        raise ProtectError(target.name, [f"--verify: {services[source].kind} cannot tell which numbers it has issued."])
     if verify and source in (BUILTIN, EXTERNAL):
         raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 

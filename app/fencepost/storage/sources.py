@@ -74,10 +74,11 @@ class Granting:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A source as it stands. `kind`: the scheme of its URL, None until a gateway has it configured."""
+    """A source as it stands. `kind`: which service it is. `verifies`: whether it can be asked what it has issued."""
 
     name: str
-    kind: str | None
+    kind: str
+    verifies: bool
     generation: int
     issued: int
     frozen: str | None
@@ -94,30 +95,40 @@ class Known:
 async def known(connection: Connection) -> list[Known]:
     """List the sources that were ever configured or named, and the tables that are pinned to each."""
     rows = await connection.fetch(
-        "SELECT s.name, s.scheme AS kind, s.generation, s.issued, s.frozen_because AS frozen, ARRAY(SELECT p.name"
+        "SELECT s.name, s.scheme AS kind, coalesce(s.verifies, false) AS verifies,"
+        " s.generation, s.issued, s.frozen_because AS frozen, ARRAY(SELECT p.name"
         " FROM fencepost.protected p WHERE p.source OPERATOR(pg_catalog.=) s.name ORDER BY 1) AS tables"
         " FROM fencepost.sources s ORDER BY s.name"
     )
     return [
-        Known(row["name"], row["kind"], row["generation"], row["issued"], row["frozen"], tuple(row["tables"]))
+        Known(
+            row["name"],
+            row["kind"],
+            row["verifies"],
+            row["generation"],
+            row["issued"],
+            row["frozen"],
+            tuple(row["tables"]),
+        )
         for row in rows
     ]
 
 
-async def raise_source(connection: Connection, name: str, reason: str) -> int:
-    """Raise a source's generation: its earlier tokens are void, its leases over, and it is frozen no more.
+async def raise_source(connection: Connection, name: str, reason: str, above: int = 0) -> int:
+    """Raise a source's generation: its earlier tokens are void, its leases over, and it is frozen no more. Later tokens
+    are above `above` as well.
 
     Raises asyncpg.PostgresError: FP400 for a source that is not known, 42501 for a role that does not own the schema.
     """
     async with connection.transaction(isolation="read_committed"):
         await connection.execute("SET LOCAL synchronous_commit = 'on'")
-        raised: int = await connection.fetchval("SELECT fencepost.source_raise($1, $2)", name, reason)
+        raised: int = await connection.fetchval("SELECT fencepost.source_raise($1, $2, $3)", name, reason, above)
         return raised
 
 
-async def register(connection: Connection, name: str, scheme: str, ordering: str) -> None:
-    """Say that this source is configured here. RefusedError (FP400) where the name is another service's."""
-    await connection.execute("SELECT fencepost.source_register($1, $2, $3)", name, scheme, ordering)
+async def register(connection: Connection, name: str, kind: str, ordering: str, *, verifies: bool) -> None:
+    """Say that this source is configured here. RefusedError (FP400) where the name is another kind of service's."""
+    await connection.execute("SELECT fencepost.source_register($1, $2, $3, $4)", name, kind, ordering, verifies)
 
 
 async def state(connection: Connection, name: str, lock: str) -> State:
@@ -203,10 +214,32 @@ async def grant(
     )
 
 
-async def claimed(connection: Connection, lease_id: int) -> bool:
-    """Note that the lease's claims are made, in their own transaction. False: it is over."""
-    noted: bool = await connection.fetchval("SELECT fencepost.source_claimed($1)", lease_id)
+async def claiming(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
+    """Wait for whoever makes the lease's claims, until the end of the transaction: whether they are made now, and the
+    lease's tokens. None: it is over.
+    """
+    row = await connection.fetchrow(
+        "SELECT claimed, CAST(tokens AS text[]) AS tokens FROM fencepost.source_claiming($1)", lease_id
+    )
+    return None if row is None else (row["claimed"], tuple(int(token) for token in row["tokens"]))
+
+
+async def claimed(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
+    """Note that the lease's claims are made with the first of these tokens, in their own transaction. False: it is
+    over.
+    """
+    noted: bool = await connection.fetchval(
+        "SELECT fencepost.source_claimed($1, CAST($2::text[] AS bigint[]))", lease_id, [str(token) for token in tokens]
+    )
     return noted
+
+
+async def hold(connection: Connection, source: str, lease_id: int, secret_hash: bytes) -> tuple[str, str] | None:
+    """Give lock and handle of a lease, also of one that is over, to whoever has its secret."""
+    row = await connection.fetchrow(
+        "SELECT lock, handle FROM fencepost.source_hold($1, $2, $3)", source, lease_id, secret_hash
+    )
+    return None if row is None else (row["lock"], row["handle"])
 
 
 async def lease(connection: Connection, source: str, lease_id: int, secret_hash: bytes | None) -> SourceLease | None:
@@ -234,15 +267,16 @@ async def renewed(
 
 
 async def minted(
-    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], generation: int
+    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], before: State
 ) -> Literal["minted", "lost", "backwards", "frozen"]:
     """Record tokens that were minted under a lease."""
     verdict: Literal["minted", "lost", "backwards", "frozen"] = await connection.fetchval(
-        "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4)",
+        "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4, $5)",
         lease_id,
         secret_hash,
         [str(token) for token in tokens],
-        generation,
+        before.generation,
+        before.issued,
     )
     return verdict
 
