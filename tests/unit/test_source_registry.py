@@ -1,0 +1,31 @@
+"""Which source a URL names, and what is said of one that names none."""
+
+import pytest
+
+from fencepost.locks.registry import Surroundings, kind_of, make
+from fencepost.locks.source import SourceConfigError
+
+SURROUNDINGS = Surroundings("s", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis://r", "redis"),
+        ("rediss://r", "redis"),
+        ("etcd://e", "etcd"),
+        ("etcds://e", "etcd"),
+        ("redlock://a,b,c", "redlock"),
+    ],
+)
+def test_switching_tls_on_does_not_make_it_another_service(url: str, kind: str) -> None:
+    assert kind_of(url) == kind
+    assert make(url, SURROUNDINGS).capabilities is not None
+
+
+@pytest.mark.parametrize("url", ["etcd://[::1", "redis://u:hunter2℀@h/0", "nowhere://u:hunter2@h", "", "redis"])
+def test_a_url_that_names_no_source_is_not_repeated(url: str) -> None:
+    with pytest.raises(SourceConfigError) as error:
+        make(url, SURROUNDINGS)
+    assert "hunter2" not in str(error.value)
+    assert str(error.value)
