@@ -263,6 +263,39 @@ async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: 
         assert await stage.locks.renew(granted.lease_id, secret, None) is None, "over is over"
 
 
+@pytest.mark.parametrize("verb", ["grant", "mint", "repeat"])
+async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..., Any], verb: str) -> None:
+    """The generation is raised between two steps. The service knows nothing of that, and holds on."""
+    async with make(capabilities=Capabilities("database", fair=False, verifies=False)) as stage:
+        service, renew, draw = stage.service, stage.service.renew, sources.draw
+        granted = None if verb == "grant" else (await stage.acquire("a")).acquired
+        released = len(service.released)
+
+        async def raised_before_the_draw(*asked: Any) -> Any:
+            monkeypatch.undo()
+            await stage.raised()
+            return await draw(*asked)
+
+        async def raised_after_the_renewal(*asked: Any) -> bool:
+            held: bool = await renew(*asked)
+            service.renew = renew
+            await stage.raised()
+            return held
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if verb == "repeat":
+                service.renew = raised_after_the_renewal
+                again = await stage.acquire("a", secret=stage.secret)
+                assert again.acquired.verdict == "granted", "anew"
+            else:
+                monkeypatch.setattr(sources, "draw", raised_before_the_draw)
+                if granted is None:
+                    assert (await stage.acquire("a")).acquired.verdict == "granted", "at the second try"
+                else:
+                    assert await stage.locks.mint(granted.lease_id, stage.secret, 1) is None
+        assert len(service.released) == released + 1
+
+
 async def test_a_client_that_goes_leaves_no_hold(make: Callable[..., Any]) -> None:
     async with make(waits={"a"}) as stage:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()

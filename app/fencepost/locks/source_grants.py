@@ -22,7 +22,7 @@ FRESH: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A hold with its tokens, not recorded yet. `since`: loop time; the TTL runs from there."""
+    """A hold with its tokens, not recorded yet. `since`: of time.monotonic(); the TTL runs from there."""
 
     handle: str
     tokens: tuple[int, ...]
@@ -61,7 +61,10 @@ class Grants:
         except BaseException:
             await self.give_back(lock, grant.handle)
             raise
-        return None if tokens is None else Held(grant.handle, tokens, before, since)
+        if tokens is None:  # lost; or still held, and its generation was raised
+            await self.give_back(lock, grant.handle)
+            return None
+        return Held(grant.handle, tokens, before, since)
 
     async def _taken(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
         """Ask the source for the lock, and stop asking when the client has gone."""

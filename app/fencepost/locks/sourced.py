@@ -153,7 +153,8 @@ class SourceLocks:
         before, lease = found
         self._grants.require_sound(before)
         tokens = await self._grants.drawn(lease.lock, lease.handle, lease.ttl_ms, count, before)
-        if tokens is None:
+        if tokens is None:  # lost; or still held, and its generation was raised
+            await self._grants.give_back(lease.lock, lease.handle)
             await self.over(lease_id)
             return None
         match await self._grants.ask(lambda c: sources.minted(c, lease_id, secret_hash, tokens, before)):
@@ -248,7 +249,8 @@ class SourceLocks:
                 await self.over(lease.lease_id)
                 return False
             now = await self._grants.ask(lambda c: sources.lease(c, self.name, number, secret_hash))
-            if now is None:
+            if now is None:  # over by our record meanwhile: the hold is nobody's
+                await self._grants.give_back(lease.lock, lease.handle)
                 return False
             lease = now
         return True
