@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from fencepost.locks.source import Source, SourceError
-from fencepost.storage import sources
+from fencepost.storage import source_leases
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import StorageError
 
@@ -55,7 +55,7 @@ class HoldKeeper:
         while self._holds:
             pause = LOOKS_AT_LEAST
             try:
-                due: dict[int, int] = await self._ask(lambda c: sources.over(c, list(self._holds)))
+                due: dict[int, int] = await self._ask(lambda c: source_leases.over(c, list(self._holds)))
             except StorageError as error:
                 self._failed(f"which leases are over cannot be asked: {error}")
                 due, pause = {}, LOOKS_AGAIN
@@ -73,4 +73,4 @@ class HoldKeeper:
             return
         await self._source.release(lock, handle)
         self.forget(lease_id)
-        await self._ask(lambda c: sources.end(c, lease_id, released=False))
+        await self._ask(lambda c: source_leases.end(c, lease_id, released=False))

@@ -12,12 +12,12 @@ from typing import Final, Protocol
 from fencepost.fencing.token import Token
 from fencepost.locks.postgres import Claim, Overtaken
 from fencepost.locks.source_grants import Grants, ms_since
-from fencepost.storage import sources
+from fencepost.storage import source_leases
 from fencepost.storage.connection import gateway_connection
 from fencepost.storage.engine import Database, retrying
 from fencepost.storage.errors import OutcomeUnknownError, translated
 from fencepost.storage.leases import Lease
-from fencepost.storage.sources import SourceLease
+from fencepost.storage.source_leases import SourceLease
 
 LATE: Final = 0.1
 """Share of the TTL that claims may take before the lease is renewed after them."""
@@ -101,12 +101,12 @@ class SourceClaims:
             async with self._database.connection(writing=True) as connection:
                 with translated(writing=True):
                     async with connection.transaction():
-                        now = await sources.claiming(connection, lease.lease_id)
+                        now = await source_leases.claiming(connection, lease.lease_id)
                         if now is None:
                             return None
                         made, used = now[0], now[1] if now[0] else tokens
                         claims = await claim(connection, Token(used[0]), made)
-                        if not made and not await sources.claimed(connection, lease.lease_id, used):
+                        if not made and not await source_leases.claimed(connection, lease.lease_id, used):
                             raise Overtaken
                 gateway_connection(connection).require_replicated()
                 return claims, replace(lease, tokens=used, claimed=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
-from fencepost.storage import sources
+from fencepost.storage import source_leases, sources
 from fencepost.storage.connection import Connection, gateway_connection
 from fencepost.storage.engine import Database, retrying
 from fencepost.storage.errors import translated
 from fencepost.storage.leases import Wanted
-from fencepost.storage.sources import Granting, SourceLease, State
+from fencepost.storage.source_leases import Granting, SourceLease
+from fencepost.storage.sources import State
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class Grants:
         verdict, lease = "void", None
         try:
             if granting.elapsed_ms < wanted.ttl_ms:
-                verdict, lease = await self.ask(lambda c: sources.grant(c, granting))
+                verdict, lease = await self.ask(lambda c: source_leases.grant(c, granting))
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)
@@ -171,7 +172,7 @@ class Grants:
         return max(ttl_ms, self.source.capabilities.least_ttl_ms)
 
     async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a statement of storage/sources.py, which is its own transaction. Raises StorageError."""
+        """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
 
         async def attempt() -> T:
             async with self._database.connection(writing=True) as connection:

@@ -23,14 +23,16 @@ from fencepost.locks.postgres import Attempted, Claim, LeaseLimits
 from fencepost.locks.source import MOST_NATIVE, Holder, Source
 from fencepost.locks.source_claims import SourceClaims
 from fencepost.locks.source_grants import Grants, Held, ms_since
-from fencepost.storage import sources
+from fencepost.storage import source_leases, sources
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
-from fencepost.storage.sources import SourceLease, State
+from fencepost.storage.source_leases import SourceLease
 
 if TYPE_CHECKING:
     import asyncio
+
+    from fencepost.storage.sources import State
 
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
@@ -125,11 +127,11 @@ class SourceLocks:
         return await self._answered(known, wanted, claim, 0, repeated=True)
 
     async def _begun(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
-        return await self._grants.ask(lambda c: sources.begun(c, self.name, wanted.names[0], wanted.secret_hash))
+        return await self._grants.ask(lambda c: source_leases.begun(c, self.name, wanted.names[0], wanted.secret_hash))
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
-        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
+        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, secret_hash))
         if lease is None:
             return None
         ttl_ms = lease.ttl_ms if ttl_ms is None else ttl_ms
@@ -138,7 +140,7 @@ class SourceLocks:
             await self.over(lease_id)
             return None
         renewed = await self._grants.ask(
-            lambda c: sources.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
+            lambda c: source_leases.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
         )
         if renewed is None:  # over by our record meanwhile: the hold is nobody's
             await self._grants.give_back(lease.lock, lease.handle)
@@ -147,7 +149,7 @@ class SourceLocks:
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
         """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
-        found = await self._grants.ask(lambda c: sources.held(c, self.name, lease_id, secret_hash))
+        found = await self._grants.ask(lambda c: source_leases.held(c, self.name, lease_id, secret_hash))
         if found is None:
             return None
         before, lease = found
@@ -157,7 +159,7 @@ class SourceLocks:
             await self._grants.give_back(lease.lock, lease.handle)
             await self.over(lease_id)
             return None
-        match await self._grants.ask(lambda c: sources.minted(c, lease_id, secret_hash, tokens, before)):
+        match await self._grants.ask(lambda c: source_leases.minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
                 return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
@@ -167,27 +169,27 @@ class SourceLocks:
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is somebody else's."""
-        found = await self._grants.ask(lambda c: sources.hold(c, self.name, lease_id, secret_hash))
+        found = await self._grants.ask(lambda c: source_leases.hold(c, self.name, lease_id, secret_hash))
         if found is None:
             return await self.inspect(lease_id) is None
         # Also where it is over by our record: the service may hold it for longer.
         await self.source.release(*found)
         self._keeper.forget(lease_id)
-        await self._grants.ask(lambda c: sources.end(c, lease_id, released=True))
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=True))
         return True
 
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
-        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, None))
+        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
         return None if lease is None else _public(lease, ())
 
     async def lost(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
-        return await self._grants.ask(lambda c: sources.lost(c, self.name, lease_id))
+        return await self._grants.ask(lambda c: source_leases.lost(c, self.name, lease_id))
 
     async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
         """List the locks that are held under leases."""
-        return await self._grants.ask(lambda c: sources.lock_states(c, self.name, name, after, limit))
+        return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, name, after, limit))
 
     async def verify(self, token: int) -> bool:
         """Ask the source whether it has issued a token that is above all that are known, and note that (--verify)."""
@@ -202,8 +204,9 @@ class SourceLocks:
 
     async def sweep(self, keep_seconds: float) -> None:
         """Forget leases that ended longer ago than that."""
-        while await self._grants.ask(lambda c: sources.forget(c, keep_seconds, FORGOTTEN_AT_ONCE)) == FORGOTTEN_AT_ONCE:
-            pass
+        gone = FORGOTTEN_AT_ONCE
+        while gone == FORGOTTEN_AT_ONCE:
+            gone = await self._grants.ask(lambda c: source_leases.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
 
     async def _recorded(self, wanted: Wanted, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
@@ -248,7 +251,7 @@ class SourceLocks:
             if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
                 await self.over(lease.lease_id)
                 return False
-            now = await self._grants.ask(lambda c: sources.lease(c, self.name, number, secret_hash))
+            now = await self._grants.ask(lambda c: source_leases.lease(c, self.name, number, secret_hash))
             if now is None:  # over by our record meanwhile: the hold is nobody's
                 await self._grants.give_back(lease.lock, lease.handle)
                 return False
@@ -258,7 +261,7 @@ class SourceLocks:
     async def over(self, lease_id: int) -> None:
         """Note that a lease is over though nobody has released it."""
         self._keeper.forget(lease_id)
-        await self._grants.ask(lambda c: sources.end(c, lease_id, released=False))
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
 
 
 def _refused(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
