@@ -9,9 +9,12 @@ import os
 from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
+from fencepost.storage import session
 from fencepost.storage.models import SCHEMA, metadata
 from fencepost.storage.owner import act_sql, settle_sql
+from fencepost.storage.partitions import watch_sql
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365
@@ -30,6 +33,7 @@ def run(connection: Connection) -> None:
     with context.begin_transaction():
         as_owner()
         context.run_migrations()
+        watch()
 
 
 def as_owner() -> None:
@@ -39,8 +43,16 @@ def as_owner() -> None:
         context.execute(text(statement.replace(":", "\\:")))
 
 
+def watch() -> None:
+    """Make the event triggers where that is possible: nothing else here needs a superuser."""
+    context.execute(text(watch_sql().replace(":", "\\:")))
+
+
 async def connect_and_run(url: str) -> None:
-    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://", 1))
+    await session.require_own(url)
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: session.connect(url, session.DURABLE), poolclass=NullPool
+    )
     async with engine.connect() as connection:
         await connection.run_sync(run)
     await engine.dispose()
@@ -58,6 +70,7 @@ def main() -> None:
         with context.begin_transaction():
             as_owner()
             context.run_migrations()
+            watch()
     elif (connection := context.config.attributes.get("connection")) is not None:
         run(connection)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncpg
 import hypothesis
 import pytest
+from tests.clones import clone
 from tests.interleave import Connect, Connection
 
 from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
@@ -101,7 +102,8 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
     directory.chmod(0o755)
     try:
-        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data") as server:
+        options = {"max_prepared_transactions": "5"}
+        with PostgresServer(bin_dir=bin_dir, data_dir=directory / "data", options=options) as server:
             yield server
     finally:
         shutil.rmtree(directory)
@@ -124,7 +126,7 @@ def template(postgres: PostgresServer) -> str:
 async def database(postgres: PostgresServer, template: str) -> AsyncIterator[str]:
     """Give the URL of a fresh, migrated database. It is dropped afterwards, whoever is still connected."""
     name = f"test_{next(_numbers)}"
-    await _on_server(postgres, f"CREATE DATABASE {name} TEMPLATE {template}")
+    await clone(postgres.url, name, template)
     yield in_database(postgres.url, name)
     await _on_server(postgres, f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -30,7 +30,7 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.cuts = 0
         self.cutting = True
-        self.refusing = False
+        self.refusing = self.muting = False
         self.mute_after: bytes | None = None
         """Once a client has sent this, it hears nothing any more on that connection."""
         self.mute_skips = 0
@@ -47,6 +47,7 @@ class CuttingProxy:
             writer.transport.abort()
             return
         link = _Link(writer, far_writer, self._budget())
+        link.muted = self.muting
         self._links.add(link)
         for pump in (self._pump(link, reader, far_writer, to_server=True), self._pump(link, far_reader, writer)):
             self._spawn(pump)
@@ -55,6 +56,12 @@ class CuttingProxy:
         """End every client's side now; the server hears of it only unless `half_open`."""
         for link in list(self._links):
             self._cut(link, half_open=half_open)
+
+    def mute_all(self) -> None:
+        """Let nothing that a server says reach its client, on the connections that there are and on new ones."""
+        self.muting = True
+        for link in self._links:
+            link.muted = True
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -28,6 +28,14 @@ SHORT = 150  # ms: a TTL that a test lets run out
 EXPIRED = "UPDATE fencepost.leases SET expires_at = clock_timestamp() - $2 * interval '1 s' WHERE lease_id = $1"
 CLOCK_STEPPED_BACK = "UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '1 min' WHERE lease_id = $1"
 
+STEPPED_BACK = """
+UPDATE fencepost.leases SET granted_at = granted_at + $1, expires_at = expires_at + $1, ended_at = ended_at + $1;
+UPDATE fencepost.draws SET drawn_at = drawn_at + $1;
+UPDATE fencepost.waiters SET queued_at = queued_at + $1, give_up_at = give_up_at + $1;
+UPDATE fencepost.gateways SET seen_at = seen_at + $1;
+UPDATE fencepost.source_leases SET granted_at = granted_at + $1, expires_at = expires_at + $1, ended_at = ended_at + $1
+"""
+"""What a database holds whose clock has just stepped back: all its times are that much later."""
 
 REMEMBERED = "SELECT (SELECT count(*) FROM fencepost.leases) + (SELECT count(*) FROM fencepost.draws)"
 
@@ -130,6 +138,10 @@ class LeaseRace:
         """Let the lease's time not be over yet, as it is when the clock steps back. What has ended stays ended."""
         await self.observer.execute(CLOCK_STEPPED_BACK, lease_id)
 
+    async def clock_steps_back(self, by: str = "1 hour") -> None:
+        """Let the database's clock step back."""
+        await step_back(self.observer, by)
+
     async def run_out(self, lease_id: int | None) -> None:
         """Return once a lease's time has run out by the database's clock."""
 
@@ -186,6 +198,11 @@ class LeaseRace:
             lambda *notification: heard.put_nowait(UUID(str(notification[-1]))),
         )
         return heard
+
+
+async def step_back(connection: Connection, by: str = "1 hour") -> None:
+    """Let a database hold what it would if its clock had just stepped back."""
+    await connection.execute(STEPPED_BACK.replace("$1", f"interval '{by}'"))
 
 
 async def told(connection: Connection, heard: "asyncio.Queue[UUID]") -> list[UUID]:

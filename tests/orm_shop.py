@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
+from tests.clones import clone
 from tests.conftest import in_database
 
 from fencepost.storage.embedded import PostgresServer
@@ -58,7 +59,7 @@ def orm_shop(server: PostgresServer, template: str, *, sql: str = SQL) -> Iterat
     name, owner, plain = f"orm_{number}", f"orm_owner_{number}", f"orm_plain_{number}"
     url = in_database(server.url, name)
     shop = OrmShop(url, _for(url, owner), _for(url, plain))
-    _fetch(server.url, f"CREATE DATABASE {name} TEMPLATE {template}")
+    asyncio.run(clone(server.url, name, template))
     try:
         asyncio.run(_make(shop, owner, plain, sql))
         yield shop

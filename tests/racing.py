@@ -22,7 +22,7 @@ from tests.interleave import Connect, Connection, start
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import MissingRow, Spent, Stale, Unissued
+from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.fence import judge
 from fencepost.gateway.patch_rows import RowsPatch
@@ -54,6 +54,10 @@ CREATE TABLE public.orders (
 )"""
 NEW = (Condition(Field("status"), "eq", "new"),)
 """The filter of the multi-row tests: status=eq.new."""
+
+WITHOUT_FLOORS = """
+SET session_replication_role = replica; UPDATE fencepost.floors SET floor = 0; RESET session_replication_role"""
+"""What puts all floors to 0, for a test of what else refuses: no statement of the product may."""
 
 ISSUED = 1000
 """How far the built-in source is in a race: above every token that the scenarios use."""
@@ -183,7 +187,7 @@ class Race:
                 return "stale"
             case Spent():
                 return "spent"
-            case Unissued():
+            case Unissued() | Beyond():
                 return "unissued"
             case MissingRow():
                 return "missing"
@@ -234,7 +238,7 @@ async def owner(connect: Connect) -> Connection:
 async def racer(connect: Connect) -> Connection:
     """Connect as the gateway's pool does."""
     connection = await connect()
-    for name, value in session_settings("on", LIMITS).items():
+    for name, value in session_settings(LIMITS).items():
         await connection.execute("SELECT set_config($1, $2, false)", name, value)
     return connection
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import asyncpg
+from tests.clones import clone
 from tests.conftest import in_database
 from tests.http.conftest import serving
 
@@ -110,9 +111,7 @@ def running_shop(
 
 
 async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str, ...]) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    await connection.close()
+    await clone(url, name, template)
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(SQL)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -132,19 +132,26 @@ class Standby:
 class Pair:
     """A primary, its standby, and the road that leads to the primary at first."""
 
-    def __init__(self, primary: PostgresServer, pgdata: Path, standby: Standby, road: Road) -> None:
-        self.primary, self.standby, self.road = primary, standby, road
+    def __init__(self, primary: PostgresServer, pgdata: Path, make: "MakeStandby", road: Road) -> None:
+        self.primary, self.standby, self.road = primary, make(), road
         self._pgdata = pgdata
+        self._make = make
         self._primary_url = primary.url
         self._conninfo = ""
 
-    async def caught_up(self) -> None:
+    async def another(self) -> Standby:
+        """Make one more standby of the primary."""
+        made = self._make()
+        await eventually(lambda: _answers(made.url), within=30, what="the standby's first answer")
+        return made
+
+    async def caught_up(self, standby: Standby | None = None) -> None:
         """Return once the standby has replayed everything that the primary has written."""
-        async with _connected(self._primary_url) as primary, _connected(self.standby.url) as standby:
+        async with _connected(self._primary_url) as primary, _connected((standby or self.standby).url) as follower:
             position = await primary.fetchval("SELECT pg_current_wal_lsn()::text")
 
             async def replayed() -> bool:
-                return bool(await standby.fetchval("SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", position))
+                return bool(await follower.fetchval("SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", position))
 
             await eventually(replayed, what="the standby caught up")
 
@@ -184,9 +191,9 @@ class Pair:
         os.kill(int((self._pgdata / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
         self.primary.stop()
 
-    async def promote(self) -> None:
-        async with _connected(self.standby.url) as standby:
-            assert await standby.fetchval("SELECT pg_promote(true, 30)")
+    async def promote(self, standby: Standby | None = None) -> None:
+        async with _connected((standby or self.standby).url) as promoted:
+            assert await promoted.fetchval("SELECT pg_promote(true, 30)")
 
     def primary_again(self) -> str:
         """Start the primary that was killed; returns its URL."""
@@ -194,30 +201,39 @@ class Pair:
         return self.primary.url
 
 
+MakeStandby = Callable[[], Standby]
+
+
 @asynccontextmanager
 async def replicated(bin_dir: Path) -> AsyncIterator[Pair]:
     """Run a primary and a standby until the block ends."""
     directory = new_directory()
     road = Road()
-    standby: Standby | None = None
+    standbys: list[Standby] = []
     # Nothing here outlives the test, so nothing is waited for but commits.
     primary = PostgresServer(bin_dir=bin_dir, data_dir=directory / "primary", options={"shared_buffers": "16MB"})
     try:
         primary.start()
         account = Account.choose(directory / "primary")
-        home = directory / "standby"
-        home.mkdir(mode=0o700)
-        if account.drop:
-            os.chown(home, account.uid, account.gid)
-        standby = Standby(reachable_binaries(bin_dir, account), account, home / "pgdata", free_port())
-        standby.make(primary.url)
-        await eventually(lambda: _answers(standby.url), within=30, what="the standby's first answer")
+
+        def make() -> Standby:
+            home = directory / f"standby{len(standbys)}"
+            home.mkdir(mode=0o700)
+            if account.drop:
+                os.chown(home, account.uid, account.gid)
+            standby = Standby(reachable_binaries(bin_dir, account), account, home / "pgdata", free_port())
+            standbys.append(standby)
+            standby.make(primary.url)
+            return standby
+
+        pair = Pair(primary, directory / "primary" / "pgdata", make, road)
+        await eventually(lambda: _answers(pair.standby.url), within=30, what="the standby's first answer")
         await road.build()
         road.lead_to(primary.url)
-        yield Pair(primary, directory / "primary" / "pgdata", standby, road)
+        yield pair
     finally:
         await road.close()
-        if standby is not None:
+        for standby in standbys:
             standby.stop()
         primary.stop()
         shutil.rmtree(directory)

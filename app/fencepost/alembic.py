@@ -26,10 +26,11 @@ from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 
 from fencepost.fencing.token import Rule
-from fencepost.storage import migrate
+from fencepost.storage import versions
 from fencepost.storage.catalog import MARK_COLUMN
 from fencepost.storage.connection import Connection
 from fencepost.storage.models import SCHEMA
+from fencepost.storage.prepared import WHERE_TO_LOOK
 from fencepost.storage.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
 from fencepost.storage.protect_check import CONSTRAINT, ProtectError
 from fencepost.storage.protect_table import MISMATCH, TOO_HIGH
@@ -64,6 +65,9 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     scope: str | None = None,
     requires_key: bool | None = None,
     verify: bool | None = None,
+    above: int | None = None,
+    max_token: int | None = None,
+    max_jump: int | None = None,
     validate: bool = True,
     wait: float = 30.0,
 ) -> None:
@@ -73,6 +77,10 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     rule: `strict` or `lease`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
     scope: a template, or "" for a mark in each row. verify: whether the gateway asks the service about tokens that it
         does not know.
+    above: for a table of an external source that has lost its column last_fence_token: no token up to this one may
+        write to it any more.
+    max_token, max_jump: for the source external, the highest token that the table takes (2^62 - 1), and how far one may
+        be above the mark that it raises (0: any distance).
     requires_key: whether writes through the gateway need an Idempotency-Key. What is None stays as it is; for a table
         that is new: strict, external, no scope, no key required.
     validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor says so
@@ -83,7 +91,9 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     """
 
     async def plan(connection: Connection) -> Plan:
-        return await plan_protect(connection, table, rule, source, requires_key, scope, verify)
+        return await plan_protect(
+            connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump
+        )
 
     _apply(op, table, "protect", plan, validate=validate, wait=wait)
 
@@ -147,7 +157,10 @@ def _explained(error: DBAPIError, wait: float) -> str | None:
     """Say what a refusal of PostgreSQL's means here; None: it is nobody's fault but ours."""
     state = _sqlstate(error)
     if state in _BUSY:
-        return f"somebody has held a lock on it, or on the sequence of tokens, for {wait:g} s (see pg_stat_activity)."
+        return (
+            f"another transaction has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
+            f" {WHERE_TO_LOOK})."
+        )
     if state == _NO_TRANSACTION:
         return "this needs the migration's transaction; it cannot be inside of autocommit_block()."
     if state == _FORBIDDEN:
@@ -159,12 +172,11 @@ def _require_schema(bind: SyncConnection, table: str) -> None:
     """Refuse where the statements would mean something else, or nothing."""
     if bind.dialect.name != "postgresql":
         raise CommandError(f"{table}: Fencepost protects tables of PostgreSQL, and this is {bind.dialect.name}.")
-    found = _driven(migrate.current(cast("Connection", _Bound(bind))))
+    schema = _driven(versions.fit(cast("Connection", _Bound(bind))))
     with bind.begin_nested():
         isolation = bind.scalar(text("SELECT current_setting('transaction_isolation')"))
-    if found != migrate.newest():
-        state = "has no schema fencepost" if found is None else f"has the schema fencepost at revision {found}"
-        raise CommandError(f"{table}: the database {state}: run `fencepost migrate` first.")
+    if not schema.works:
+        raise CommandError(f"{table}: schema fencepost: {schema.describe()}")
     if isolation != "read committed":
         raise CommandError(
             f"{table}: the migration's transaction is {isolation}. Marks are read once the table is locked, and must"

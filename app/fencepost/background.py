@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from fencepost.election.watching import Watches
 from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
+from fencepost.stopping import Stopping
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import StorageError
@@ -22,6 +22,9 @@ from fencepost.storage.pruning import Pruner, prune_records
 
 RELOAD_EVERY: Final = 30.0
 """Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at which database this is: for a restore under open connections, and so that the position
+of the WAL that the gateway remembers is no older (origin.py)."""
 SWEEP_EVERY: Final = 60.0
 """Seconds, more or less, between two removals of what ended leases left."""
 PRUNE_EVERY: Final = 60.0
@@ -47,6 +50,7 @@ class Upkeep:
     retention: Retention
     emit: Emit
     watches: Watches
+    stopping: Stopping
 
     async def reload(self) -> None:
         """Read the catalog anew, and see whether this is still the database to write to."""
@@ -62,6 +66,13 @@ class Upkeep:
         while True:
             await asyncio.sleep(RELOAD_EVERY)
             await self.reload()
+
+    async def look_now_and_then(self) -> None:
+        """See whether this is still the database to write to, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            with suppress(StorageError):
+                await self.database.standing()
 
     async def sweep_now_and_then(self) -> None:
         """Remove what ended leases left, for ever."""
@@ -105,12 +116,16 @@ async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     works = (
         listener.run(),
         upkeep.reload_now_and_then(),
+        upkeep.look_now_and_then(),
         upkeep.sweep_now_and_then(),
         upkeep.prune_now_and_then(),
     )
     tasks = [asyncio.create_task(work) for work in works]
     try:
-        with _reloading_on_hangup(upkeep.reload), _stopping_at_once(queue, upkeep.watches):
+        with (
+            _reloading_on_hangup(upkeep.reload),
+            _stopping_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop),
+        ):
             yield
     finally:
         for task in tasks:
@@ -136,14 +151,16 @@ def _reloading_on_hangup(reload: Callable[[], Coroutine[Any, Any, None]]) -> Ite
 
 
 @contextmanager
-def _stopping_at_once(queue: Queue, watches: Watches) -> Iterator[None]:
-    """Send away who waits or watches once the process is asked to stop: the server would wait for them otherwise."""
+def _stopping_at_once(*stops: Callable[[], None]) -> Iterator[None]:
+    """Call these once the process is asked to stop. Who waits or watches is sent away: the server would wait for them
+    otherwise.
+    """
     loop = asyncio.get_running_loop()
     previous: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(queue.stop)
-        loop.call_soon_threadsafe(watches.stop)
+        for each in stops:
+            loop.call_soon_threadsafe(each)
         previous[signal.Signals(number)](number, frame)
 
     if threading.current_thread() is threading.main_thread():

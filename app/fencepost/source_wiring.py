@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import SecretStr
+
 from fencepost.gateway.core import Gateway
 from fencepost.locks.registry import Surroundings, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
@@ -15,6 +17,7 @@ from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
+from fencepost.stopping import Stopping
 from fencepost.storage import sources
 from fencepost.storage.errors import RefusedError, StorageError, translated
 from fencepost.storage.sources import Known
@@ -47,6 +50,13 @@ def read_sources(settings: Settings) -> list[Configured]:
     return list(found.values())
 
 
+def check_sources(settings: Settings) -> None:
+    """Refuse a malformed FENCEPOST_SOURCES before anything is opened. Raises StartupError."""
+    if settings.database_url is None:  # the embedded server's URL is not known before it runs, and it will have one
+        settings = settings.model_copy(update={"database_url": SecretStr("postgresql://127.0.0.1/fencepost")})
+    read_sources(settings)
+
+
 def read_source(text: str, dsn: str) -> Configured:
     """Read one NAME=URL. Raises StartupError."""
     name, equals, url = text.partition("=")
@@ -63,18 +73,25 @@ def read_source(text: str, dsn: str) -> Configured:
 
 @asynccontextmanager
 async def sources_opened(
-    configured: Sequence[Configured], gateway: Gateway, emit: Emit, *, history: float
+    configured: Sequence[Configured], gateway: Gateway, emit: Emit, stopping: Stopping, *, history: float
 ) -> AsyncIterator[dict[str, SourceLocks]]:
-    """Open the sources, and close them in the end. The services need not be there; their names must be free."""
+    """Open the sources, and close them in the end, all at once. The services need not be there; their names must be
+    free.
+    """
+    opened: dict[str, SourceLocks] = {}
+
+    async def close() -> None:
+        left = stopping.left()
+        await asyncio.gather(*(locks.close(left) for locks in opened.values()))
+
     async with AsyncExitStack() as stack:
-        opened = {}
+        stack.push_async_callback(close)
         for each in configured:
             locks = _locks(each, gateway, emit)
             try:
                 await locks.open()
             except RefusedError as error:
                 raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}. {_mend(error)}") from error
-            stack.push_async_callback(locks.close)
             opened[each.name] = locks
         sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit))
         try:

@@ -48,6 +48,8 @@ class FenceAnswer(TypedDict):
     """What is known of a resource. The mark of one that was never written is "0".
 
     `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is told.
+    `max_token` and `max_jump` are there where the source is external: the highest token that is taken, and how far one
+    may be above the mark (null: any distance).
     """
 
     resource: str
@@ -57,6 +59,8 @@ class FenceAnswer(TypedDict):
     row_exists: bool
     story: list[StoryEvent]
     tables: NotRequired[list[str]]
+    max_token: NotRequired[str]
+    max_jump: NotRequired[str | None]
 
 
 class LeaseRequest(TypedDict, total=False):

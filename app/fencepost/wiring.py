@@ -14,21 +14,31 @@ from fencepost import background, wire
 from fencepost.election.watching import Watches
 from fencepost.gateway.core import Gateway
 from fencepost.gateway.turns import Turns
+from fencepost.health import Health
 from fencepost.http.app import Application, Parts
 from fencepost.locks.postgres import LeaseLimits, PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.observe import logs
-from fencepost.observe.events import BatchesFail, CatalogLoaded, Emit, Event, OriginJudged, PruningFailed, QueueFailed
+from fencepost.observe.events import (
+    BatchesFail,
+    CatalogLoaded,
+    ConnectionTrouble,
+    Emit,
+    Event,
+    OriginJudged,
+    QueueFailed,
+)
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
-from fencepost.source_wiring import Configured, described_sources, known_sources, read_sources, sources_opened
+from fencepost.source_wiring import Configured, read_sources, sources_opened
 from fencepost.startup import StartupError
-from fencepost.storage import migrate, pruning
+from fencepost.stopping import Stopping
+from fencepost.storage import session, versions
 from fencepost.storage.catalog import Catalog
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.connection import Limits
 from fencepost.storage.engine import UNREADABLE_URL, Database
-from fencepost.storage.errors import StorageError, UnavailableError, translated
+from fencepost.storage.errors import SessionError, StorageError
 from fencepost.storage.group_commit import GroupCommit
 from fencepost.storage.origin import ORIGIN
 
@@ -41,14 +51,16 @@ GC_THRESHOLD: Final = 20_000
 async def check_database(dsn: str) -> None:
     """Raise StartupError unless the database can be reached and has the schema that this version works with."""
     try:
-        connection = await asyncpg.connect(dsn, timeout=10)
-    except ValueError as error:  # its message quotes the URL, and with it perhaps the password
+        connection = await session.connect_first(dsn, session.PINNED)
+    except SessionError as error:
+        raise StartupError(f"{error}") from error
+    except (ValueError, OverflowError) as error:  # the first quotes the URL, and with it perhaps the password
         raise StartupError(UNREADABLE_URL) from error
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     try:
-        found = await migrate.current(connection)
-        if found == migrate.newest():
+        schema = await versions.fit(connection)
+        if schema.works:
             await connection.execute(ORIGIN)  # what every connection of the pool begins with (R19)
     except asyncpg.InsufficientPrivilegeError as error:
         raise StartupError(
@@ -56,13 +68,8 @@ async def check_database(dsn: str) -> None:
         ) from error
     finally:
         await connection.close()
-    if found is None:
-        raise StartupError("the database has no schema fencepost: run `fencepost migrate`")
-    if found != migrate.newest():
-        raise StartupError(
-            f"the schema fencepost is at revision {found}, and this version works with {migrate.newest()}: "
-            "run `fencepost migrate` with the newer of the two"
-        )
+    if not schema.works:
+        raise StartupError(schema.describe() if schema.found is None else f"schema fencepost: {schema.describe()}")
 
 
 @dataclass
@@ -70,12 +77,19 @@ class Runtime:
     """What exists between the lifespan's two ends."""
 
     gateway: Gateway | None = None
+    health: Health | None = None
 
     def require(self) -> Gateway:
         """Return the gateway; it is there whenever a request is."""
         if self.gateway is None:
             raise RuntimeError("the application's lifespan has not begun")
         return self.gateway
+
+    def require_health(self) -> Health:
+        """Return what the gateway says of itself; the same."""
+        if self.health is None:
+            raise RuntimeError("the application's lifespan has not begun")
+        return self.health
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -96,23 +110,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _opened(settings, dsn, emit, configured) as gateway, _published(gateway, metrics, log):
-            runtime.gateway = gateway
+        async with _opened(settings, dsn, emit, configured) as gateway:
+            runtime.gateway, runtime.health = gateway, Health(gateway, metrics)
             _rest_from_garbage()
             try:
-                yield
+                async with _published(runtime.health, metrics, log):
+                    yield
             finally:
-                runtime.gateway = None
+                await runtime.health.close()
+                runtime.gateway = runtime.health = None
 
     async def ready() -> wire.Readiness:
-        return await _readiness(runtime.require())
+        return await runtime.require_health().ready()
 
     async def measure() -> None:
-        _publish_now(runtime.require(), metrics)
-        await _count_locks(runtime.require(), metrics)
-        await _measure_sizes(runtime.require(), metrics)
-        for each in await known_sources(runtime.require()):
-            metrics.source(each.name, each.generation, frozen=each.frozen is not None)
+        await runtime.require_health().measure()
 
     return Application(
         Parts(
@@ -124,6 +136,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             lifespan,
             settings.max_body_bytes,
             settings.access_log,
+            settings.demo,
         )
     )
 
@@ -150,10 +163,12 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
         dsn,
         _limits(settings),
         lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
+        lambda trouble: emit(ConnectionTrouble(trouble)),
     )
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
     gateway = _assembled(settings, database, catalog, queue, emit)
+    stopping = Stopping(settings.shutdown_timeout)
     try:
         try:
             await catalog.reload()
@@ -166,12 +181,13 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
         )
         async with (
             background.running(
-                dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit, gateway.watches)
+                dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit, gateway.watches, stopping)
             ),
-            sources_opened(configured, gateway, emit, history=settings.lease_history) as opened,
+            sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
         ):
             yield replace(gateway, sources=opened)
     finally:
+        database.end_after(stopping.left())
         await queue.close()
         await catalog.close()
         await gateway.group.close()
@@ -206,12 +222,12 @@ def _assembled(settings: Settings, database: Database, catalog: CatalogCache, qu
 
 
 @asynccontextmanager
-async def _published(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
+async def _published(health: Health, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
     """Publish again and again what another worker may be asked for, and what was not logged."""
 
     async def publish() -> None:
         while True:
-            _publish_now(gateway, metrics)
+            health.publish()
             log.tell_withheld()
             await asyncio.sleep(PUBLISHED_EVERY)
 
@@ -222,50 +238,3 @@ async def _published(gateway: Gateway, metrics: Metrics, log: logs.EventLog) -> 
         publishing.cancel()
         metrics.count()
         log.tell_withheld()
-
-
-def _publish_now(gateway: Gateway, metrics: Metrics) -> None:
-    metrics.pool(*gateway.database.sizes())
-    metrics.writes_waiting(gateway.group.waiting)
-    metrics.count()
-
-
-async def _count_locks(gateway: Gateway, metrics: Metrics) -> None:
-    try:
-        metrics.locks(*await gateway.locks.counts())
-    except StorageError as error:  # the metrics of the gateway itself are wanted all the more
-        gateway.emit(QueueFailed(f"locks could not be counted: {error}"))
-
-
-async def _measure_sizes(gateway: Gateway, metrics: Metrics) -> None:
-    try:
-        async with gateway.database.connection() as connection:
-            with translated(writing=False):
-                found = await pruning.sizes(connection)
-    except StorageError as error:
-        gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
-        return
-    for size in found:
-        metrics.size(size.what, size.records, size.bytes)
-
-
-async def _readiness(gateway: Gateway) -> wire.Readiness:
-    newest = migrate.newest()
-    database, schema, standing = "reachable", "unknown", None
-    try:
-        async with gateway.database.connection() as connection:
-            found = await migrate.current(connection)
-        schema = f"revision {found}" + ("" if found == newest else f", where {newest} is needed")
-        standing = await gateway.database.standing()
-    except (UnavailableError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        database, found = f"unreachable: {error}", None
-    loaded = gateway.catalog.current
-    described = await described_sources(gateway)
-    return {
-        "status": "ready" if found == newest and standing is not None and standing.accepted else "not ready",
-        "database": database,
-        "schema": schema,
-        "origin": "unknown" if standing is None else standing.describe(),
-        "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
-        "sources": described,
-    }

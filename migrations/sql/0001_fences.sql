@@ -29,10 +29,73 @@ COMMENT ON TABLE fencepost.marks IS 'Marks that outlive their rows (R6). xid is 
 -- next
 CREATE TABLE fencepost.floors (
   name  text COLLATE "C" PRIMARY KEY,
-  floor bigint NOT NULL DEFAULT 0 CONSTRAINT floors_floor_check CHECK (floor >= 0)
+  floor bigint NOT NULL DEFAULT 0 CONSTRAINT floors_floor_check CHECK (floor >= 0),
+  key   jsonb
 );
 -- next
 COMMENT ON TABLE fencepost.floors IS 'Per protected table: marks of deleted rows up to here may have been pruned, so nothing may be inserted under such a token (R6). Outlives unprotect.';
+-- next
+COMMENT ON COLUMN fencepost.floors.key IS 'From which primary key the names of the marks were rendered: see fencepost.key_of.';
+-- next
+-- The primary key of a table, as far as the texts of its values hang on it. Columns are known by their numbers, which stay
+-- when they are renamed; in another table of the same name, by their names. Collations are no part of it: they are
+-- deterministic, so equal values have equal texts whichever it is.
+CREATE FUNCTION fencepost.key_of(p_relation oid) RETURNS jsonb LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT jsonb_build_object('relation', p_relation::int8, 'columns', jsonb_agg(jsonb_build_object(
+           'number', a.attnum, 'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod)) ORDER BY k.n))
+    FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+   WHERE i.indrelid = p_relation AND i.indisprimary AND k.n <= i.indnkeyatts $$;
+-- next
+-- Whether what could be stored as p_was has the same text as p_now: the same type, another integer, or a longer text.
+CREATE FUNCTION fencepost.same_texts(p_was text, p_now text) RETURNS boolean LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT p_was = p_now
+      OR p_was IN ('smallint', 'integer', 'bigint') AND p_now IN ('smallint', 'integer', 'bigint')
+      OR p_was ~ '^character varying' AND p_now IN ('text', 'character varying')
+      OR p_was = 'text' AND p_now = 'character varying'
+      OR coalesce(substring(p_was from '^character varying[(]([0-9]+)[)]$')::integer
+                  <= substring(p_now from '^character varying[(]([0-9]+)[)]$')::integer, false) $$;
+-- next
+-- Whether a row has the same name under two keys. NULL is a key that is not known.
+CREATE FUNCTION fencepost.same_key(p_was jsonb, p_now jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce((
+    SELECT bool_and(coalesce(fencepost.same_texts(was ->> 'type', is_now ->> 'type')
+                             AND CASE WHEN p_was -> 'relation' = p_now -> 'relation'
+                                 THEN was -> 'number' = is_now -> 'number' ELSE was -> 'name' = is_now -> 'name' END, false))
+      FROM ROWS FROM (jsonb_array_elements(p_was -> 'columns'), jsonb_array_elements(p_now -> 'columns')) AS k(was, is_now)),
+    false) $$;
+-- next
+-- Marks and floors never fall, whatever statement writes them. One statement may lower one: an operator's, in a transaction
+-- that names it (a resource, or the name of a floor) in the setting fencepost.lowering. The setting by itself allows
+-- nothing: only the owner of these tables may update them at all.
+CREATE FUNCTION fencepost.lowering(p_name text) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS
+$$ SELECT coalesce(current_setting('fencepost.lowering', true) = p_name, false) $$;
+-- next
+CREATE FUNCTION fencepost.never_lower() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  name text := coalesce(to_jsonb(OLD) ->> 'resource', to_jsonb(OLD) ->> 'name');
+BEGIN
+  IF fencepost.lowering(name) THEN RETURN NULL; END IF;
+  RAISE EXCEPTION USING ERRCODE = '55000',
+    MESSAGE = format('%s: marks never fall, and this statement lowers its %s in fencepost.%s', name,
+                     CASE TG_TABLE_NAME WHEN 'marks' THEN 'mark' ELSE 'floor' END, TG_TABLE_NAME),
+    DETAIL = json_build_object('before', to_jsonb(OLD), 'after', to_jsonb(NEW))::text,
+    HINT = format('Tokens up to the old value could write again. A mark that somebody made up is lowered by: fencepost'
+                  ' fence reset %L --to N --reason …', name);
+END $$;
+-- next
+-- After the row and not before: a BEFORE trigger would lock each mark once more. The condition is all that the plain case
+-- costs.
+CREATE TRIGGER never_lower AFTER UPDATE ON fencepost.marks FOR EACH ROW
+  WHEN (NEW.last_fence_token < OLD.last_fence_token) EXECUTE FUNCTION fencepost.never_lower();
+-- next
+CREATE TRIGGER never_lower AFTER UPDATE ON fencepost.floors FOR EACH ROW
+  WHEN (NEW.floor < OLD.floor) EXECUTE FUNCTION fencepost.never_lower();
 -- next
 -- One part of a resource name. Injective: 'a/b','c' and 'a','b/c' must not render alike.
 CREATE FUNCTION fencepost.enc(part text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -170,8 +233,8 @@ BEGIN
   END IF;
 END $$;
 -- next
--- AFTER DELETE: the row's lock is ours, so its last version judges. Leaves the mark behind.
-CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid) RETURNS void
+-- AFTER DELETE: the row's lock is ours, so its last version judges. Leaves the mark behind, and returns the token.
+CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   token bigint := fencepost.given(tab);
@@ -185,6 +248,7 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE
      SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
          row_absent = true, changed_at = clock_timestamp();
+  RETURN token;
 END $$;
 -- next
 CREATE FUNCTION fencepost.no_truncate() RETURNS trigger LANGUAGE plpgsql

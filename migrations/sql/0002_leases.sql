@@ -4,6 +4,8 @@
 -- Order of a grant:  1 lock rows locked   2 lease rows locked   3 a NEW statement compares the clock   4 nextval
 -- Invariant: whoever draws a token holds the lease's row lock and has seen, in a later statement, that the lease lives.
 --            A lease that another one has superseded has ended_at, so that a clock that steps back revives nothing.
+--            What is kept for a while never has more than that while left: more says that the clock has stepped back since
+--            it was written. Then it counts from now (a lease, by whoever meets it next), or no more (a kept place).
 
 -- One sequence for all locks: tokens are ordered across locks, and an idle lock needs no row. CACHE 1 is a safety
 -- property: with more, sessions would hand out older tokens later.
@@ -62,10 +64,11 @@ CREATE TABLE fencepost.waiters (
   visit       uuid NOT NULL,
   queued_at   timestamptz NOT NULL,
   give_up_at  timestamptz NOT NULL,
+  kept_ms     integer,
   CONSTRAINT waiters_pkey PRIMARY KEY (name, ticket)
 );
 -- next
-COMMENT ON TABLE fencepost.waiters IS 'Who waits for a lock, one row per lock of the request. visit is the HTTP request that waits; gateway is null between two requests of one waiter that keeps its place.';
+COMMENT ON TABLE fencepost.waiters IS 'Who waits for a lock, one row per lock of the request. visit is the HTTP request that waits; gateway is null between two requests of one waiter that keeps its place, and kept_ms says for how long.';
 -- next
 CREATE INDEX waiters_visit_idx ON fencepost.waiters (visit);
 -- next
@@ -103,10 +106,12 @@ BEGIN
 END $$;
 -- next
 -- Waiters that count: they have not given up, and their gateway has been heard of (a time in the future is one from
--- before the clock was set back). `sweep` removes the others.
+-- before the clock was set back, and so is the end of a kept place that is further off than it was kept for). `sweep`
+-- removes the others.
 CREATE VIEW fencepost.live_waiters AS
   SELECT w.* FROM fencepost.waiters w LEFT JOIN fencepost.gateways g ON g.gateway = w.gateway
    WHERE w.give_up_at > clock_timestamp()
+     AND (w.kept_ms IS NULL OR w.give_up_at <= clock_timestamp() + w.kept_ms * interval '1 ms')
      AND (w.gateway IS NULL
           OR g.seen_at BETWEEN clock_timestamp() - interval '3 s' AND clock_timestamp() + interval '3 s');
 -- next
@@ -134,6 +139,10 @@ BEGIN
   END LOOP;
   RETURN here;
 END $$;
+-- next
+-- When a lease is over: after its TTL at the latest, whatever is written in its row (see the invariant above).
+CREATE FUNCTION fencepost.within_ttl(p_expires_at timestamptz, p_ttl_ms integer) RETURNS timestamptz LANGUAGE sql VOLATILE
+RETURN least(p_expires_at, clock_timestamp() + p_ttl_ms * interval '1 ms');
 -- next
 CREATE TYPE fencepost.acquired AS (
   verdict text, lease_id bigint, owner text, claim_token bigint, tokens bigint[], ttl_ms integer,
@@ -182,6 +191,10 @@ BEGIN
       ORDER BY x.lease_id FOR UPDATE;                                                                          -- 2
     contended := FOUND;
   END IF;
+  IF contended THEN
+    UPDATE fencepost.leases x SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)
+     WHERE x.lease_id = ANY (before) AND x.ended_at IS NULL AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms);
+  END IF;
   -- 3. The same secret again: a request whose answer was lost; or one of a lease that is over.
   SELECT * INTO l FROM fencepost.leases x WHERE x.secret_hash = p_hash;
   IF FOUND AND l.ended_at IS NULL AND l.expires_at > clock_timestamp() THEN
@@ -190,8 +203,8 @@ BEGIN
     r.lease_id := l.lease_id; r.owner := l.owner; r.ttl_ms := l.ttl_ms;
     r.claim_token := CASE WHEN claiming THEN drawn[1] END;
     r.tokens := CASE WHEN claiming THEN drawn[2:] ELSE drawn END;
-    r.granted_at := l.granted_at; r.expires_at := l.expires_at;
-    r.due_ms := floor(extract(epoch FROM l.expires_at - clock_timestamp()) * 1000);
+    r.granted_at := l.granted_at; r.expires_at := fencepost.within_ttl(l.expires_at, l.ttl_ms);
+    r.due_ms := floor(extract(epoch FROM r.expires_at - clock_timestamp()) * 1000);
     RETURN r;
   END IF;
   IF contended THEN
@@ -231,7 +244,7 @@ BEGIN
       SELECT r.ticket, u, p_hash, p_owner, p_gateway, p_visit, clock_timestamp(),
              clock_timestamp() + (p_wait_ms + 1000) * interval '1 ms' FROM unnest(wanted) u;
     ELSE
-      UPDATE fencepost.waiters w SET gateway = p_gateway, visit = p_visit,
+      UPDATE fencepost.waiters w SET gateway = p_gateway, visit = p_visit, kept_ms = NULL,
              give_up_at = clock_timestamp() + (p_wait_ms + 1000) * interval '1 ms'
        WHERE w.name = ANY (wanted) AND w.ticket = r.ticket;
     END IF;
@@ -302,7 +315,7 @@ BEGIN
          ttl_ms = CASE WHEN p_ttl_ms > 0 THEN p_ttl_ms ELSE x.ttl_ms END,
          expires_at = CASE WHEN p_ttl_ms <> 0
            THEN clock_timestamp() + CASE WHEN p_ttl_ms > 0 THEN p_ttl_ms ELSE x.ttl_ms END * interval '1 ms'
-           ELSE x.expires_at END
+           ELSE fencepost.within_ttl(x.expires_at, x.ttl_ms) END
    WHERE x.lease_id = p_lease_id
   RETURNING x.lease_id, x.names, x.owner, x.claims, x.ttl_ms, drawn, x.last_token, x.granted_at, x.expires_at,
             floor(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint;
@@ -333,7 +346,8 @@ DECLARE
   left_behind text[];
 BEGIN
   IF p_keep_ms > 0 THEN
-    UPDATE fencepost.waiters w SET gateway = NULL, give_up_at = clock_timestamp() + p_keep_ms * interval '1 ms'
+    UPDATE fencepost.waiters w SET gateway = NULL, kept_ms = p_keep_ms,
+           give_up_at = clock_timestamp() + p_keep_ms * interval '1 ms'
      WHERE w.visit = p_visit;
     RETURN;
   END IF;
@@ -345,7 +359,8 @@ END $$;
 -- next
 -- A gateway's heartbeat, which keeps its waiters, p_visits, in their queues. p_left: visits that have left, where saying
 -- so may have failed. Returns what it must try now or soon although nobody told it: its waiters that are first in a queue, and
--- in how many ms the lock that they wait for expires (0: try now); and those without a place, whom nobody would wake.
+-- in how many ms the lock that they wait for expires (0: try now, also where its lease has to be counted anew because the
+-- clock has stepped back: a try does that); and those without a place, whom nobody would wake.
 CREATE FUNCTION fencepost.beat(p_gateway uuid, p_visits uuid[], p_left uuid[]) RETURNS TABLE (visit uuid, due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$
@@ -364,7 +379,9 @@ BEGIN
   WITH heads AS (SELECT DISTINCT ON (w.name) w.name, w.ticket, w.visit, w.gateway FROM fencepost.live_waiters w
                   WHERE w.name IN (SELECT m.name FROM fencepost.waiters m WHERE m.gateway = p_gateway)
                   ORDER BY w.name, w.ticket)
-  SELECT h.visit, max(greatest(coalesce(ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000), 0), 0))::bigint
+  SELECT h.visit, max(CASE WHEN x.expires_at <= fencepost.within_ttl(x.expires_at, x.ttl_ms)
+                           THEN greatest(ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000), 0)
+                           ELSE 0 END)::bigint
     FROM heads h LEFT JOIN fencepost.locks k ON k.name = h.name
     LEFT JOIN fencepost.leases x ON x.lease_id = k.lease_id AND x.ended_at IS NULL
    WHERE h.gateway = p_gateway GROUP BY h.visit, h.ticket
@@ -386,7 +403,8 @@ BEGIN
 END $$;
 -- next
 -- Remove what no lock needs: rows of idle locks, 200 at a time so as not to keep them for long; waiters that gave up;
--- silent gateways. A lease that expired and whose lock is swept has ended, for good. Returns how many rows that were.
+-- silent gateways. A lease that expired and whose lock is swept has ended, for good. Leases of which nobody wants anything
+-- are counted anew after the clock has stepped back. Returns how many rows were removed.
 CREATE FUNCTION fencepost.sweep() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -408,13 +426,20 @@ BEGIN
     IF FOUND THEN total := total + 1; END IF;
   END LOOP;
   WITH dead AS (SELECT w.name, w.ticket FROM fencepost.waiters w
-                 WHERE w.give_up_at < clock_timestamp() - interval '10 s' FOR UPDATE SKIP LOCKED)
+                 WHERE w.give_up_at < clock_timestamp() - interval '10 s'
+                    OR w.give_up_at > clock_timestamp() + w.kept_ms * interval '1 ms' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.waiters w USING dead WHERE w.name = dead.name AND w.ticket = dead.ticket;
   GET DIAGNOSTICS swept = ROW_COUNT; total := total + swept;
   WITH silent AS (SELECT g.gateway FROM fencepost.gateways g
                    WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
   GET DIAGNOSTICS swept = ROW_COUNT;
+  -- Last: whoever has a lease's row waits for no other from here on.
+  WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
+                  WHERE x.ended_at IS NULL AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms)
+                    FOR UPDATE OF x SKIP LOCKED)
+  UPDATE fencepost.leases x SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)
+    FROM ahead WHERE x.lease_id = ahead.lease_id;
   RETURN total + swept;
 END $$;
 -- next
@@ -445,9 +470,9 @@ CREATE FUNCTION fencepost.lease(p_lease_id bigint)
 RETURNS TABLE (lease_id bigint, names text[], owner text, claims text[], ttl_ms integer, last_token bigint,
                granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.lease_id, x.names, x.owner, x.claims, x.ttl_ms, x.last_token, x.granted_at, x.expires_at,
-         ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint
-    FROM fencepost.leases x
+  SELECT x.lease_id, x.names, x.owner, x.claims, x.ttl_ms, x.last_token, x.granted_at, w.expires_at,
+         ceil(extract(epoch FROM w.expires_at - clock_timestamp()) * 1000)::bigint
+    FROM fencepost.leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) w(expires_at)
    WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
 -- next
 -- Whose token this is (R18), as long as it is remembered. Draws overlap where many draw at once: look at a few.
@@ -485,12 +510,13 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     UNION SELECT w.name FROM fencepost.live_waiters w
      WHERE (p_name IS NULL OR w.name = p_name) AND (p_after IS NULL OR w.name > p_after)
     ORDER BY 1 LIMIT p_limit)
-  SELECT b.name, x.lease_id, x.owner, x.last_token, x.granted_at, x.expires_at,
-         ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint,
+  SELECT b.name, x.lease_id, x.owner, x.last_token, x.granted_at, t.expires_at,
+         ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint,
          (SELECT coalesce(json_agg(json_build_object('owner', w.owner, 'since', w.queued_at, 'until', w.give_up_at)
                                    ORDER BY w.ticket), '[]') FROM fencepost.live_waiters w WHERE w.name = b.name)
     FROM busy b LEFT JOIN fencepost.locks k ON k.name = b.name
     LEFT JOIN fencepost.leases x ON x.lease_id = k.lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
+    LEFT JOIN LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) t(expires_at) ON true
    ORDER BY b.name $$;
 -- next
 -- For /metrics: locks held, and requests that wait.
@@ -500,7 +526,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
            WHERE x.ended_at IS NULL AND x.expires_at > clock_timestamp()),
          (SELECT count(DISTINCT w.ticket) FROM fencepost.live_waiters w) $$;
 -- next
-REVOKE EXECUTE ON FUNCTION fencepost.issue_beyond(bigint), fencepost.head(text), fencepost.wake(text[], uuid),
+REVOKE EXECUTE ON FUNCTION fencepost.issue_beyond(bigint), fencepost.within_ttl(timestamptz, integer), fencepost.head(text), fencepost.wake(text[], uuid),
   fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),
   fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),
   fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid), fencepost.sweep(),

@@ -1,6 +1,12 @@
 -- Direct SQL (R14): how the protection is broken, and how that is recorded. Statements are separated by "-- next".
 
-ALTER TABLE fencepost.protected ADD COLUMN scope text, ADD COLUMN requires_key boolean NOT NULL DEFAULT false;
+ALTER TABLE fencepost.protected ADD COLUMN scope text, ADD COLUMN requires_key boolean NOT NULL DEFAULT false,
+  ADD COLUMN max_token bigint CONSTRAINT protected_max_token_check CHECK (max_token > 0),
+  ADD COLUMN max_jump bigint CONSTRAINT protected_max_jump_check CHECK (max_jump > 0);
+-- next
+COMMENT ON COLUMN fencepost.protected.max_token IS 'The highest token that a table of the source external takes. Null for other sources: they know what they have issued.';
+-- next
+COMMENT ON COLUMN fencepost.protected.max_jump IS 'How far a token may be above the mark that it raises, in a table of the source external. Null: any distance.';
 -- next
 CREATE TABLE fencepost.break_glass_log (
   xid         xid8 NOT NULL DEFAULT pg_current_xact_id(),
@@ -15,10 +21,12 @@ CREATE TABLE fencepost.break_glass_log (
   client      inet DEFAULT inet_client_addr(),
   query       text,
   digest      bytea NOT NULL,
+  old_mark    bigint,
+  new_mark    bigint,
   CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, at, name, verb, digest)
 );
 -- next
-COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement (digest is of these two); resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none.';
+COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement (digest is of these two); resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none. The verb RESET: an operator lowered the mark of a resource, or a floor, from old_mark to new_mark.';
 -- next
 -- Nobody calls it: whoever has the privilege to, may break the glass. The owner of this schema grants it; a role's name
 -- would not do, for whoever may create roles could make one of that name.
@@ -58,6 +66,90 @@ BEGIN
   VALUES (tab, p_verb, p_resource, current_setting('fencepost.break_glass'), current_query(),
           sha256(convert_to(concat_ws(E'\n', current_setting('fencepost.break_glass'), current_query()), 'UTF8')))
   ON CONFLICT (xid, at, name, verb, digest) DO NOTHING;
+END $$;
+-- next
+-- `fencepost fence reset` (app/fencepost/storage/reset.py): an operator lowers a mark that somebody made up. Recorded as
+-- break-glass is, with the old and the new mark, so that whatever is written afterwards can be judged. The record is the
+-- permission: no mark of a row falls but to where a record of the same transaction says.
+--
+-- Lock order, as everybody's: the row (locked by the caller), then its mark. p_live is the row's mark, null where there is
+-- no row. Gives the mark that falls.
+CREATE FUNCTION fencepost.held_mark(p_resource text, p_live bigint) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  kept bigint;
+BEGIN
+  IF NOT fencepost.break_glass() THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'a mark is lowered behind broken glass only',
+      HINT = 'fencepost fence reset RESOURCE --to N --reason …';
+  END IF;
+  SELECT k.last_fence_token INTO kept FROM fencepost.marks k WHERE k.resource = p_resource FOR UPDATE;
+  RETURN coalesce(p_live, kept);
+END $$;
+-- next
+-- The same for the floor of a table or of a scope's prefix.
+CREATE FUNCTION fencepost.held_floor(p_name text) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  held bigint;
+BEGIN
+  IF NOT fencepost.break_glass() THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'a floor is lowered behind broken glass only',
+      HINT = 'fencepost fence reset NAME --to N --reason …';
+  END IF;
+  SELECT f.floor INTO held FROM fencepost.floors f WHERE f.name = p_name FOR UPDATE;
+  RETURN held;
+END $$;
+-- next
+-- The highest mark below p_below in fencepost.marks and the floor, of all resources of p_name (a table, or a scope's prefix)
+-- but p_resource.
+CREATE FUNCTION fencepost.highest_below(p_name text, p_resource text, p_below bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NOT fencepost.break_glass() THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'a mark is lowered behind broken glass only';
+  END IF;
+  RETURN greatest((SELECT max(k.last_fence_token) FROM fencepost.marks k
+                    WHERE starts_with(k.resource, fencepost.enc(p_name) || '/') AND k.resource <> p_resource
+                      AND k.last_fence_token < p_below),
+                  (SELECT f.floor FROM fencepost.floors f
+                    WHERE f.name = p_name AND f.name <> p_resource AND f.floor < p_below), 0);
+END $$;
+-- next
+-- Record a reset, and lower what fencepost.marks or fencepost.floors has; the row's own mark is lowered by the caller.
+-- p_resource = tab: it is the floor, since no resource is called like its table.
+CREATE FUNCTION fencepost.reset_mark(tab text, p_resource text, p_old bigint, p_new bigint) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  before text := coalesce(current_setting('fencepost.lowering', true), '');
+BEGIN
+  IF NOT fencepost.break_glass() THEN
+    RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'a mark is lowered behind broken glass only';
+  END IF;
+  IF NOT coalesce(p_new > 0 AND p_new < p_old, false) THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('%s: from %s to %s no mark falls', p_resource, p_old, p_new);
+  END IF;
+  INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query, digest, old_mark, new_mark)
+  VALUES (tab, 'RESET', p_resource, current_setting('fencepost.break_glass'), current_query(),
+          sha256(convert_to(concat_ws(E'\n', p_resource, p_old, p_new), 'UTF8')), p_old, p_new);
+  PERFORM set_config('fencepost.lowering', p_resource, true);
+  IF p_resource = tab THEN
+    UPDATE fencepost.floors f SET floor = p_new WHERE f.name = tab AND f.floor > p_new;
+  ELSE
+    UPDATE fencepost.marks k SET last_fence_token = p_new, changed_at = clock_timestamp()
+     WHERE k.resource = p_resource AND k.last_fence_token > p_new;
+  END IF;
+  PERFORM set_config('fencepost.lowering', before, true);
+END $$;
+-- next
+-- Whether this transaction has recorded that the mark falls so. Our own record: the number may be another database's, where
+-- the log was replicated or restored.
+CREATE FUNCTION fencepost.is_reset(p_resource text, p_old bigint, p_new bigint) RETURNS boolean LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM fencepost.break_glass_log l
+                  WHERE l.xid = pg_current_xact_id() AND l.verb = 'RESET' AND l.resource = p_resource
+                    AND l.old_mark = p_old AND l.new_mark = p_new AND fencepost.ours(l.xmin));
 END $$;
 -- next
 -- The mark of a row that is inserted behind broken glass: that of its key, which does not fall, or the token that was
@@ -110,6 +202,63 @@ BEGIN
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
+END $$;
+-- next
+-- A table of the source external has a ceiling instead of a source that knows what it has issued (R12): a token above
+-- p_max_token raises no mark, nor does one that is more than p_max_jump (null: any distance) above the mark that it
+-- would raise, or above the floor where that is higher. A made-up token would refuse everybody after it. A token that
+-- raises nothing is left to the mark, which says more. FP018.
+CREATE FUNCTION fencepost.beyond(p_resource text, p_token bigint, p_mark bigint, p_floor bigint, p_max_token bigint,
+                                 p_max_jump bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  base bigint := greatest(p_mark, p_floor, 0);
+BEGIN
+  IF p_token <= p_mark THEN RETURN; END IF;
+  IF p_token > p_max_token THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s is above %s, the highest that its table takes', p_token, p_resource, p_max_token),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', p_max_token::text,
+                                 'source', 'external')::text,
+      HINT = 'Give the token as the lock service gave it. If that counts so far: `fencepost protect TABLE --max-token N` sets the highest token that the table takes.';
+  END IF;
+  IF p_token - base > p_max_jump THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s is more than %s above %s, the mark or floor from which it would rise',
+                       p_token, p_resource, p_max_jump, base),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', (base + p_max_jump)::text,
+                                 'source', 'external', 'max_jump', p_max_jump::text)::text,
+      HINT = 'Give the token as the lock service gave it. If that has counted so far: `fencepost protect TABLE --max-jump N` sets how far a token may be above the mark.';
+  END IF;
+END $$;
+-- next
+-- The same for a row whose mark is known and held; the floor of its table is read here.
+CREATE FUNCTION fencepost.require_reach(tab text, p_resource text, p_token bigint, p_mark bigint, p_max_token bigint,
+                                        p_max_jump bigint) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.beyond(p_resource, p_token, p_mark, fencepost.floor_of(tab), p_max_token, p_max_jump);
+END $$;
+-- next
+-- The same for a row that is updated, which may have been attached with a lower mark than its key has in fencepost.marks: it
+-- takes that up, however far it is.
+CREATE FUNCTION fencepost.require_reach_of_row(tab text, p_resource text, p_token bigint, p_mark bigint, p_max_token bigint,
+                                               p_max_jump bigint) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.beyond(p_resource, p_token, p_mark,
+    greatest(fencepost.floor_of(tab), (SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource)),
+    p_max_token, p_max_jump);
+END $$;
+-- next
+-- The same for what has its mark in fencepost.marks, or none. Asked before that is raised: its lock is taken first, and
+-- also kept where there is no mark, so that nobody raises it between the comparison and the rise.
+CREATE FUNCTION fencepost.meet_ceiling(tab text, p_resource text, p_token bigint, p_max_token bigint, p_max_jump bigint)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF octet_length(p_resource) > 2600 THEN RETURN; END IF;  -- raise_mark refuses it
+  PERFORM fencepost.require_reach(tab, p_resource, p_token, coalesce(fencepost.meet_mark(p_resource), 0), p_max_token,
+                                  p_max_jump);
 END $$;
 -- next
 CREATE FUNCTION fencepost.append_only() RETURNS trigger LANGUAGE plpgsql
@@ -202,6 +351,7 @@ BEGIN
       IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
       PERFORM fencepost.refuse(resource, token, old_mark);
     END IF;
+    IF new_mark < old_mark AND fencepost.is_reset(resource, old_mark, new_mark) THEN RETURN new_mark; END IF;
     PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
     RETURN greatest(old_mark, token);
   END IF;
@@ -261,12 +411,13 @@ BEGIN
   END IF;
 END $$;
 -- next
--- As in 0001; for a row version of this transaction's see judge_update. Behind broken glass the row's own mark stays
+-- As in 0001, and returns the token that was given, null if none; for a row version of this transaction's see judge_update. Behind broken glass the row's own mark stays
 -- behind (none, if it was never written through a fence).
 CREATE OR REPLACE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  token bigint := fencepost.given(tab);
+  said bigint := fencepost.given(tab);
+  token bigint := said;
 BEGIN
   IF token IS NULL
      OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
@@ -278,7 +429,7 @@ BEGIN
     token := greatest(old_mark, token);
     IF token = 0 THEN
       UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
-      RETURN;
+      RETURN said;
     END IF;
   END IF;
   INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
@@ -286,6 +437,8 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE
      SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
          row_absent = true, changed_at = clock_timestamp();
+  RETURN said;
 END $$;
 -- next
-REVOKE EXECUTE ON FUNCTION fencepost.meet_mark(text), fencepost.may_break_glass() FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION fencepost.meet_mark(text), fencepost.meet_ceiling(text, text, bigint, bigint, bigint),
+  fencepost.may_break_glass() FROM PUBLIC;

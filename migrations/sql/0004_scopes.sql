@@ -10,6 +10,80 @@ COMMENT ON COLUMN fencepost.floors.covers_rows IS 'Whether the floor holds for r
 -- next
 COMMENT ON COLUMN fencepost.floors.relation IS 'The table that was unprotected under this name: it may be renamed before it is protected again.';
 -- next
+-- Whose the marks under a name are. A table's resources keep the name that it was protected under; renamed while nothing
+-- protects it, its marks wait under the old name, and floors.relation says that they are its own. Another table may take the
+-- name meanwhile, also one with the same data (a copy that was swapped in). So no mark is taken away from either of them.
+
+-- What the API calls a table, and protect its resources: see catalog_load.api_name. NULL: there is no such table.
+CREATE FUNCTION fencepost.name_of(p_relation oid) RETURNS text LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE WHEN n.nspname = 'public' AND strpos(c.relname, '.') = 0 THEN c.relname::text
+              ELSE n.nspname || '.' || c.relname END
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_relation AND c.relkind IN ('r', 'p') $$;
+-- next
+-- Give what is remembered under p_old to p_new as well. The higher of two marks counts. Where both have marks, and not of
+-- the same key, it is not known any more of which key the names are.
+CREATE FUNCTION fencepost.copy_marks(p_old text, p_new text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  old_prefix text := fencepost.enc(p_old) || '/';
+  new_prefix text := fencepost.enc(p_new) || '/';
+BEGIN
+  INSERT INTO fencepost.floors AS f (name, floor, key)
+  SELECT p_new, o.floor, o.key FROM fencepost.floors o WHERE o.name = p_old
+  ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor),
+     key = CASE WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, new_prefix)) THEN excluded.key
+                WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, old_prefix))
+                     OR f.key = excluded.key THEN f.key END;
+  INSERT INTO fencepost.marks AS k
+  SELECT new_prefix || substr(o.resource, length(old_prefix) + 1), o.last_fence_token, o.xid, o.row_absent, o.changed_at
+    FROM fencepost.marks o WHERE starts_with(o.resource, old_prefix)
+  ON CONFLICT (resource) DO UPDATE SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token),
+     row_absent = excluded.row_absent;
+END $$;
+-- next
+-- The table p_relation was renamed from p_old to p_new: its marks and its floor follow it. They stay under the old name as
+-- well where another table has that name, or has left marks there.
+CREATE FUNCTION fencepost.move_marks(p_relation oid, p_old text, p_new text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fencepost.copy_marks(p_old, p_new);
+  IF NOT EXISTS (SELECT FROM pg_class c WHERE c.relkind IN ('r', 'p') AND c.oid <> p_relation
+                    AND (fencepost.name_of(c.oid) = p_old
+                         OR c.oid = (SELECT f.relation FROM fencepost.floors f WHERE f.name = p_old))) THEN
+    DELETE FROM fencepost.marks k WHERE starts_with(k.resource, fencepost.enc(p_old) || '/');
+  END IF;
+END $$;
+-- next
+-- The table p_relation takes the name p_name. Marks and floor of another table that was unprotected under this name, and
+-- lives on under another one, are copied to the name that it has now; and what is there, to whose they are, until nobody is
+-- left. Before that the table's own marks have been moved to p_name.
+CREATE FUNCTION fencepost.take_name(p_relation oid, p_name text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  left_by fencepost.floors;
+  called text := p_name;
+  next_by fencepost.floors;
+  seen oid[] := ARRAY[p_relation];
+BEGIN
+  SELECT f.* INTO left_by FROM fencepost.floors f WHERE f.name = p_name;
+  -- Not for the rows of the table that takes the name: they are others.
+  UPDATE fencepost.floors f SET relation = NULL, covers_rows = false
+   WHERE f.name = p_name AND f.relation <> p_relation AND fencepost.name_of(f.relation) IS NOT NULL;
+  LOOP
+    EXIT WHEN left_by.relation IS NULL OR left_by.relation = ANY (seen) OR fencepost.name_of(left_by.relation) IS NULL;
+    seen := seen || left_by.relation;
+    SELECT f.* INTO next_by FROM fencepost.floors f WHERE f.name = fencepost.name_of(left_by.relation);
+    PERFORM fencepost.copy_marks(called, fencepost.name_of(left_by.relation));
+    called := fencepost.name_of(left_by.relation);
+    UPDATE fencepost.floors f
+       SET relation = left_by.relation,
+           covers_rows = left_by.covers_rows OR f.covers_rows AND f.relation IS NOT DISTINCT FROM left_by.relation
+     WHERE f.name = called;
+    left_by := next_by;
+  END LOOP;
+END $$;
+-- next
 -- Raise the marks of scopes, in a statement of its own: whatever follows sees what older holders have committed.
 -- refused_by is null where the token was accepted, else the mark or floor that refused it. If one refuses, the caller
 -- rolls all of it back. p_table and p_template are what the gateway believes of a table: raises FP000 if it is not so.

@@ -12,7 +12,7 @@
 --   entered   its mark is the token now
 --   refused   by its mark, which is refused_by
 --   busy      somebody else holds the mark, or another operation of this transaction has entered
---   unclear   no scope, a floor, or the token's source: ask fencepost.enter, which says what is wrong
+--   unclear   no scope, a floor, the token's source, or a token that is too high: ask fencepost.enter, which says what is wrong
 CREATE FUNCTION fencepost.enter_each(p_prefix text, p_scopes text[], p_tokens bigint[], p_table oid, p_template text)
 RETURNS TABLE (number integer, scope text, verdict text, refused_by bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

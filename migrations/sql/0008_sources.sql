@@ -6,7 +6,13 @@
 -- not higher, says that the service forgot what it handed out: a backup was restored, a failover lost writes, a counter
 -- was evicted. Then the source is frozen until an operator raises its generation.
 --
--- Lock order:  sources (by name)  ->  source_leases (by lease_id)  ->  protected rows and marks.
+-- Each source has a sequence, fencepost.tokens_NAME, which no token is drawn from: MINVALUE is where its generation begins
+-- (1 in generation 0), and its last value the highest token known to have been handed out. A sequence, because a statement
+-- with an old snapshot must see both as they are now, and because whoever compares a token with them keeps a lock on the
+-- sequence until his transaction ends, which `bump` waits for. Only whoever has the source's row locked sets it.
+--
+-- Lock order:  sources (by name)  ->  its sequence  ->  source_leases (by lease_id). Writers lock rows and marks, and then the
+-- sequence, and none of the others.
 
 CREATE TABLE fencepost.sources (
   name           text COLLATE "C" PRIMARY KEY CONSTRAINT sources_name_check
@@ -14,13 +20,11 @@ CREATE TABLE fencepost.sources (
   scheme         text NOT NULL,
   ordering       text NOT NULL CONSTRAINT sources_ordering_check CHECK (ordering IN ('source', 'lock', 'database')),
   verifies       boolean,
-  generation     bigint NOT NULL DEFAULT 0 CONSTRAINT sources_generation_check CHECK (generation BETWEEN 0 AND 32767),
-  issued         bigint NOT NULL DEFAULT 0 CONSTRAINT sources_issued_check CHECK (issued >= 0),
   frozen_at      timestamptz,
   frozen_because text
 );
 -- next
-COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed out. ordering: how far its numbers can be compared. scheme: what kind of service it is.';
+COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be pinned to; how far these got is in a sequence for each, tokens_NAME. ordering: how far its numbers can be compared. scheme: what kind of service it is.';
 -- next
 CREATE TABLE fencepost.source_leases (
   lease_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -74,45 +78,76 @@ CREATE TABLE fencepost.source_log (
 -- next
 COMMENT ON TABLE fencepost.source_log IS 'What befell the sources, in order: rows are only ever added.';
 -- next
--- For triggers of tables that are pinned to a source, in the writer's own name. VOLATILE: under READ COMMITTED each call sees
--- what has been granted by then. A transaction with one snapshot does not, and is told FP018 of later tokens.
-CREATE FUNCTION fencepost.issued(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN coalesce((SELECT s.issued FROM fencepost.sources s WHERE s.name = p_source), 0);
--- next
--- The last token that an earlier generation may have had, and one more.
+-- The oldest token of the source's generation; 1 in the first. After issued() in the same expression, as oldest() is: that
+-- one locks the sequence, so a generation that is being raised is waited for and then seen.
 CREATE FUNCTION fencepost.oldest(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN coalesce((SELECT greatest(s.generation << 48, 1) FROM fencepost.sources s WHERE s.name = p_source), 1);
+RETURN coalesce((pg_catalog.pg_sequence_parameters(to_regclass('fencepost.tokens_' || p_source))).minimum_value, 1);
+-- next
+-- The highest token known to have been handed out: for triggers of tables that are pinned to a source, in the writer's own
+-- name. 0 where there is no such source. Locks its sequence until the transaction ends.
+CREATE FUNCTION fencepost.issued(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
+RETURN coalesce(pg_catalog.pg_sequence_last_value(to_regclass('fencepost.tokens_' || p_source)), fencepost.oldest(p_source) - 1);
+-- next
+-- Both without that lock, and so maybe of a moment ago: to list them, and for whoever would take a stronger lock next.
+CREATE FUNCTION fencepost.source_bounds(p_source text, OUT generation bigint, OUT issued bigint) LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  EXECUTE format('SELECT q.seqmin >> 48, CASE WHEN t.is_called THEN t.last_value ELSE q.seqmin - 1 END'
+                 ' FROM fencepost.%I t, pg_sequence q WHERE q.seqrelid = %L::regclass',
+                 'tokens_' || p_source, 'fencepost.tokens_' || p_source) INTO generation, issued;
+END $$;
+-- next
+-- Note that tokens up to p_token have been handed out. With the source's row locked; it never falls, and it stays when the
+-- transaction does not commit: the service has handed them out all the same.
+CREATE FUNCTION fencepost.source_reaches(p_source text, p_token bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_token > fencepost.issued(p_source) THEN PERFORM setval(('fencepost.tokens_' || p_source)::regclass, p_token); END IF;
+END $$;
+-- next
+-- The source goes on in this generation, of which p_issued and what is below count as issued. With its row locked. Waits for
+-- writes that have compared their token (see issued), and later ones wait for this. Undone where the transaction is.
+CREATE FUNCTION fencepost.source_begins(p_source text, p_generation bigint, p_issued bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_generation > 32767 THEN
+    RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = format('there is no generation %s: tokens end at 2^63', p_generation);
+  END IF;
+  EXECUTE format('ALTER SEQUENCE fencepost.%1$I MINVALUE %2$s START %2$s RESTART',
+                 'tokens_' || p_source, greatest(p_generation << 48, 1));
+  PERFORM setval(('fencepost.tokens_' || p_source)::regclass, p_issued);
+END $$;
 -- next
 -- As require_issued(text, bigint) for the built-in source. A generation that the source does not have: FP008.
 CREATE FUNCTION fencepost.require_issued(p_resource text, p_token bigint, p_source text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  s fencepost.sources;
+  issued bigint := fencepost.issued(p_source);
+  oldest bigint := fencepost.oldest(p_source);  -- after issued(), see there
 BEGIN
-  SELECT x.* INTO s FROM fencepost.sources x WHERE x.name = p_source;
-  IF NOT FOUND THEN
+  IF to_regclass('fencepost.tokens_' || p_source) IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018', MESSAGE = format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
       DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source)::text;
   END IF;
-  IF p_token >> 48 > s.generation THEN
+  IF p_token >> 48 > oldest >> 48 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('token %s for %s is of generation %s, and the source %s is at generation %s: it is not one of its tokens',
-                       p_token, p_resource, p_token >> 48, p_source, s.generation),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text, 'source', p_source)::text,
+                       p_token, p_resource, p_token >> 48, p_source, oldest >> 48),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source)::text,
       HINT = 'Send the token as it came with the lease.';
   END IF;
-  IF p_token > s.issued THEN
+  IF p_token > issued THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('token %s for %s was never issued, as far as is known here: none above %s of the source %s was',
-                       p_token, p_resource, s.issued, p_source),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', s.issued::text, 'source', p_source)::text,
+                       p_token, p_resource, issued, p_source),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source)::text,
       HINT = format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source);
   END IF;
-  IF p_token < greatest(s.generation << 48, 1) AND NOT fencepost.break_glass() THEN
+  IF p_token < oldest AND NOT fencepost.break_glass() THEN
     RAISE EXCEPTION USING ERRCODE = 'FP409',
       MESSAGE = format('stale token %s for %s: a token of an earlier generation of the source %s, all of which are void up to %s',
-                       p_token, p_resource, p_source, (s.generation << 48) - 1),
-      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', ((s.generation << 48) - 1)::text)::text,
+                       p_token, p_resource, p_source, oldest - 1),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text)::text,
       HINT = 'The generation of the source was raised since this token was drawn. Do not retry: acquire the lock anew and read again.';
   END IF;
 END $$;
@@ -129,6 +164,9 @@ BEGIN
     INSERT INTO fencepost.sources AS s (name, scheme, ordering, verifies) VALUES (p_name, p_kind, p_ordering, p_verifies)
     ON CONFLICT (name) DO NOTHING;
     IF FOUND THEN
+      EXECUTE format('CREATE SEQUENCE fencepost.%1$I AS bigint MINVALUE 1 NO CYCLE CACHE 1 OWNED BY fencepost.sources.name',
+                     'tokens_' || p_name);
+      EXECUTE format('GRANT SELECT ON SEQUENCE fencepost.%I TO PUBLIC', 'tokens_' || p_name);
       INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_name, 'registered', 0, p_kind);
       RETURN;
     END IF;
@@ -151,19 +189,28 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
   found_ordering text;
 BEGIN
-  SELECT s.generation, s.issued, s.frozen_because, s.ordering INTO source_state.generation, source_state.issued, frozen, found_ordering
-    FROM fencepost.sources s WHERE s.name = p_name;
+  SELECT s.frozen_because, s.ordering INTO frozen, found_ordering FROM fencepost.sources s WHERE s.name = p_name;
+  IF NOT FOUND THEN RETURN; END IF;
+  source_state.issued := fencepost.issued(p_name);
+  source_state.generation := fencepost.oldest(p_name) >> 48;
   IF found_ordering = 'lock' THEN
     source_state.issued := coalesce((SELECT x.last_token FROM fencepost.source_leases x
                                       WHERE x.source = p_name AND x.lock = p_lock ORDER BY x.last_token DESC LIMIT 1), 0);
   END IF;
 END $$;
 -- next
--- A lease by its secret: for a request that is repeated. A live one, or one that is over.
+-- A live lease by its secret: for a request that is repeated.
 CREATE FUNCTION fencepost.source_repeated(p_hash bytea) RETURNS SETOF fencepost.source_leases
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.* FROM fencepost.source_leases x
-   WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  l fencepost.source_leases;
+BEGIN
+  FOR l IN SELECT x.* FROM fencepost.source_leases x
+            WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() LOOP
+    l.expires_at := fencepost.within_ttl(l.expires_at, l.ttl_ms);
+    RETURN NEXT l;
+  END LOOP;
+END $$;
 -- next
 -- Tokens of a source that has no number of its own. Whoever draws asks the service afterwards whether the lock is still
 -- his: if so it was his when this drew. NULL: the generation is another by now.
@@ -172,11 +219,12 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
   last bigint;
 BEGIN
-  UPDATE fencepost.sources s SET issued = greatest(s.issued, s.generation << 48) + p_count
-   WHERE s.name = p_source AND s.ordering = 'database' AND s.generation = p_generation AND s.frozen_at IS NULL
-  RETURNING s.issued INTO last;
+  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.ordering = 'database' AND s.frozen_at IS NULL FOR NO KEY UPDATE;
   IF NOT FOUND THEN RETURN NULL; END IF;
-  RETURN ARRAY(SELECT generate_series(last - p_count + 1, last));
+  last := fencepost.issued(p_source);
+  IF fencepost.oldest(p_source) >> 48 <> p_generation THEN RETURN NULL; END IF;
+  PERFORM fencepost.source_reaches(p_source, last + p_count);
+  RETURN ARRAY(SELECT generate_series(last + 1, last + p_count));
 END $$;
 -- next
 -- Record a grant of the service.
@@ -194,7 +242,8 @@ DECLARE
 BEGIN
   SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
   IF s.frozen_at IS NOT NULL THEN verdict := 'frozen'; RETURN; END IF;
-  IF s.generation <> p_generation THEN verdict := 'void'; RETURN; END IF;
+  PERFORM fencepost.issued(p_source);  -- before oldest(), see there
+  IF fencepost.oldest(p_source) >> 48 <> p_generation THEN verdict := 'void'; RETURN; END IF;
   IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN
     verdict := 'backwards';
     PERFORM fencepost.source_freeze(p_source, format('its grant of %s has the token %s, and %s had been issued before it was requested',
@@ -210,7 +259,7 @@ BEGIN
    WHERE x.source = p_source AND x.lock = p_lock AND x.ended_at IS NULL;
   UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
    WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at <= clock_timestamp();
-  UPDATE fencepost.sources x SET issued = greatest(x.issued, highest) WHERE x.name = p_source;
+  PERFORM fencepost.source_reaches(p_source, highest);
   granted_at := clock_timestamp() - p_elapsed_ms * interval '1 ms';
   expires_at := source_grant.granted_at + p_ttl_ms * interval '1 ms';
   INSERT INTO fencepost.source_leases AS x (source, lock, secret_hash, owner, claims, claimed, handle, tokens, last_token, ttl_ms,
@@ -230,7 +279,7 @@ BEGIN
    WHERE s.name = p_source AND s.frozen_at IS NULL;
   IF FOUND THEN
     INSERT INTO fencepost.source_log (source, event, generation, detail)
-    SELECT s.name, 'frozen', s.generation, p_because FROM fencepost.sources s WHERE s.name = p_source;
+    VALUES (p_source, 'frozen', fencepost.oldest(p_source) >> 48, p_because);
     PERFORM pg_notify('fencepost', 'reload');
   END IF;
 END $$;
@@ -259,9 +308,9 @@ CREATE FUNCTION fencepost.source_lease(p_source text, p_lease_id bigint, p_hash 
 RETURNS TABLE (lease_id bigint, lock text, owner text, claims text[], claimed boolean, handle text, tokens bigint[], last_token bigint,
                ttl_ms integer, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.lease_id, x.lock, x.owner, x.claims, x.claimed, x.handle, x.tokens, x.last_token, x.ttl_ms, x.granted_at, x.expires_at,
-         ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint
-    FROM fencepost.source_leases x
+  SELECT x.lease_id, x.lock, x.owner, x.claims, x.claimed, x.handle, x.tokens, x.last_token, x.ttl_ms, x.granted_at, t.expires_at,
+         ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint
+    FROM fencepost.source_leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) t(expires_at)
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (p_hash IS NULL OR x.secret_hash = p_hash)
      AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
 -- next
@@ -297,7 +346,9 @@ BEGIN
   SELECT x.* INTO l FROM fencepost.source_leases x
    WHERE x.lease_id = p_lease_id AND x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
      FOR NO KEY UPDATE;
-  IF NOT FOUND OR s.generation <> p_generation THEN RETURN 'lost'; END IF;
+  IF NOT FOUND THEN RETURN 'lost'; END IF;
+  PERFORM fencepost.issued(l.source);  -- before oldest(), see there
+  IF fencepost.oldest(l.source) >> 48 <> p_generation THEN RETURN 'lost'; END IF;
   IF s.frozen_at IS NOT NULL THEN RETURN 'frozen'; END IF;
   -- As with grants: what was issued before this was asked for, of the source or of the lock.
   IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN
@@ -305,7 +356,7 @@ BEGIN
                                                      p_tokens[1], l.lock, p_issued_before));
     RETURN 'backwards';
   END IF;
-  UPDATE fencepost.sources x SET issued = greatest(x.issued, p_tokens[cardinality(p_tokens)]) WHERE x.name = l.source;
+  PERFORM fencepost.source_reaches(l.source, p_tokens[cardinality(p_tokens)]);
   UPDATE fencepost.source_leases x SET last_token = greatest(x.last_token, p_tokens[cardinality(p_tokens)]) WHERE x.lease_id = p_lease_id;
   INSERT INTO fencepost.source_draws (source, first_token, tokens, lease_id) VALUES (l.source, p_tokens[1], p_tokens, p_lease_id);
   RETURN 'minted';
@@ -320,10 +371,21 @@ BEGIN
   RETURN FOUND;
 END $$;
 -- next
+-- Live leases that have more time left than their TTL are from before the database's clock stepped back: they count from
+-- now. p_leases null: all of them. Never waits for a row.
+CREATE FUNCTION fencepost.source_count_anew(p_leases bigint[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+  WITH ahead AS (SELECT x.lease_id FROM fencepost.source_leases x
+                  WHERE (p_leases IS NULL OR x.lease_id = ANY (p_leases)) AND x.ended_at IS NULL
+                    AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms) FOR NO KEY UPDATE SKIP LOCKED)
+  UPDATE fencepost.source_leases x SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)
+    FROM ahead WHERE x.lease_id = ahead.lease_id $$;
+-- next
 -- Which of these leases are over, and in how many ms the others may be: for holds that live by a process's session, which
 -- that process has to end.
 CREATE FUNCTION fencepost.source_over(p_leases bigint[]) RETURNS TABLE (lease_id bigint, due_ms bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT fencepost.source_count_anew(p_leases);
   SELECT u, greatest(coalesce(ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000), 0), 0)::bigint
     FROM unnest(p_leases) u LEFT JOIN fencepost.source_leases x ON x.lease_id = u AND x.ended_at IS NULL $$;
 -- next
@@ -353,18 +415,22 @@ CREATE FUNCTION fencepost.source_lock_states(p_source text, p_name text, p_after
 RETURNS TABLE (name text, lease_id bigint, owner text, first_token bigint, last_token bigint, granted_at timestamptz,
                expires_at timestamptz, remaining_ms bigint, waiters json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.lock, x.lease_id, x.owner, x.tokens[1], x.last_token, x.granted_at, x.expires_at,
-         ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint, '[]'::json
-    FROM fencepost.source_leases x
+  SELECT x.lock, x.lease_id, x.owner, x.tokens[1], x.last_token, x.granted_at, t.expires_at,
+         ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint, '[]'::json
+    FROM fencepost.source_leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) t(expires_at)
    WHERE x.source = p_source AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
      AND (p_name IS NULL OR x.lock = p_name) AND (p_after IS NULL OR x.lock > p_after)
    ORDER BY x.lock LIMIT p_limit $$;
 -- next
 -- The service says that it has handed out p_token (--verify).
 CREATE FUNCTION fencepost.source_verified(p_source text, p_token bigint) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  UPDATE fencepost.sources s SET issued = p_token
-   WHERE s.name = p_source AND s.issued < p_token AND s.frozen_at IS NULL AND s.generation = p_token >> 48 $$;
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.frozen_at IS NULL FOR NO KEY UPDATE;
+  IF NOT FOUND THEN RETURN; END IF;
+  PERFORM fencepost.issued(p_source);  -- before oldest(), see there
+  IF fencepost.oldest(p_source) >> 48 = p_token >> 48 THEN PERFORM fencepost.source_reaches(p_source, p_token); END IF;
+END $$;
 -- next
 -- An operator vouches that the service counts on from here: tokens of the new generation are above all of the old ones,
 -- which are void, and so are the leases; and above p_above. Returns the new generation.
@@ -376,17 +442,14 @@ BEGIN
   IF p_reason IS NULL OR p_reason !~ '[^[:space:]]' THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = 'a generation is raised for a reason, and none was given';
   END IF;
-  SELECT greatest(s.generation, s.issued >> 48, p_above >> 48) + 1 INTO raised FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE;
+  PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('there is no source %s', p_source),
       HINT = 'A gateway that has it configured registers it; fencepost status lists those that are known.';
   END IF;
-  IF raised > 32767 THEN
-    RAISE EXCEPTION USING ERRCODE = '54000', MESSAGE = format('there is no generation %s: tokens end at 2^63', raised);
-  END IF;
-  -- Its number 0 counts as issued: so `issued` always is of the present generation.
-  UPDATE fencepost.sources s SET generation = raised, issued = raised << 48, frozen_at = NULL, frozen_because = NULL
-   WHERE s.name = p_source;
+  SELECT (greatest(b.issued, p_above) >> 48) + 1 INTO raised FROM fencepost.source_bounds(p_source) b;
+  PERFORM fencepost.source_begins(p_source, raised, raised << 48);  -- its number 0 counts as issued
+  UPDATE fencepost.sources s SET frozen_at = NULL, frozen_because = NULL WHERE s.name = p_source;
   UPDATE fencepost.source_leases x SET ended_at = clock_timestamp()
    WHERE x.source = p_source AND x.ended_at IS NULL;
   INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_source, 'raised', raised, p_reason);
@@ -394,13 +457,14 @@ BEGIN
   RETURN raised;
 END $$;
 -- next
--- Forget leases that ended long ago. Those of services whose numbers rise within one lock only keep the last of each lock:
+-- Forget leases that ended long ago, and count those anew that are from before the clock stepped back. Those of services whose numbers rise within one lock only keep the last of each lock:
 -- it is what the next grant is compared with.
 CREATE FUNCTION fencepost.source_forget(p_keep_s double precision, p_limit integer) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   gone bigint[];
 BEGIN
+  PERFORM fencepost.source_count_anew(NULL);
   WITH old AS (
     SELECT x.lease_id FROM fencepost.source_leases x JOIN fencepost.sources s ON s.name = x.source
      WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - p_keep_s * interval '1 s'
@@ -418,13 +482,19 @@ ALTER TABLE fencepost.protected ADD COLUMN verify boolean NOT NULL DEFAULT false
 -- next
 COMMENT ON COLUMN fencepost.protected.verify IS 'Whether the gateway asks the source about tokens that it does not know, before a mark is raised under them.';
 -- next
+-- By as many generations as the database's own number rose, and at least to that number: the gap that raise_generation
+-- leaves by chance keeps tokens of another history apart here, too.
 CREATE FUNCTION fencepost.raise_sources_of_ours() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  n text;
+  rose bigint := NEW.generation - coalesce((SELECT max(g.generation) FROM fencepost.generations g
+                                             WHERE g.generation < NEW.generation), 0);
+  s record;
 BEGIN
-  FOR n IN SELECT s.name FROM fencepost.sources s WHERE s.ordering = 'database' ORDER BY s.name LOOP
-    PERFORM fencepost.source_raise(n, 'the generation of the database was raised: ' || NEW.reason, 0);
+  FOR s IN SELECT x.name, b.issued >> 48 AS generation FROM fencepost.sources x, fencepost.source_bounds(x.name) b
+            WHERE x.ordering = 'database' ORDER BY x.name LOOP
+    PERFORM fencepost.source_raise(s.name, 'the generation of the database was raised: ' || NEW.reason,
+                                   (greatest(NEW.generation, least(s.generation + rose, 32767)) - 1) << 48);
   END LOOP;
   RETURN NULL;
 END $$;
@@ -441,16 +511,20 @@ DECLARE
   fresh boolean := current_setting('transaction_isolation') = 'read committed';
   found_rule text;
   found_source text;
+  found_max bigint;
+  found_jump bigint;
   lowest bigint;
   passed boolean := true;
 BEGIN
   -- Rule and source as they are now: who changes them waits for us, or we for him. A claim locks no table.
   PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
   IF fresh THEN
-    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+    SELECT p.rule, p.source, p.max_token, p.max_jump INTO found_rule, found_source, found_max, found_jump
+      FROM fencepost.protected p
      WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1;
   ELSE  -- an old snapshot must fail (40001), not read an old rule
-    SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+    SELECT p.rule, p.source, p.max_token, p.max_jump INTO found_rule, found_source, found_max, found_jump
+      FROM fencepost.protected p
      WHERE left(p.scope, strpos(p.scope, '/{') - 1) = p_prefix LIMIT 1 FOR SHARE;
   END IF;
   IF NOT FOUND THEN PERFORM fencepost.outdated(p_prefix); END IF;
@@ -460,6 +534,9 @@ BEGIN
     PERFORM fencepost.outdated(p_table::regclass::text);
   END IF;
   FOR scope IN SELECT DISTINCT u.name COLLATE "C" FROM unnest(p_scopes) AS u(name) ORDER BY 1 LOOP
+    IF p_token > found_max OR found_jump IS NOT NULL THEN
+      PERFORM fencepost.meet_ceiling(p_prefix, scope, p_token, found_max, found_jump);
+    END IF;
     refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
     IF refused_by IS NULL THEN
       -- In a statement of its own, after the mark: a floor read before the wait could be too old.
@@ -489,6 +566,7 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 DECLARE
   found_rule text;
   found_source text;
+  found_jump bigint;
   lowest bigint;
   highest bigint := 9223372036854775807;
   oldest bigint := 1;
@@ -503,7 +581,8 @@ BEGIN
   END IF;
   -- Rule and source as they are now: who changes them waits for us, or we for him.
   PERFORM pg_advisory_xact_lock_shared(hashtextextended('fencepost.scope/' || p_prefix, 0));
-  SELECT p.rule, p.source INTO found_rule, found_source FROM fencepost.protected p
+  SELECT p.rule, p.source, coalesce(p.max_token, highest), p.max_jump INTO found_rule, found_source, highest, found_jump
+    FROM fencepost.protected p
    WHERE p.relation = p_table AND p.scope = p_template;
   IF NOT FOUND THEN PERFORM fencepost.outdated(p_table::regclass::text); END IF;
   SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
@@ -522,7 +601,9 @@ BEGIN
       FROM (SELECT u.o, u.token, h.place
               FROM ROWS FROM (unnest(p_scopes), unnest(p_tokens)) WITH ORDINALITY AS u(name, token, o)
              CROSS JOIN LATERAL (SELECT h.ctid AS place FROM fencepost.marks h
-                                  WHERE h.resource = u.name AND h.last_fence_token < u.token FOR UPDATE SKIP LOCKED) h
+                                  WHERE h.resource = u.name AND h.last_fence_token < u.token
+                                    AND (found_jump IS NULL OR u.token - h.last_fence_token <= found_jump)
+                                    FOR UPDATE SKIP LOCKED) h
              WHERE lowest < u.token AND u.token BETWEEN oldest AND highest) x
      WHERE k.ctid = x.place
     RETURNING x.o, x.token
@@ -538,6 +619,7 @@ BEGIN
     refused_by := NULL;
     IF verdict = 'unclear' AND p_token BETWEEN oldest AND highest
        AND (lowest < p_token OR lowest = p_token AND found_rule = 'lease') AND scope IS NOT NULL
+       AND found_jump IS NULL  -- whether it is too far, fencepost.enter says
     THEN
       PERFORM FROM fencepost.marks k WHERE k.resource = scope FOR UPDATE SKIP LOCKED;
       IF NOT FOUND AND EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = scope) THEN
@@ -567,20 +649,20 @@ END $$;
 CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint, p_of_another boolean) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  s fencepost.sources;
+  issued bigint;
   first bigint := (p_token >> 48) + p_of_another::int;
 BEGIN
-  SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source;
-  IF coalesce(p_token, 0) <= s.issued THEN RETURN; END IF;  -- without a lock: it never falls
-  SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
-  IF p_token <= s.issued THEN RETURN; END IF;
-  IF s.issued > 0 THEN
+  SELECT b.issued INTO STRICT issued FROM fencepost.source_bounds(p_source) b;
+  IF coalesce(p_token, 0) <= issued THEN RETURN; END IF;  -- without a lock: it never falls
+  PERFORM FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
+  SELECT b.issued INTO STRICT issued FROM fencepost.source_bounds(p_source) b;
+  IF p_token <= issued THEN RETURN; END IF;
+  IF issued > 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400',
-      MESSAGE = format('there is a mark of %s, and the source %s, which is in use, has issued none above %s', p_token, p_source, s.issued),
+      MESSAGE = format('there is a mark of %s, and the source %s, which is in use, has issued none above %s', p_token, p_source, issued),
       HINT = format('fencepost source bump %s --above %s --reason … ends its leases, and lets its tokens begin above the mark. Then protect the table.', p_source, p_token);
   END IF;
-  UPDATE fencepost.sources x SET generation = first, issued = greatest(first << 48, CASE WHEN NOT p_of_another THEN p_token END)
-   WHERE x.name = p_source;
+  PERFORM fencepost.source_begins(p_source, first, CASE WHEN p_of_another THEN first << 48 ELSE p_token END);
   IF first > 0 THEN
     INSERT INTO fencepost.source_log (source, event, generation, detail)
     VALUES (p_source, 'raised', first, format('a table with the mark %s was pinned to it', p_token));
@@ -588,17 +670,333 @@ BEGIN
 END $$;
 -- next
 REVOKE EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean), fencepost.source_state(text, text),
+  fencepost.source_reaches(text, bigint), fencepost.source_begins(text, bigint, bigint),
   fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),
   fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),
   fencepost.source_freeze(text, text), fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]), fencepost.source_lease(text, bigint, bytea),
   fencepost.source_hold(text, bigint, bytea), fencepost.source_renewed(bigint, bytea, integer, integer),
   fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint),
-  fencepost.source_end(bigint, boolean), fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint),
+  fencepost.source_end(bigint, boolean), fencepost.source_count_anew(bigint[]), fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint),
   fencepost.source_lost(text, bigint), fencepost.source_lock_states(text, text, text, integer),
   fencepost.source_verified(text, bigint), fencepost.source_raise(text, text, bigint), fencepost.source_forget(double precision, integer),
   fencepost.source_beyond(text, bigint, boolean), fencepost.raise_sources_of_ours() FROM PUBLIC;
 -- next
--- Triggers compare with it in the writer's own name.
+-- What sources there are, and how far they got, is no secret: each sequence may be read as well (source_register).
 GRANT SELECT ON fencepost.sources TO PUBLIC;
 -- next
-GRANT EXECUTE ON FUNCTION fencepost.issued(text), fencepost.oldest(text), fencepost.require_issued(text, bigint, text) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION fencepost.issued(text), fencepost.oldest(text), fencepost.source_bounds(text),
+  fencepost.require_issued(text, bigint, text) TO PUBLIC;
+-- next
+-- Partitions. fencepost.protected.partitions are those of which it is known what their rows have been through: under them
+-- each row has at least the mark of its key. Event triggers (storage/partitions.py; only a superuser can make them) follow
+-- what comes and goes; without them the next `protect` does, as far as it can be known by then.
+--   comes by CREATE … PARTITION OF   it is empty: it gets the trigger that refuses TRUNCATE, which no partition inherits
+--   comes by ATTACH PARTITION        its rows take up the floor and the marks of their keys, then the same trigger
+--   goes by DETACH PARTITION         its rows leave their marks behind, and TRUNCATE is free again
+--   goes by DROP TABLE               refused: when an event trigger hears of it there are no rows to read any more
+-- Whoever changes the table owns it, and reads and writes its rows in his own name: nothing of a table's owner (triggers,
+-- policies, expressions) ever runs in ours. Marks are written by functions of ours that ask which table is being changed.
+ALTER TABLE fencepost.protected ADD COLUMN partitions regclass[] NOT NULL DEFAULT '{}';
+-- next
+COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
+-- next
+-- The partitions that a table has, at any depth. Without a lock on any of them.
+CREATE FUNCTION fencepost.partitions_of(p_root oid) RETURNS regclass[] LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  WITH RECURSIVE part(oid) AS (
+    SELECT i.inhrelid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition WHERE i.inhparent = p_root
+    UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT coalesce(array_agg(part.oid::regclass ORDER BY part.oid), '{}') FROM part $$;
+-- next
+-- Those of them that came while nobody looked: they are not registered, or lack the trigger that refuses TRUNCATE, or have been
+-- away and are back: then the row triggers, which come with ATTACH and go with DETACH, are younger than that one.
+CREATE FUNCTION fencepost.partitions_unknown(p_root oid) RETURNS regclass[] LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce(array_agg(u.part ORDER BY u.part::oid), '{}') FROM unnest(fencepost.partitions_of(p_root)) AS u(part)
+   WHERE NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.relation = p_root AND u.part = ANY (p.partitions))
+      OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = u.part AND t.tgname = 'zzz_fencepost_trunc' AND t.oid > ALL (
+           SELECT x.oid FROM pg_trigger x WHERE x.tgrelid = u.part AND starts_with(x.tgname, 'zzz_fencepost_') AND x.tgparentid <> 0))
+$$;
+-- next
+-- In an event trigger: the protected tables that the command has changed, and which of their partitions came and went. Outside of
+-- one PostgreSQL raises an error. `attached`: they are not only ones that the command has made, which are empty: it may find
+-- some that came or went while no event trigger was there. `oldest`: below it no mark is of the source's present
+-- generation. A partition that went still has our trigger; another relation of its number, in a restored dump, has not.
+CREATE FUNCTION fencepost.altered()
+RETURNS TABLE (root regclass, name text, named_by text, by_rows boolean, attached boolean, lowest bigint, oldest bigint,
+               came regclass[], went regclass[])
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p fencepost.protected;
+BEGIN
+  FOR p IN
+    WITH RECURSIVE up(oid) AS (
+      SELECT c.objid FROM pg_event_trigger_ddl_commands() c
+       WHERE c.classid = 'pg_class'::regclass AND c.command_tag IN ('CREATE TABLE', 'ALTER TABLE')
+      UNION SELECT i.inhparent FROM up JOIN pg_inherits i ON i.inhrelid = up.oid)
+    SELECT x.* FROM up JOIN fencepost.protected x ON x.relation = up.oid
+      JOIN pg_class c ON c.oid = up.oid AND c.relkind = 'p'
+  LOOP
+    root := p.relation;
+    name := p.name;
+    named_by := p.functions || '_name';
+    by_rows := p.scope IS NULL;
+    lowest := coalesce((SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name), 0);
+    came := ARRAY(SELECT unnest(fencepost.partitions_of(p.relation)) EXCEPT SELECT unnest(p.partitions));
+    went := ARRAY(SELECT g.part FROM (SELECT unnest(p.partitions) EXCEPT SELECT unnest(fencepost.partitions_of(p.relation))) AS g(part)
+                   WHERE EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = g.part AND t.tgname = 'zzz_fencepost_trunc'
+                                    AND t.tgfoid = 'fencepost.no_truncate()'::regprocedure));
+    attached := EXISTS (SELECT FROM unnest(came || went) AS g(part)
+                         WHERE NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c
+                           WHERE c.classid = 'pg_class'::regclass AND c.command_tag = 'CREATE TABLE' AND c.objid = g.part));
+    -- Right after a generation was raised no token of it has been issued, and the rows' own trigger lets no other mark pass.
+    -- One is drawn that nobody gets.
+    IF p.source = 'builtin' AND attached AND fencepost.issued() < fencepost.oldest() THEN
+      PERFORM nextval('fencepost.tokens');
+    END IF;
+    oldest := CASE p.source WHEN 'external' THEN 0 WHEN 'builtin' THEN fencepost.oldest() ELSE fencepost.oldest(p.source) END;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+-- next
+-- Everybody may call the next three, and they do nothing but for a table that is being changed at this moment: only its
+-- owner can do that. They have no say in which partitions these are.
+CREATE FUNCTION fencepost.altered_marks(p_root regclass) RETURNS TABLE (resource text, mark bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY SELECT k.resource, k.last_fence_token FROM fencepost.altered() a
+    JOIN fencepost.marks k ON starts_with(k.resource, fencepost.enc(a.name) || '/') WHERE a.root = p_root;
+END $$;
+-- next
+CREATE FUNCTION fencepost.leave_marks(p_root regclass, p_resources text[], p_marks bigint[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  SELECT u.resource, u.mark, pg_current_xact_id(), true FROM unnest(p_resources, p_marks) AS u(resource, mark)
+    JOIN fencepost.altered() a ON a.root = p_root AND starts_with(u.resource, fencepost.enc(a.name) || '/')
+   ORDER BY u.resource COLLATE "C"
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
+         row_absent = true, changed_at = clock_timestamp();
+END $$;
+-- next
+-- The row first, then the partitions: somebody else may have given another table of the tree one. An old snapshot would not
+-- see it, and fails (40001).
+CREATE FUNCTION fencepost.partitions_known(p_root regclass) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM fencepost.protected p WHERE p.relation = p_root AND p.partitions IS DISTINCT FROM fencepost.partitions_of(p_root)
+      AND EXISTS (SELECT FROM fencepost.altered() a WHERE a.root = p_root) FOR NO KEY UPDATE;
+  IF FOUND THEN
+    UPDATE fencepost.protected p SET partitions = fencepost.partitions_of(p_root) WHERE p.relation = p_root;
+  END IF;
+END $$;
+-- next
+-- A table as a query that gives the parent's row type: its columns may be in another order, and once it is detached it
+-- cannot be cast any more.
+CREATE FUNCTION fencepost.as_row_of(p_root regclass) RETURNS text LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT format('ROW(%s)::%s', string_agg(format('r.%I', a.attname), ', ' ORDER BY a.attnum), p_root)
+    FROM pg_attribute a WHERE a.attrelid = p_root AND a.attnum > 0 AND NOT a.attisdropped $$;
+-- next
+-- The rows of a partition that was attached. p_path is the session's search_path, for triggers of the table's owner; what runs
+-- under it names its operators in full. The fence's own trigger takes the new marks for tokens, and finds no others.
+CREATE FUNCTION fencepost.take_in(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint, p_oldest bigint, p_path text)
+RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+  token text := current_setting('fencepost.token', true);
+  glass text := current_setting('fencepost.break_glass', true);
+  named text := format('fencepost.%I(%s)', p_named_by, fencepost.as_row_of(p_root));
+  raise text := format('UPDATE ONLY %s AS r SET last_fence_token = m.mark FROM (SELECT x.resource, greatest(x.mark, %L::bigint) AS mark'
+    ' FROM fencepost.altered_marks(%L::pg_catalog.regclass) AS x) AS m WHERE m.resource OPERATOR(pg_catalog.=) %s'
+    ' AND r.last_fence_token OPERATOR(pg_catalog.<) m.mark', p_part, p_oldest, p_root, named);
+  lift text := format('UPDATE ONLY %s AS r SET last_fence_token = %L::bigint WHERE r.last_fence_token OPERATOR(pg_catalog.<) %L::bigint',
+    p_part, greatest(p_lowest, p_oldest), p_lowest);
+BEGIN
+  PERFORM set_config('fencepost.token', '', true), set_config('fencepost.break_glass', '', true);
+  -- `protect` has a path that is pinned, too: its own tables' triggers find their names by the session's.
+  PERFORM set_config('search_path', CASE WHEN p_path = 'pg_catalog, pg_temp'
+    THEN (SELECT s.reset_val FROM pg_settings s WHERE s.name = 'search_path') ELSE p_path END, true);
+  EXECUTE lift;
+  EXECUTE raise;
+  PERFORM pg_catalog.set_config('fencepost.token', coalesce(token, ''), true),
+          pg_catalog.set_config('fencepost.break_glass', coalesce(glass, ''), true);
+END $$;
+-- next
+-- The rows of a partition that was detached.
+CREATE FUNCTION fencepost.let_go(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+  names text[];
+  marks bigint[];
+BEGIN
+  -- Up to the floor nothing needs to be said: it refuses as well.
+  FOR names, marks IN EXECUTE format(
+    'SELECT array_agg(s.name), array_agg(s.mark) FROM (SELECT fencepost.%I(%s) AS name, r.last_fence_token AS mark,'
+    ' row_number() OVER () / 10000 AS batch FROM ONLY %s AS r WHERE r.last_fence_token > %s) AS s GROUP BY s.batch',
+    p_named_by, fencepost.as_row_of(p_root), p_part, p_lowest)
+  LOOP
+    PERFORM fencepost.leave_marks(p_root, names, marks);
+  END LOOP;
+END $$;
+-- next
+-- A superuser who changes somebody else's table must not run what that one has hung on it. Whether the role is another one now.
+-- In a SECURITY DEFINER function PostgreSQL refuses that (42501).
+CREATE FUNCTION fencepost.act_for(p_part regclass) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM set_config('role', pg_get_userbyid(c.relowner), true) FROM pg_class c
+    WHERE c.oid = p_part AND pg_get_userbyid(c.relowner) <> current_user
+      AND pg_has_role(c.relowner, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END);
+  RETURN FOUND;
+END $$;
+-- next
+-- Whether any of these tables has a row.
+CREATE FUNCTION fencepost.any_filled(p_parts regclass[]) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+  part regclass;
+  filled boolean := false;
+BEGIN
+  FOREACH part IN ARRAY p_parts LOOP
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = part AND c.relkind = 'r') THEN
+      EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', part) INTO filled;
+    END IF;
+    EXIT WHEN filled;
+  END LOOP;
+  RETURN filled;
+END $$;
+-- next
+CREATE FUNCTION fencepost.follow_partitions(p_path text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  role text := current_setting('role');
+  t record;
+  part regclass;
+  by_rows boolean;
+  acting boolean;
+BEGIN
+  FOR t IN SELECT * FROM fencepost.altered() LOOP
+    IF t.by_rows AND t.attached AND cardinality(t.came || t.went) > 0 THEN
+      IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING ERRCODE = 'FP428',
+          MESSAGE = format('%s is protected: its partitions are attached and detached in READ COMMITTED only', t.name),
+          HINT = 'The snapshot of this transaction may be older than marks that the partition''s rows have, or need.';
+      END IF;
+      IF fencepost.any_filled(t.came) THEN
+        -- Who claims a key without a row raises its mark, and then looks whether there is a row now. Either he has looked, and
+        -- we see his mark once he is done; or he waits, and sees the row. Hence the lock first, then marks and floor.
+        EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', t.root);
+        SELECT a.* INTO t FROM fencepost.altered() a WHERE a.root = t.root;
+      END IF;
+    END IF;
+    FOREACH part IN ARRAY t.went || t.came LOOP
+      -- Nothing of the owner's runs where there are no rows: so a SECURITY DEFINER function may make and detach partitions.
+      by_rows := t.by_rows AND t.attached AND fencepost.any_filled(ARRAY[part]);
+      acting := by_rows AND fencepost.act_for(part);
+      IF part = ANY (t.went) THEN
+        IF by_rows THEN PERFORM fencepost.let_go(t.root, part, t.named_by, t.lowest); END IF;
+        EXECUTE format('DROP TRIGGER zzz_fencepost_trunc ON %s', part);
+      ELSE
+        IF by_rows THEN PERFORM fencepost.take_in(t.root, part, t.named_by, t.lowest, t.oldest, p_path); END IF;
+        EXECUTE format('DROP TRIGGER IF EXISTS zzz_fencepost_trunc ON %s', part);
+        EXECUTE format('CREATE TRIGGER zzz_fencepost_trunc BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
+          ' EXECUTE FUNCTION fencepost.no_truncate()', part);
+      END IF;
+      IF acting THEN PERFORM set_config('role', role, true); END IF;
+    END LOOP;
+    PERFORM fencepost.partitions_known(t.root);
+  END LOOP;
+END $$;
+-- next
+-- The tables, of a protected one and its partitions, where a row that is inserted without a word about last_fence_token gets
+-- something else than 0: a value in that column is a token. Looks at the expression as it is stored, for pg_get_expr
+-- takes the table's lock: a constant 0, maybe of an integer that is made a bigint (function 481).
+CREATE FUNCTION fencepost.other_defaults(p_root oid) RETURNS regclass[] LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce(array_agg(a.attrelid::regclass ORDER BY a.attrelid), '{}')
+    FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+   WHERE a.attrelid = ANY (array_append(fencepost.partitions_of(p_root)::oid[], p_root))
+     AND a.attname = 'last_fence_token' AND NOT a.attisdropped
+     AND d.adbin::text !~ ('^(\{FUNCEXPR :funcid 481 [^{}]*:args \()?'
+                           '\{CONST [^{}]*:constvalue \d+ \[( 0){8} \]\}(\) :location -?\d+\})?$') $$;
+-- next
+-- In an event trigger: refuse an ALTER TABLE that leaves such a default on a table whose rows have marks.
+CREATE FUNCTION fencepost.require_no_default() RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p record;
+BEGIN
+  FOR p IN
+    WITH RECURSIVE up(oid) AS (
+      SELECT c.objid FROM pg_event_trigger_ddl_commands() c
+       WHERE c.classid = 'pg_class'::regclass AND c.command_tag IN ('CREATE TABLE', 'ALTER TABLE')
+      UNION SELECT i.inhparent FROM up JOIN pg_inherits i ON i.inhrelid = up.oid)
+    SELECT x.name, fencepost.other_defaults(x.relation) AS tables FROM up JOIN fencepost.protected x
+      ON x.relation = up.oid AND x.scope IS NULL
+  LOOP
+    IF cardinality(p.tables) > 0 THEN
+      RAISE EXCEPTION USING ERRCODE = 'FP428',
+        MESSAGE = format('%s is protected: with this default of last_fence_token an INSERT would pass without a token', p.name),
+        HINT = format('ALTER TABLE %s ALTER COLUMN last_fence_token SET DEFAULT 0', p.tables[1]);
+    END IF;
+  END LOOP;
+END $$;
+-- next
+-- Every CREATE TABLE and ALTER TABLE of the database ends here, whoever's it is: nothing here may fail for those that do not
+-- concern us, also for a role that may not look into our schema, or where the schema is no longer whole.
+CREATE FUNCTION fencepost.on_partitions() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.has_schema_privilege(pg_catalog.to_regnamespace('fencepost')::pg_catalog.oid, 'USAGE') THEN
+    -- Nor while the schema gets another owner, when its functions cannot read its tables.
+    IF pg_catalog.to_regprocedure('fencepost.follow_partitions(text)') IS NOT NULL AND NOT EXISTS (
+      SELECT FROM pg_catalog.pg_proc AS f
+       WHERE f.oid OPERATOR(pg_catalog.=) ANY (ARRAY[pg_catalog.to_regprocedure('fencepost.altered()'),
+               pg_catalog.to_regprocedure('fencepost.require_no_default()')]::pg_catalog.oid[])
+         AND pg_catalog.has_table_privilege(f.proowner, pg_catalog.to_regclass('fencepost.protected')::pg_catalog.oid, 'SELECT')
+             IS NOT TRUE)
+    THEN
+      PERFORM fencepost.require_no_default();
+      PERFORM fencepost.follow_partitions(pg_catalog.current_setting('search_path'));
+    END IF;
+  END IF;
+END $$;
+-- next
+CREATE FUNCTION fencepost.on_dropped() RETURNS event_trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  p record;
+BEGIN
+  IF to_regclass('fencepost.protected') IS NULL THEN RETURN; END IF;
+  FOR p IN SELECT x.relation, x.name, x.scope, d.object_identity AS part
+             FROM pg_event_trigger_dropped_objects() d JOIN fencepost.protected x ON d.objid = ANY (x.partitions::oid[])
+             JOIN pg_class c ON c.oid = x.relation  -- with the whole table nothing is lost: marks stay with the name
+            WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0
+  LOOP
+    IF p.scope IS NULL THEN
+      RAISE EXCEPTION USING ERRCODE = 'FP428',
+        MESSAGE = format('%s is a partition of %s, which is protected: DROP would forget the marks of its rows', p.part, p.name),
+        HINT = format('ALTER TABLE %s DETACH PARTITION %s keeps them; then drop it.', p.relation, p.part);
+    END IF;
+    UPDATE fencepost.protected x SET partitions = fencepost.partitions_of(x.relation) WHERE x.relation = p.relation;
+  END LOOP;
+END $$;
+-- next
+REVOKE EXECUTE ON FUNCTION fencepost.on_dropped() FROM PUBLIC;
+-- next
+-- Said, and not left to the default, which an owner of the schema may have changed: each CREATE TABLE of anybody gets here.
+GRANT EXECUTE ON FUNCTION fencepost.require_no_default(), fencepost.other_defaults(oid),
+  fencepost.follow_partitions(text), fencepost.any_filled(regclass[]), fencepost.act_for(regclass),
+  fencepost.let_go(regclass, regclass, text, bigint),
+  fencepost.take_in(regclass, regclass, text, bigint, bigint, text), fencepost.as_row_of(regclass),
+  fencepost.partitions_known(regclass), fencepost.leave_marks(regclass, text[], bigint[]),
+  fencepost.altered_marks(regclass), fencepost.altered(), fencepost.partitions_unknown(oid), fencepost.partitions_of(oid),
+  fencepost.no_truncate() TO PUBLIC;
+-- next
+-- Gateways and commands of versions that have this revision can work on the schema, and say that they are behind where it is
+-- newer. A migration that leaves all in place that they use leaves this as it is; another one sets it to its own.
+CREATE FUNCTION fencepost.compatible_from() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '0008'::text;
+-- next
+GRANT EXECUTE ON FUNCTION fencepost.compatible_from() TO PUBLIC;

@@ -54,4 +54,12 @@ def downgrade() -> None:
         op.execute(f"DROP FUNCTION fencepost.{function}")
     for table in ("floors", "marks", "protected"):
         op.execute(f"DROP TABLE fencepost.{table}")
+    for function in (
+        "never_lower()",
+        "lowering(text)",
+        "same_key(jsonb, jsonb)",
+        "same_texts(text, text)",
+        "key_of(oid)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
     op.execute("REVOKE USAGE ON SCHEMA fencepost FROM PUBLIC")

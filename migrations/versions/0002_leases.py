@@ -45,6 +45,7 @@ def downgrade() -> None:
         "acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer)",
         "wake(text[], uuid)",
         "head(text)",
+        "within_ttl(timestamptz, integer)",
         "issue_beyond(bigint)",
         "require_issued(text, bigint)",
         "issued()",

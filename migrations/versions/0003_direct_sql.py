@@ -49,6 +49,15 @@ def downgrade() -> None:
     op.execute("DROP TABLE fencepost.break_glass_log")
     for function in (
         "append_only()",
+        "is_reset(text, bigint, bigint)",
+        "reset_mark(text, text, bigint, bigint)",
+        "highest_below(text, text, bigint)",
+        "held_mark(text, bigint)",
+        "held_floor(text)",
+        "meet_ceiling(text, text, bigint, bigint, bigint)",
+        "require_reach(text, text, bigint, bigint, bigint, bigint)",
+        "require_reach_of_row(text, text, bigint, bigint, bigint, bigint)",
+        "beyond(text, bigint, bigint, bigint, bigint, bigint)",
         "no_floor(text)",
         "meet_mark(text)",
         "mark_behind_glass(text, text, bigint)",
@@ -60,4 +69,7 @@ def downgrade() -> None:
         "was_said(text, bigint)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
-    op.execute("ALTER TABLE fencepost.protected DROP COLUMN scope, DROP COLUMN requires_key")
+    op.execute(
+        "ALTER TABLE fencepost.protected DROP COLUMN scope, DROP COLUMN requires_key, DROP COLUMN max_token,"
+        " DROP COLUMN max_jump"
+    )

@@ -32,6 +32,10 @@ def downgrade() -> None:
         "judge_scope(text, text, text, text)",
         "enter(text, text[], bigint, oid, text)",
         "no_scope(text, text, boolean)",
+        "take_name(oid, text)",
+        "move_marks(oid, text, text)",
+        "copy_marks(text, text)",
+        "name_of(oid)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
     op.execute("ALTER TABLE fencepost.floors DROP COLUMN covers_rows, DROP COLUMN relation")

@@ -37,9 +37,10 @@ def downgrade() -> None:
         "sizes()",
         "prune_marks(bigint, xid8, double precision, text, integer)",
         "prune_horizon()",
-        "raise_generation(text)",
+        "raise_generation(text, bigint)",
         "oldest()",
         "origin()",
+        "here()",
         "current_timeline()",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")

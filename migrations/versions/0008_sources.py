@@ -29,6 +29,26 @@ def downgrade() -> None:
             "END IF; END $$"
         )
     )
+    for event_function in ("on_dropped()", "on_partitions()"):
+        op.execute(f"DROP FUNCTION fencepost.{event_function} CASCADE")  # and its event trigger, a superuser's
+    for function in (
+        "require_no_default()",
+        "other_defaults(oid)",
+        "follow_partitions(text)",
+        "any_filled(regclass[])",
+        "act_for(regclass)",
+        "let_go(regclass, regclass, text, bigint)",
+        "take_in(regclass, regclass, text, bigint, bigint, text)",
+        "as_row_of(regclass)",
+        "partitions_known(regclass)",
+        "leave_marks(regclass, text[], bigint[])",
+        "altered_marks(regclass)",
+        "altered()",
+        "partitions_unknown(oid)",
+        "partitions_of(oid)",
+    ):
+        op.execute(f"DROP FUNCTION fencepost.{function}")
+    op.execute("ALTER TABLE fencepost.protected DROP COLUMN partitions")
     op.execute("DROP TRIGGER raise_sources ON fencepost.generations")
     op.execute("ALTER TABLE fencepost.protected DROP COLUMN verify")
     # As they were before there were other sources.
@@ -38,6 +58,7 @@ def downgrade() -> None:
                 replaced = statement.strip().removesuffix(";").replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
                 op.execute(text(replaced.replace(":", "\\:")))
     for function in (
+        "compatible_from()",
         "source_beyond(text, bigint, boolean)",
         "raise_sources_of_ours()",
         "source_forget(double precision, integer)",
@@ -47,6 +68,7 @@ def downgrade() -> None:
         "source_lost(text, bigint)",
         "source_issued_to(text, bigint)",
         "source_over(bigint[])",
+        "source_count_anew(bigint[])",
         "source_end(bigint, boolean)",
         "source_minted(bigint, bytea, bigint[], bigint, bigint)",
         "source_renewed(bigint, bytea, integer, integer)",
@@ -61,9 +83,13 @@ def downgrade() -> None:
         "source_state(text, text)",
         "source_register(text, text, text, boolean)",
         "require_issued(text, bigint, text)",
-        "oldest(text)",
+        "source_begins(text, bigint, bigint)",
+        "source_reaches(text, bigint)",
+        "source_bounds(text)",
         "issued(text)",
+        "oldest(text)",
     ):
         op.execute(f"DROP FUNCTION fencepost.{function}")
+    # And with the sources their sequences.
     for table in ("source_log", "source_draws", "source_leases", "sources"):
         op.execute(f"DROP TABLE fencepost.{table}")

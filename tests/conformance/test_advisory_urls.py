@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import Asking
-from tests.conformance.pooler import pooled
 from tests.interleave import Connection, eventually
+from tests.pooler import pooled
 from tests.standby import replicated
 
 from fencepost.locks.advisory import AdvisorySource
@@ -120,7 +120,7 @@ async def test_a_standby_is_refused(bench: AdvisoryBench) -> None:
 @pytest.mark.parametrize("ignored", [False, True])
 async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: bool) -> None:
     async with pooled(bench.dsn, mode, ignored=ignored) as url:
-        source = sourced(url)
+        source = sourced(url.replace("postgresql", "postgres-advisory"))
         with pytest.raises(SourceError, match="pooler") as error:
             await taking(source, "a")
         assert not isinstance(error.value, SourceUnavailableError), "trying again would not help"

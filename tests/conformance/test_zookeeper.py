@@ -5,16 +5,21 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running, said
 from tests.cutting_proxy import cutting_proxy
 from tests.interleave import eventually
 
+from fencepost.locks import zookeeper_session
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 from fencepost.locks.zookeeper import ZooKeeperSource
 from fencepost.locks.zookeeper_nodes import parent_of
@@ -422,3 +427,63 @@ async def test_issued_by_another_process_is_known(source: ZooKeeperSource, open_
         minted = (await granted(source, lock)).tokens
         assert await other.issued(minted[-1])
         lock += "-"
+
+
+async def comes_back(source: ZooKeeperSource, lock: str) -> Grant:
+    """Wait until the source grants again."""
+
+    async def taken() -> Grant | None:
+        with contextlib.suppress(SourceUnavailableError):
+            return await granted(source, lock, 0)
+        return None
+
+    return await eventually(taken, within=60, what="a grant")
+
+
+async def test_servers_that_lost_their_data_are_used_again_by_the_same_process(tmp_path: Path) -> None:
+    """They refuse whoever has seen a later transaction than they have, and do not say so."""
+    with running(tmp_path) as bench:
+        source = ZooKeeperSource(parse(bench.url, "zk"))
+        await source.open()
+        try:
+            seen = await source.acquire("orders/k", owner="us", ttl_ms=1000, tokens=50, wait_s=LONG)
+            assert isinstance(seen, Grant)
+            await asyncio.to_thread(bench.server.stop)
+            shutil.rmtree(bench.data)
+            bench.data.mkdir()
+            await bench.restart()
+            anew = await comes_back(source, "orders/other")
+            assert anew.tokens[0] < seen.tokens[-1], "which freezes the source"
+            assert await source.mint("orders/k", seen.handle, 1) is None
+            assert await source.mint("orders/other", anew.handle, 1)
+        finally:
+            await source.close()
+
+
+async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second client finds the servers as well, but the first one is not refused."""
+    clients: list[Any] = []
+
+    def noted(**how: Any) -> Any:
+        clients.append(KazooClient(**how))
+        return clients[-1]
+
+    async def two() -> bool:
+        return len(clients) == 2
+
+    async def one() -> bool:
+        return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
+
+    monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
+    with running(tmp_path) as bench:
+        source = ZooKeeperSource(parse(bench.url, "zk"))
+        await source.open()
+        try:
+            held = await granted(source, "orders/k")
+            await bench.crash()
+            await eventually(two, what="a second client")
+            await bench.restart()
+            await eventually(one, what="the end of the second client")
+            assert await source.mint("orders/k", held.handle, 1)
+        finally:
+            await source.close()

@@ -67,6 +67,7 @@ class ZooKeeperBench:
     dsn = ""
 
     def __init__(self, directory: Path) -> None:
+        self.data = directory / "data"
         self.port = free_port()
         self.url = f"zookeeper://127.0.0.1:{self.port}?session_timeout_s={SESSION_S}"
         self.server = server(directory, self.port)

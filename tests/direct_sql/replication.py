@@ -7,7 +7,7 @@ import asyncpg
 from tests.interleave import Connection, eventually
 from tests.recipes import recipe
 
-from fencepost.storage.origin import Origin
+from fencepost.storage.origin import ORIGIN, Origin
 
 TABLES = """
 CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
@@ -85,6 +85,6 @@ async def write(side: Connection, token: int | None, statement: str) -> str:
 
 async def origin(side: Connection) -> Origin:
     """What the gateway's connections would find there."""
-    found = await side.fetchrow("SELECT * FROM fencepost.origin()")
+    found = await side.fetchrow(ORIGIN)
     assert found is not None
     return Origin.of(found)

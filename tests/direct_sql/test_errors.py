@@ -202,6 +202,7 @@ async def refused(db: Connection, refusal: Refusal) -> Refusal:
 async def test_every_refusal_says_what_it_always_said(db: Connection) -> None:
     # Tokens of the generation before: the row's mark is 30, and 40 is void now.
     await generations.raise_generation(db, "test")
+    await db.execute(f"ALTER SEQUENCE fencepost.tokens MINVALUE {1 << 48} START {1 << 48} RESTART {1 << 48}")
     await db.execute(f"SELECT setval('fencepost.tokens', {(1 << 48) + 99})")
     for refusal in REFUSALS:
         assert await refused(db, refusal) == refusal

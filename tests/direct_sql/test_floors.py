@@ -55,6 +55,7 @@ async def test_rows_that_were_attached_take_up_the_marks_of_deleted_keys(race: R
     assert await race.direct(race.a, "INSERT INTO public.parts VALUES (1, 'a'), (2, 'b')", 10) == "ok"
     assert await race.direct(race.a, "DELETE FROM public.parts", 50) == "ok"
     await db.execute(
+        "DROP EVENT TRIGGER fencepost_partitions; DROP EVENT TRIGGER fencepost_dropped;"
         "DROP TABLE public.parts_1; CREATE TABLE public.parts_2 (LIKE public.parts INCLUDING ALL);"
         "INSERT INTO public.parts_2 VALUES (1, 'brought');"
         "ALTER TABLE public.parts ATTACH PARTITION public.parts_2 FOR VALUES FROM (0) TO (10)"

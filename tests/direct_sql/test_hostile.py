@@ -12,7 +12,8 @@ from tests.interleave import Connect, Connection
 from tests.racing import Race, open_race, outcome, owner
 
 from fencepost.storage import generations
-from fencepost.storage.protect import protect
+from fencepost.storage.inspect_ceilings import examine_marks
+from fencepost.storage.protect import protect, unprotect
 
 UPDATE = "UPDATE public.orders SET n = n WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
@@ -186,7 +187,7 @@ async def test_settings_that_a_session_begins_with_change_no_verdict(race: Race,
         await fresh.execute("SELECT set_config($1, $2, false)", name, value)
         mark = await assert_judged(race, fresh, mark)
         # The gateway's DELETE is a function, too.
-        delete = f"SELECT pg_catalog.count(*) FROM {race.fence.delete_function}('k'::pg_catalog.text, $1)"
+        delete = f"SELECT pg_catalog.count(*) FROM {race.fence.delete_function}('k'::pg_catalog.text, $1, true)"
         assert [await fresh.fetchval(delete, token) for token in (mark, mark + 1)] == [0, 1]
         await fresh.execute("RESET search_path")
         assert await race.insert(fresh, "k", mark + 2)
@@ -234,7 +235,9 @@ async def test_a_token_of_an_earlier_generation_is_refused_wherever_operators_co
 
 
 async def test_every_function_has_its_own_search_path(race: Race) -> None:
-    """But those two, whose parts are named in full: a SET clause would cost more than what they do."""
+    """But these, whose parts are named in full: in a table's own two a SET clause would cost more than what they do,
+    and the event trigger's hands the session's search_path on.
+    """
     await protect(race.observer, "orders", rule="lease")
     await race.observer.execute("CREATE TABLE items (id int PRIMARY KEY, account int NOT NULL)")
     await protect(race.observer, "items", scope="account/{account}")
@@ -243,7 +246,7 @@ async def test_every_function_has_its_own_search_path(race: Race) -> None:
          WHERE p.pronamespace = 'fencepost'::regnamespace AND l.lanname IN ('plpgsql', 'sql') AND p.prosqlbody IS NULL
            AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false) ORDER BY 1""")
     stem = race.fence.delete_function.removeprefix('fencepost."').removesuffix('_delete"')
-    assert [row[0] for row in open_] == [f"{stem}_delete", f"{stem}_upd"]
+    assert [row[0] for row in open_] == ["on_partitions", f"{stem}_delete", f"{stem}_upd"]
 
 
 async def test_the_control_a_trigger_that_does_not_name_its_operators_is_fooled(race: Race) -> None:
@@ -341,6 +344,14 @@ async def test_a_table_with_a_hostile_name_is_protected_by_it(connect: Connect) 
                 assert await outcome(fresh.execute(statement)) == expected, (name, value, statement)
             await fresh.close()
         assert await db.fetchval("SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 32") == 2 * (number + 1)
+        await db.execute("SELECT set_config('fencepost.token', '33', false)")
+        await db.execute(f"INSERT INTO {quoted} (k, r) VALUES ('left', 5)")
+        assert await examine_marks(db) == []
+        # All that reads the rows with their names: what leaves marks, takes them up, and meets them.
+        await unprotect(db, name)
+        assert await db.fetchval("SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 33") == number + 1
+        await protect(db, name)
+        await protect(db, name, source="builtin")
         await db.close()
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
+from tests.clones import clone
 from tests.conftest import in_database
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
 from tests.interleave import eventually
@@ -59,7 +60,7 @@ async def sides(servers: tuple[PostgresServer, PostgresServer]) -> AsyncIterator
     name = f"sides_{next(_numbers)}"
     urls = [in_database(server.url, name) for server in servers]
     for server in servers:
-        await _run(server.url, f"CREATE DATABASE {name} TEMPLATE shop")
+        await clone(server.url, name, "shop")
     publisher, subscriber = [await asyncpg.connect(url) for url in urls]
     yield Sides(publisher, subscriber, urls[0], name)
     if await subscriber.fetchval("SELECT count(*) FROM pg_subscription WHERE subname = $1", name):
@@ -190,7 +191,7 @@ async def test_a_table_protected_later_is_protected_on_the_publisher_first(sides
 async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation_is_raised(sides: Sides) -> None:
     """The sequence and the leases do not travel."""
     publisher, subscriber = sides.publisher, sides.subscriber
-    await publisher.execute("SELECT fencepost.raise_generation('an earlier failover')")
+    before = await publisher.fetchval("SELECT fencepost.raise_generation('an earlier failover')")
     await sides.follow_as_the_page_says(*USERS)
     token = await publisher.fetchval("SELECT nextval('fencepost.tokens')")
     assert await write(publisher, token, "INSERT INTO issued VALUES ('a'), ('gone')") == ""
@@ -198,13 +199,13 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
     assert await write(publisher, last, "DELETE FROM issued WHERE id = 'gone'") == ""
     await sides.switch()
 
-    assert isinstance((await origin(subscriber)).problem(0), QuarantinedError)  # the gateway refuses too
+    assert isinstance((await origin(subscriber)).problem(), QuarantinedError)  # the gateway refuses too
     for refused in (token, last, last + 1):
         assert await write(subscriber, refused, "UPDATE issued SET n = 1") in ("FP409", "FP018")
         assert await write(subscriber, refused, "INSERT INTO issued VALUES ('gone')") in ("FP409", "FP018")
 
     raised = await subscriber.fetchval("SELECT fencepost.raise_generation('switched to the subscriber')")
-    assert raised == 2  # the publisher's generation came along, so this one is above it
+    assert raised > before  # the publisher's generation came along, so this one is above it
     new = await subscriber.fetchval("SELECT nextval('fencepost.tokens')")
     assert new > last
     for stale in (token, last):
@@ -212,7 +213,7 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
         assert await write(subscriber, stale, "INSERT INTO issued VALUES ('gone')") == "FP409"
         assert await write(subscriber, stale, "INSERT INTO issued VALUES ('never seen')") == "FP409"
     assert await write(subscriber, new, "UPDATE issued SET n = 1") == ""
-    assert (await origin(subscriber)).problem(0) is None
+    assert (await origin(subscriber)).problem() is None
 
 
 async def test_without_the_generations_the_subscriber_counts_from_one_again(sides: Sides) -> None:
@@ -222,14 +223,13 @@ async def test_without_the_generations_the_subscriber_counts_from_one_again(side
     token = await sides.publisher.fetchval("SELECT nextval('fencepost.tokens')")
     assert await write(sides.publisher, token, "INSERT INTO issued VALUES ('a')") == ""
     await sides.switch()
-    assert (await origin(sides.subscriber)).problem(0) is None
-    assert await sides.subscriber.fetchval("SELECT fencepost.raise_generation('switched')") == 1
+    assert (await origin(sides.subscriber)).problem() is None
+    assert await sides.subscriber.fetchval("SELECT fencepost.raise_generation('switched')") > 0
+    await sides.subscriber.execute("ALTER SEQUENCE fencepost.tokens MINVALUE 40 START 40 RESTART 40")  # by chance
     new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
     assert new < token
     assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == "FP409"
-    # Raised once more than on the publisher, it is above.
-    for _ in range(2):
-        await sides.subscriber.execute("SELECT fencepost.raise_generation('and above the publisher')")
+    await sides.subscriber.execute("SELECT fencepost.raise_generation('above the publisher', $1)", token)
     new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
     assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == ""
 

@@ -12,6 +12,7 @@ from alembic.operations import Operations
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from tests.clones import clone
 from tests.conftest import in_database
 from tests.http.conftest import serving
 from tests.interleave import Connect
@@ -51,7 +52,7 @@ async def _execute(url: str, statement: str) -> None:
 
 
 async def _make_refusals(server: str, url: str, template: str) -> None:
-    await _execute(server, f"CREATE DATABASE refusals TEMPLATE {template}")
+    await clone(server, "refusals", template)
     await _execute(
         url,
         "CREATE TABLE plain (id int PRIMARY KEY, n int); CREATE TABLE issued (id int PRIMARY KEY);"

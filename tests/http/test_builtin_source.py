@@ -8,6 +8,7 @@ import pytest
 from tests.asking import Api, code
 from tests.shop import Shop, running_shop
 
+from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN
 from fencepost.storage.embedded import PostgresServer
 
@@ -181,7 +182,7 @@ async def test_an_external_table_takes_leases_tokens_and_any_other(api: Api, sho
         answer = await api.ask("PATCH", path, {}, token=late["token"])
         assert code(answer) == (409, "FP001")
         assert "superseded_by" not in answer.json()
-    assert (await api.ask("PUT", "data/numbered/1", {}, token=MAX_TOKEN)).status_code == 200
+    assert (await api.ask("PUT", "data/numbered/1", {}, token=HIGHEST_TOKEN)).status_code == 200
     story = (await api.ask("GET", "fences?resource=numbered/2")).json()["story"]
     assert [event["by"] for event in story] == [None]
 

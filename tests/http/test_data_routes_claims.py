@@ -98,6 +98,8 @@ async def test_a_fence_tells_mark_rule_source_and_story(api: Api, shop: Shop) ->
         "mark": "0",
         "rule": "strict",
         "source": "external",
+        "max_token": "4611686018427387903",
+        "max_jump": None,
         "row_exists": False,
         "story": [],
     }

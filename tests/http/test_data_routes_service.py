@@ -161,8 +161,8 @@ async def test_an_exhausted_pool_is_503(demo_database: str, start_gateway: Start
 async def test_an_outdated_schema_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:
     async with Api.open(await start_gateway(demo_database)) as api:
         connection = await asyncpg.connect(demo_database)
-        await connection.execute("UPDATE fencepost.alembic_version SET version_num = '0000'")
+        await connection.execute("UPDATE fencepost.alembic_version SET version_num = '0007'")
         answer = await api.http.get("/readyz")
         assert answer.status_code == 503
-        assert answer.json()["schema"].startswith("revision 0000, where ")
+        assert answer.json()["schema"].startswith("revision 0007, where ")
         await connection.close()

@@ -158,6 +158,9 @@ async def test_a_value_is_not_rounded_to_the_precision_that_a_column_had(scene: 
 async def test_a_key_of_another_type_is_fenced_or_refused(hearing: Scene) -> None:
     scene = hearing
     await scene.write("PATCH", "data/t/1", {})
+    with pytest.raises(asyncpg.FeatureNotSupportedError):
+        await scene.owner.execute("ALTER TABLE t ALTER COLUMN id TYPE bigint")
+    await unprotect(scene.owner, "t")
     await scene.owner.execute("ALTER TABLE t ALTER COLUMN id TYPE bigint")
     for path in ("data/t/1", "data/t/9000000000"):
         for method, body in (("PATCH", {}), ("PUT", {}), ("DELETE", None)):
@@ -325,3 +328,12 @@ async def test_ddl_during_requests_never_makes_a_5xx(hearing: Scene) -> None:
     await asyncio.gather(*workers)
     assert [each for each in seen if each[0] >= 500] == []
     assert {each[0] for each in seen} <= {200, 201, 204, 409}, {each for each in seen if each[0] >= 400}
+
+
+@pytest.mark.parametrize("harm", ["DROP COLUMN last_fence_token CASCADE", "RENAME COLUMN last_fence_token TO mark"])
+async def test_a_column_of_marks_that_is_another_one_stops_every_write(hearing: Scene, harm: str) -> None:
+    await hearing.owner.execute(f"ALTER TABLE t {harm}")
+    await hearing.owner.execute("ALTER TABLE t ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0")
+    await hearing.told()
+    for method, path, body in EVERY_WRITE:
+        assert await hearing.write(method, path, body) == (403, "FP005"), (method, path)

@@ -3,8 +3,12 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
+from tests.http.conftest import StartGateway
+
+from fencepost.storage.protect import protect
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -53,9 +57,14 @@ async def page() -> AsyncIterator[Page]:
         await browser.close()
 
 
-async def test_trying_the_same_write_twice_shows_200_and_then_409(page: Page, gateway_url: str) -> None:
+@pytest.fixture
+async def demo_url(demo_database: str, start_gateway: StartGateway) -> str:
+    return await start_gateway(demo_database, demo=True)
+
+
+async def test_trying_the_same_write_twice_shows_200_and_then_409(page: Page, demo_url: str) -> None:
     seen = Seen(page)
-    await page.goto(f"{gateway_url}/docs")
+    await page.goto(f"{demo_url}/docs")
     operation = page.locator("#operations-orders-update_orders_row")
     await operation.locator(".opblock-summary-control").click()
     status = operation.locator(".live-responses-table .response .response-col_status")
@@ -69,8 +78,40 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(page: Page, ga
     await expect(operation.locator(".live-responses-table")).to_contain_text("spent-token")
 
     assert seen.complaints == []
-    assert all(url.startswith((f"{gateway_url}/", "data:")) for url in seen.urls)
-    assert sum(url == f"{gateway_url}/v1/data/orders/order-123" for url in seen.urls) == 2
+    assert all(url.startswith((f"{demo_url}/", "data:")) for url in seen.urls)
+    assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
+
+
+@pytest.mark.parametrize("how", ["not the demo", "a table of the user's own", "an orders of the user's own"])
+async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(
+    page: Page, demo_database: str, start_gateway: StartGateway, how: str
+) -> None:
+    connection = await asyncpg.connect(demo_database)
+    await connection.execute("CREATE TABLE public.bills (id int PRIMARY KEY, paid bool)")
+    await protect(connection, "bills")
+    if how == "an orders of the user's own":
+        await connection.execute("COMMENT ON TABLE public.orders IS 'what our customers want'")
+    await connection.close()
+    url = await start_gateway(demo_database, demo=how != "not the demo")
+    await page.goto(f"{url}/docs")
+    table = "bills" if how == "a table of the user's own" else "orders"
+    for operation in (f"update_{table}_row", f"delete_{table}_where", f"insert_{table}", f"put_{table}_row"):
+        block = page.locator(f"#operations-{table}-{operation}")
+        await block.locator(".opblock-summary-control").click()
+        await expect(block.locator(".opblock-section").first).to_be_visible()
+        await expect(block.get_by_role("button", name="Execute")).to_have_count(0)
+        await expect(block.get_by_role("button", name="Try it out")).to_have_count(0)
+        await expect(block.locator("textarea")).to_have_count(0)
+    reading = page.locator(f"#operations-{table}-list_{table}")
+    await reading.locator(".opblock-summary-control").click()
+    await reading.get_by_role("button", name="Execute").click()
+    await expect(reading.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
+    claim = page.locator("#operations-fences-post_claim_v1_claims_post")
+    await claim.locator(".opblock-summary-control").click()
+    await expect(claim.locator(".opblock-section").first).to_be_visible()
+    await expect(claim.get_by_role("button", name="Execute")).to_have_count(
+        1 if how == "a table of the user's own" else 0
+    )
 
 
 async def test_an_operation_has_an_address_of_its_own(page: Page, gateway_url: str) -> None:

@@ -179,12 +179,6 @@ async def test_a_secret_that_cannot_be_one_is_400_and_is_not_repeated(api: Api) 
     assert (await api.ask("GET", f"leases/{given['lease_id']}")).status_code == 200
 
 
-async def test_reads_carry_no_token(api: Api) -> None:
-    given = await lease(api)
-    for path in (f"leases/{given['lease_id']}", "locks"):
-        assert code(await api.ask("GET", path, token=5)) == (400, "FP016")
-
-
 async def test_other_methods_are_405(api: Api) -> None:
     given = await lease(api)
     for method, path in (

@@ -247,3 +247,12 @@ async def test_what_goes_along_with_requests_uses_postgresqls_own(
     answer = await gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
     assert answer.status_code == 204, answer.text
     await queued
+
+
+async def test_health_uses_postgresqls_own(gateway: httpx.AsyncClient, owner: Connection) -> None:
+    name = await owner.fetchval("SELECT current_database()")
+    await owner.execute(f"ALTER DATABASE {name} SET work_mem = '5MB'")  # so that there are such settings to look at
+    for path in ("/readyz", "/metrics"):
+        answer = await gateway.get(path)
+        assert answer.status_code == 200, answer.text
+        assert "captured" not in answer.text

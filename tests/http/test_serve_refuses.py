@@ -62,6 +62,24 @@ def test_a_bad_value_names_option_and_variable(short_dir: Path) -> None:
     assert said.startswith("Error: bad value for --workers (FENCEPOST_WORKERS)")
 
 
+@pytest.mark.parametrize(
+    "given", ["redis", "r=redis://:secret@h/0 r=redis://h/0", "r=redis://h/0?wait_ms=secret", "r=x://h"]
+)
+@pytest.mark.parametrize("embedded", [True, False])
+def test_malformed_sources_are_refused_before_anything_is_opened(
+    short_dir: Path, given: str, *, embedded: bool
+) -> None:
+    """Also before the database, which is not there either."""
+    with busy_port() as port:
+        database = () if embedded else ("--database-url", f"postgresql://u@127.0.0.1:{port}/db")
+        given_all = ("--port", str(port), "--data-dir", str(short_dir / "data"), "--sources", given, *database)
+        code, said = refused(*given_all, directory=short_dir)
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith("Error: FENCEPOST_SOURCES: ")
+    assert "secret" not in said
+    assert not (short_dir / "data").exists()
+
+
 def test_an_option_wins_over_its_variable(short_dir: Path) -> None:
     with busy_port() as port, busy_port() as other:
         _, said = refused("--port", str(port), directory=short_dir, FENCEPOST_PORT=str(other))

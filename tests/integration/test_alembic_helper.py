@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from tests.interleave import Connect, Connection, eventually
 
-from fencepost.storage.inspect import examine_tables
+from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.migrate import downgrade
 from fencepost.storage.migrate import upgrade as migrate
 from fencepost.storage.protect import protect
@@ -225,7 +225,8 @@ WRONG = [
     ('op.execute("CREATE TABLE keyless (a int)"); protect(op, "keyless")', "keyless: it has no primary key"),
     ('unprotect(op, "orders"); unprotect(op, "orders")', "orders: it is not protected"),
     (
-        """op.execute("UPDATE orders SET last_fence_token = 9223372036854775807")
+        """protect(op, "orders", max_token=2**63 - 1)
+    op.execute("UPDATE orders SET last_fence_token = 9223372036854775807")
     protect(op, "orders", source="builtin")""",
         "above 2\\^62",
     ),
@@ -262,13 +263,13 @@ async def test_it_needs_the_migrations_transaction(project: Project) -> None:
 
 async def test_it_needs_the_schema_at_its_newest_revision(project: Project, database: str) -> None:
     await downgrade(database, "0005")
-    with pytest.raises(CommandError, match="has the schema fencepost at revision 0005: run `fencepost migrate` first"):
+    with pytest.raises(CommandError, match="revision 0005, where 0008 is needed: run `fencepost migrate`"):
         await project.upgrade()
     await downgrade(database)
     connection = await asyncpg.connect(database)
     await connection.execute("DROP SCHEMA fencepost CASCADE")
     await connection.close()
-    with pytest.raises(CommandError, match="has no schema fencepost: run `fencepost migrate` first"):
+    with pytest.raises(CommandError, match="has no schema fencepost: run `fencepost migrate`"):
         await project.upgrade()
 
 
@@ -292,7 +293,7 @@ async def test_a_table_that_somebody_has_locked_is_waited_for(
     await holder.execute("ROLLBACK")
     await upgrading
     await holder.execute("BEGIN; LOCK TABLE public.items IN ACCESS SHARE MODE")
-    with pytest.raises(CommandError, match="somebody has held a lock on it"):
+    with pytest.raises(CommandError, match="another transaction has held a lock on it"):
         await project.upgrade("0003")
     await holder.execute("ROLLBACK")
 

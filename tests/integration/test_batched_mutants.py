@@ -202,15 +202,15 @@ MUTANTS = {
         "entered[number] := true;",
         a_floor_that_rises_meanwhile_undoes_what_was_entered,
     ),
-    "any token passes a mark": Mutant(ENTER, "AND h.last_fence_token < u.token FOR", "FOR", a_mark_refuses),
+    "any token passes a mark": Mutant(ENTER, "AND h.last_fence_token < u.token\n", "\n", a_mark_refuses),
     "a mark's own token passes": Mutant(
-        ENTER, "h.last_fence_token < u.token FOR", "h.last_fence_token <= u.token FOR", a_mark_refuses
+        ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n", a_mark_refuses
     ),
     "the rule is always strict": Mutant(
         ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "lease"
     ),
     "marks are waited for": Mutant(
-        ENTER, "u.token FOR UPDATE SKIP LOCKED", "u.token FOR UPDATE", a_mark_that_somebody_holds_is_not_waited_for
+        ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h", a_mark_that_somebody_holds_is_not_waited_for
     ),
     "marks are waited for one by one": Mutant(
         ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED", "k.resource = scope FOR UPDATE",

@@ -153,7 +153,10 @@ async def test_the_sql_function_lets_one_operation_into_a_scope(race: Race) -> N
             ("account/2", "entered"),
         ], marks
         assert told[3] == (None, "unclear")
-        await race.observer.execute("UPDATE fencepost.marks SET last_fence_token = 1")
+        await race.observer.execute("DELETE FROM fencepost.marks")
+        await race.observer.execute(
+            "SELECT fencepost.raise_mark(s, 1, 'strict', true) FROM unnest(ARRAY['account/1', 'account/2']) s"
+        )
     assert await outcome(race.observer.fetch(sql, oid, "accounts/{account_id}")) == "FP000"
 
 

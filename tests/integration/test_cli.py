@@ -106,6 +106,7 @@ async def test_a_database_that_cannot_be_used_is_one_line(
         ("postgresql://me:topsecret@no.such.host.invalid/db", "cannot connect to PostgreSQL"),
         ("mysql://me:topsecret@127.0.0.1/db", "the database URL cannot be read"),
         ("nonsense topsecret", "the database URL cannot be read"),
+        ("postgresql://me:topsecret@127.0.0.1:99999/db", "the database URL cannot be read"),
     ):
         result = await run(*command, "--database-url", url)
         assert result.exit_code == 1, (url, result.output)

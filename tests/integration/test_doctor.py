@@ -46,7 +46,7 @@ AMISS = [
     ("DROP TRIGGER zzz_fencepost_ins ON t", "ERROR", "zzz_fencepost_ins", True),
     ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc", True),
     ("ALTER TABLE t DROP CONSTRAINT fencepost_mark", "ERROR", "the check fencepost_mark is gone", True),
-    ("ALTER TABLE t DROP COLUMN last_fence_token CASCADE", "ERROR", "the column last_fence_token is gone", True),
+    ("ALTER TABLE t DROP COLUMN last_fence_token CASCADE", "ERROR", "fencepost protect t --above N`", False),
     ("ALTER TABLE t ALTER COLUMN last_fence_token DROP NOT NULL", "ERROR", "last_fence_token is bigint", False),
     ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed", True),
     ("ALTER TABLE t DROP CONSTRAINT t_pkey", "ERROR", "the primary key has changed", False),
@@ -57,7 +57,21 @@ AMISS = [
         "was not validated",
         True,
     ),
-    ("CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10) TO (20)", "WARNING", "part_2", True),
+    (
+        "ALTER EVENT TRIGGER fencepost_partitions DISABLE;"
+        "CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10) TO (20);"
+        "ALTER EVENT TRIGGER fencepost_partitions ENABLE",
+        "WARNING",
+        "part_2",
+        True,
+    ),
+    ("DROP EVENT TRIGGER fencepost_partitions", "WARNING", "attached to protected tables are not followed", False),
+    (
+        "ALTER EVENT TRIGGER fencepost_dropped DISABLE",
+        "WARNING",
+        "attached to protected tables are not followed",
+        False,
+    ),
     ("ALTER TABLE t RENAME TO renamed", "ERROR", "the table is called renamed now", True),
     ("DROP TABLE t CASCADE", "WARNING", "the table was dropped", False),
     (
@@ -69,7 +83,26 @@ AMISS = [
     ),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules", False),
     ("ALTER TABLE t SET UNLOGGED", "WARNING", "the table is unlogged", False),
-    ("ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR", "a column of the primary key has another type now", True),
+    (
+        "ALTER TABLE t DROP COLUMN id CASCADE;"
+        "ALTER TABLE t ADD COLUMN id int GENERATED ALWAYS AS (1) STORED PRIMARY KEY",
+        "ERROR",
+        "a column of the primary key is generated (id), so that rows can be inserted and deleted, and never changed",
+        False,
+    ),
+    (
+        "DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%I', functions || '_name')"
+        " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint",
+        "ERROR",
+        "a column of the primary key has another type now",
+        True,
+    ),
+    (
+        "ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY",
+        "ERROR",
+        "functions are missing",
+        True,
+    ),
 ]
 
 
@@ -99,9 +132,9 @@ async def test_doctor_finds_functions_that_are_gone(owner: Connection, database:
 
 
 async def test_doctor_finds_an_outdated_schema(owner: Connection, database: str) -> None:
-    await owner.execute("UPDATE fencepost.alembic_version SET version_num = '0000'")
+    await owner.execute("UPDATE fencepost.alembic_version SET version_num = '0007'")
     found = await command("doctor", database=database)
-    assert (found.exit_code, "at revision 0000" in found.output) == (1, True)
+    assert (found.exit_code, "revision 0007, where" in found.output) == (1, True)
 
 
 async def test_a_role_of_the_gateways_own(owner: Connection, database: str) -> None:

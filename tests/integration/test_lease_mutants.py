@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests import lease_scenarios as scenarios
+from tests import lease_scenarios_clock as clock
 from tests import lease_scenarios_queue as queue
 from tests import lease_scenarios_secrets as secrets
 from tests import lease_scenarios_sweep as sweeping
@@ -327,6 +328,69 @@ MUTANTS = [
         "HAVING count(*) =",
         "HAVING count(*) <=",
         queue.beat_tells_who_is_first,
+    ),
+    mutant(
+        "a lease in the way keeps the time that it had before the clock stepped back",
+        ACQUIRE,
+        "SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)",
+        "SET expires_at = x.expires_at",
+        clock.lease_in_the_way_counts_from_whoever_meets_it,
+    ),
+    mutant(
+        "a lease shows the time that it had before the clock stepped back",
+        LEASE,
+        "fencepost.within_ttl(x.expires_at, x.ttl_ms) w",
+        "(SELECT x.expires_at) w",
+        clock.lease_never_shows_more_than_its_ttl,
+    ),
+    mutant(
+        "a mint keeps the time that the lease had before the clock stepped back",
+        EXTEND,
+        "ELSE fencepost.within_ttl(x.expires_at, x.ttl_ms) END",
+        "ELSE x.expires_at END",
+        clock.holder_mints_on_and_its_lease_counts_anew,
+    ),
+    mutant(
+        "a waiter sleeps for as long as the clock stepped back",
+        BEAT,
+        "ELSE 0 END",
+        "ELSE 3600000 END",
+        clock.waiter_is_sent_to_try_and_the_lease_counts_anew,
+    ),
+    mutant(
+        "leases that nobody meets keep the time that they had before the clock stepped back",
+        SWEEP,
+        "SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)",
+        "SET expires_at = x.expires_at",
+        clock.sweeping_counts_leases_anew_that_nobody_meets,
+    ),
+    mutant(
+        "a kept place counts for as long as the clock stepped back",
+        WAITERS,
+        "(w.kept_ms IS NULL) OR",
+        "true OR",
+        clock.kept_place_of_before_is_nobodys_place,
+    ),
+    mutant(
+        "for how long a place is kept is not written down",
+        LEAVE,
+        "kept_ms = p_keep_ms,",
+        "",
+        clock.kept_place_of_before_is_nobodys_place,
+    ),
+    mutant(
+        "a place that was kept is one for good",
+        ACQUIRE,
+        "visit = p_visit, kept_ms = NULL,",
+        "visit = p_visit,",
+        clock.kept_place_of_before_is_there_for_whoever_comes_back,
+    ),
+    mutant(
+        "a kept place stays for as long as the clock stepped back",
+        SWEEP,
+        "OR w.give_up_at > clock_timestamp() + w.kept_ms * interval '1 ms'",
+        "",
+        clock.kept_place_of_before_is_swept,
     ),
 ]
 

@@ -4,11 +4,12 @@ import pytest
 from tests.interleave import Connect
 from tests.lease_racing import open_lease_race
 from tests.lease_scenarios import SCENARIOS, LeaseScenario
+from tests.lease_scenarios_clock import CLOCK_SCENARIOS
 from tests.lease_scenarios_queue import QUEUE_SCENARIOS
 from tests.lease_scenarios_secrets import SECRET_SCENARIOS
 from tests.lease_scenarios_sweep import SWEEP_SCENARIOS
 
-ALL = SCENARIOS + SECRET_SCENARIOS + SWEEP_SCENARIOS + QUEUE_SCENARIOS
+ALL = SCENARIOS + SECRET_SCENARIOS + SWEEP_SCENARIOS + QUEUE_SCENARIOS + CLOCK_SCENARIOS
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)

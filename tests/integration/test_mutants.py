@@ -66,7 +66,7 @@ SQL_MUTANTS = [
         "DELETE leaves no mark",
         JUDGE_DELETE,
         "INSERT INTO fencepost.marks AS k",
-        "RETURN; INSERT INTO fencepost.marks AS k",
+        "RETURN said; INSERT INTO fencepost.marks AS k",
         scenarios.insert_waits_for_delete,
     ),
     SqlMutant(

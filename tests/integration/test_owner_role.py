@@ -186,7 +186,7 @@ async def test_whoever_may_make_roles_needs_no_superuser(house: House) -> None:
         done = await house.command(*arguments, role=house.admin)
         assert done.exit_code == 0, (arguments, done.output)
         assert await house.foreign() == [], arguments
-    assert await raise_generation(admin, "test") == 1
+    assert await raise_generation(admin, "test") > 0
     doctor = await house.command("doctor", role=house.admin)
     assert doctor.exit_code == 0, doctor.output
     assert (await house.command("unprotect", "orders", role=house.admin)).exit_code == 0
@@ -244,7 +244,7 @@ MAY_NOT = [
     "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('a', 'b', 'c', 'd')",
     "ALTER TABLE fencepost.break_glass_log DISABLE TRIGGER ALL",
     "UPDATE fencepost.generations SET reason = 'x'",
-    "INSERT INTO fencepost.generations VALUES (9, 1, 1, now(), 'x', 'x')",
+    "INSERT INTO fencepost.generations VALUES (9, gen_random_uuid(), 1, 1, 1, 1, NULL, now(), 'x', 'x')",
     "UPDATE fencepost.leases SET secret_hash = NULL",
     "DELETE FROM fencepost.idempotency",
     "ALTER TABLE fencepost.marks ADD COLUMN mine int",

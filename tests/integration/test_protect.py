@@ -9,7 +9,7 @@ from tests.interleave import Connect, Connection, eventually, start
 
 from fencepost.storage.catalog_load import load
 from fencepost.storage.embedded import embedded_bin_dir
-from fencepost.storage.inspect import examine_tables
+from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.
@@ -67,6 +67,16 @@ CANNOT = [
     ("CREATE DOMAIN d AS float8; CREATE TABLE t (a d PRIMARY KEY)", "t", "several texts"),
     ("CREATE TYPE c AS (x int); CREATE TABLE t (a c PRIMARY KEY)", "t", "several texts"),
     ("CREATE TYPE e AS ENUM ('x'); CREATE DOMAIN d AS e; CREATE TABLE t (a d PRIMARY KEY)", "t", "domain over an enum"),
+    (
+        "CREATE TABLE t (n int, a int GENERATED ALWAYS AS (n * 2) STORED PRIMARY KEY)",
+        "t",
+        "its key column a is generated from other columns",
+    ),
+    (
+        "CREATE TABLE t (n int, a int GENERATED ALWAYS AS (n * 2) STORED, PRIMARY KEY (n, a))",
+        "t",
+        "key column a is gen",
+    ),
     ("CREATE VIEW t AS SELECT 1 AS a", "t", "it is a view"),
     ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS a", "t", "it is a view"),
     (
@@ -276,7 +286,7 @@ async def test_protect_gives_up_in_the_end_and_changes_nothing(owner: Connection
     holder = await connect()
     await holder.execute("BEGIN; SELECT * FROM t")
     before = await state(owner)
-    with pytest.raises(ProtectError, match="somebody has held a lock on it"):
+    with pytest.raises(ProtectError, match="another transaction has held a lock on it"):
         await protect(owner, "t", wait=0)
     assert await state(owner) == before
 

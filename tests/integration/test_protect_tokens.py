@@ -10,15 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 from tests import token_scenarios as scenarios
 from tests.interleave import Connect, Connection, blocked, start
-from tests.racing import keyed, open_gateway, outcome, told
+from tests.racing import keyed, open_gateway, open_race, outcome, told
 from tests.token_scenarios import HIGH, draw, issued, table, with_token
 
 from fencepost.cli.main import main
 from fencepost.gateway.write import patch
 from fencepost.storage.embedded import embedded_bin_dir
 from fencepost.storage.migrate import downgrade
-from fencepost.storage.protect import ProtectError, plan_protect, protect, unprotect
+from fencepost.storage.protect import ProtectError, plan_protect, protect
 from fencepost.storage.protect_table import HIGHEST_MARK
+from fencepost.storage.reset import reset
 
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
@@ -93,9 +94,9 @@ async def test_a_name_that_is_also_a_format(connect: Connect) -> None:
     await db.execute(f'INSERT INTO "{name}" VALUES (1, {HIGH})')
     await protect(db, name, source="builtin")
     assert await draw(db) == HIGH + 1
-    await protect(db, name, source="external")
+    await protect(db, name, source="external", max_token=2**63 - 1)
     await db.execute(f'UPDATE "{name}" SET last_fence_token = {HIGHEST_MARK + 1}')
-    with pytest.raises(ProtectError, match=re.escape(f"unprotect {name})")):
+    with pytest.raises(ProtectError, match=re.escape("a 100%25L 's/1")):
         await protect(db, name, source="builtin")
 
 
@@ -179,6 +180,7 @@ TOO_HIGH = [
 
 @pytest.mark.parametrize(("harm", "said"), TOO_HIGH, ids=["row", "without a row", "floor"])
 async def test_a_mark_with_too_little_above_it_is_in_the_way(db: Connection, harm: str, said: str) -> None:
+    await protect(db, "t", max_token=2**63 - 1)
     await db.execute(harm)
     with pytest.raises(ProtectError) as caught:
         await protect(db, "t", source="builtin")
@@ -186,20 +188,16 @@ async def test_a_mark_with_too_little_above_it_is_in_the_way(db: Connection, har
     assert await db.fetchval("SELECT source FROM fencepost.protected") == "external"
     assert await issued(db) == 0
     # What the message says to do helps.
-    match said.split(maxsplit=1)[0]:
-        case "The":
-            assert "UPDATE fencepost.floors" in caught.value.reasons[1]
-            await db.execute("UPDATE fencepost.floors SET floor = 0 WHERE name = 't'")
-        case resource:
-            assert f"DELETE FROM fencepost.marks WHERE resource = '{resource}'" in caught.value.reasons[1]
-            await unprotect(db, "t")
-            await db.execute(f"UPDATE t SET last_fence_token = 0 WHERE last_fence_token > {HIGH}")
-            await db.execute(f"DELETE FROM fencepost.marks WHERE resource = '{resource}'")
+    resource = "t" if said.startswith("The floor") else said.split(maxsplit=1)[0]
+    named = resource if resource == "t" else f"'{resource}'"
+    assert f"fencepost fence reset {named} --to N" in caught.value.reasons[1]
+    await reset(db, resource, HIGH, "INC-7")
     await protect(db, "t", source="builtin")
     assert await with_token(db, await draw(db), WRITE) == "ok"
 
 
 async def test_the_highest_mark_that_can_be_gone_beyond(db: Connection) -> None:
+    await protect(db, "t", max_token=HIGHEST_MARK)
     await db.execute(f"UPDATE t SET last_fence_token = {HIGHEST_MARK}")
     await protect(db, "t", source="builtin")
     assert await with_token(db, await draw(db), WRITE) == "ok"
@@ -246,7 +244,7 @@ async def test_the_command_line_says_the_source_and_what_is_in_the_way(db: Conne
     assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
     status = await run("status")
     assert re.search(r"^t +strict +builtin ", status.output, re.MULTILINE), status.output
-    await run("protect", "t", "--source", "external")
+    await run("protect", "t", "--source", "external", "--max-token", "9223372036854775807")
     await db.execute(f"UPDATE t SET last_fence_token = {HIGHEST_MARK + 1}")
     refused = await run("protect", "t", "--source", "builtin")
     assert refused.exit_code == 1
@@ -264,3 +262,14 @@ async def test_leases_cannot_be_taken_away_from_tables_that_take_their_tokens(db
     assert await with_token(db, HIGH + 1, WRITE) == "ok"
     assert await with_token(db, HIGH + 2, "DELETE FROM t") == "ok"
     assert await with_token(db, HIGH + 3, "INSERT INTO t VALUES (2, 'b')") == "ok"
+
+
+async def test_a_column_that_was_there_is_read(connect: Connect, database: str) -> None:
+    """The marks of rows that were updated are in that column only."""
+    race = await open_race(connect, database, "strict")
+    await race.insert(race.a, "k", 30)
+    await race.update(race.a, "k", 5000)
+    with pytest.raises(ProtectError, match="has the mark 5000, above 40"):
+        await protect(race.observer, "orders", max_token=40)
+    await protect(race.observer, "orders", source="builtin")
+    assert await race.observer.fetchval("SELECT fencepost.issued()") >= 5000

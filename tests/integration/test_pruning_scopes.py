@@ -1,7 +1,7 @@
 """Marks of scopes are pruned like those of keys without a row, and a generation voids tokens for them (R6, R8, R19)."""
 
 from tests.interleave import Connect, Connection
-from tests.racing import ISSUED, outcome, owner
+from tests.racing import ISSUED, WITHOUT_FLOORS, outcome, owner
 
 from fencepost.storage import generations, pruning
 
@@ -49,9 +49,9 @@ async def test_a_pruned_scope_refuses_whoever_is_older(connect: Connect) -> None
 async def test_a_raised_generation_voids_tokens_for_scopes(connect: Connect) -> None:
     connection = await scoped(connect)
     assert await enter(connection, 42, 50) is None
-    await generations.raise_generation(connection, "test")
-    assert [await enter(connection, account, 60) for account in (42, 43)] == [(1 << 48) - 1] * 2
-    await connection.execute("UPDATE fencepost.floors SET floor = 0")  # and without the floor
+    first = await generations.raise_generation(connection, "test") << 48
+    assert [await enter(connection, account, 60) for account in (42, 43)] == [first - 1] * 2
+    await connection.execute(WITHOUT_FLOORS)  # and without the floor
     assert [await enter(connection, account, 60) for account in (42, 43)] == ["FP409"] * 2
     token = await connection.fetchval("SELECT nextval('fencepost.tokens')")
     assert await enter(connection, 42, token) is None

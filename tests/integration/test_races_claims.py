@@ -167,7 +167,7 @@ async def test_a_put_on_a_row_that_may_be_seen_and_not_written_ends(race: Race) 
     await race.insert(race.a, "k", 50)
     await race.observer.execute("""
         CREATE ROLE reader; GRANT SELECT, INSERT, UPDATE ON orders TO reader; GRANT USAGE ON SCHEMA public TO reader;
-        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO reader;
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO reader; GRANT SELECT ON fencepost.protected TO reader;
         ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE POLICY sees ON orders FOR SELECT USING (true);
         CREATE POLICY adds ON orders FOR INSERT WITH CHECK (true)""")
     try:

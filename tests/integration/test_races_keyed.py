@@ -9,6 +9,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.plans import KeyedWrite
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
+from fencepost.storage.protect import protect
 
 
 @pytest.fixture(params=["strict", "lease"])
@@ -120,6 +121,7 @@ async def test_a_write_without_a_token_is_refused_whether_the_row_exists_or_not(
 
 async def test_the_largest_token_is_taken_and_then_nothing_is(race: Race) -> None:
     largest = 2**63 - 1
+    await protect(race.observer, "orders", max_token=largest)
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
         assert told(await patch(gateway, keyed("k", largest))) == "ok"

@@ -5,7 +5,7 @@ from tests.interleave import Connect
 from tests.racing import Race
 from tests.scope_scenarios import entered, mark, scoped_race
 
-from fencepost.storage.inspect import examine_tables
+from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.protect import protect, unprotect
 
 UPDATE = "UPDATE {} SET n = n + 1"

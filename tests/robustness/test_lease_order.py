@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.clones import clone
 from tests.conftest import in_database
 from tests.interleave import Connection
 from tests.lease_gateways import Side, open_side
@@ -72,9 +73,7 @@ def sequential(postgres: PostgresServer, template: str, runner: asyncio.Runner) 
     url = in_database(postgres.url, name)
 
     async def make() -> LeaseRace:
-        server = await asyncpg.connect(postgres.url)
-        await server.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        await server.close()
+        await clone(postgres.url, name, template)
         return await racing(url)
 
     async def drop(race: LeaseRace) -> None:

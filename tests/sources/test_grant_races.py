@@ -474,7 +474,11 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
 
         await eventually(ended, what="the other hold's end")
         assert "a" in stage.service.held
-        assert any("could not be ended yet" in trouble for trouble in stage.troubles)
+
+        async def said() -> bool:
+            return any("could not be ended yet" in trouble for trouble in stage.troubles)
+
+        await eventually(said, what="what is said of the first one")
         stage.service.stuck.clear()
 
 

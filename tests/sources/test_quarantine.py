@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conformance import etcd_bench
+from tests.conformance import etcd_bench, zookeeper_bench
 from tests.conformance.redis_bench import DURABLE, redis_server
 from tests.in_process import in_process
+from tests.interleave import eventually
 from tests.servers import free_port
 from tests.sources.conftest import Api, orders
 
@@ -70,7 +72,26 @@ def etcd_service(tmp_path: Path) -> Iterator[Restorable]:
         yield Restorable(bench.url, save, restore)
 
 
-@pytest.fixture(params=["redis_service", "etcd_service"])
+@pytest.fixture
+def zookeeper_service(tmp_path: Path) -> Iterator[Restorable]:
+    """One ZooKeeper, whose files are copied while it is stopped."""
+    with zookeeper_bench.running(tmp_path) as bench:
+
+        async def save() -> None:
+            await asyncio.to_thread(bench.server.stop)
+            shutil.copytree(bench.data, tmp_path / "saved")
+            await bench.restart()
+
+        async def restore() -> None:
+            await asyncio.to_thread(bench.server.stop)
+            shutil.rmtree(bench.data)
+            shutil.copytree(tmp_path / "saved", bench.data)
+            await bench.restart()
+
+        yield Restorable(bench.url, save, restore)
+
+
+@pytest.fixture(params=["redis_service", "etcd_service", "zookeeper_service"])
 def service(request: pytest.FixtureRequest) -> Restorable:
     found: Restorable = request.getfixturevalue(request.param)
     return found
@@ -88,14 +109,27 @@ async def fencepost(api: Api, *arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments], env={"FENCEPOST_DATABASE_URL": api.database})
 
 
+async def available(api: Api, lock: str, **asked: object) -> httpx.Response:
+    """Ask until the gateway has found the service again."""
+
+    async def ask() -> httpx.Response | None:
+        answer = await api.post(lock, **asked)
+        return None if answer.status_code == 503 and answer.json()["code"] == "FP024" else answer
+
+    return await eventually(ask, within=60, what="the service")
+
+
 async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, service: Restorable) -> None:
     await api.grant("orders/before")
     await service.save()
-    held = await api.grant("orders/k", tokens=20)
+    held = (await available(api, "orders/k", tokens=20)).json()
     assert (await api.write(held["tokens"][0])).status_code == 200
     await service.restore()
 
-    refused = await api.post("orders/other", wait_ms=10_000)
+    configured = f"{NAME}={service.url}"
+    behind = await fencepost(api, "doctor", "--sources", configured)
+    assert (behind.exit_code, "it has not come as far as" in behind.output) == (1, True), behind.output
+    refused = await available(api, "orders/other", wait_ms=10_000)
     assert (refused.status_code, refused.json()["code"]) == (503, "FP015")
     assert f"fencepost source bump {NAME}" in refused.json()["hint"]
     again = await api.post("orders/another")
@@ -111,6 +145,7 @@ async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, ser
     assert (listed.exit_code, "frozen at generation 0" in listed.output) == (1, True)
     status = await fencepost(api, "status")
     assert f"source {NAME}: frozen at generation 0" in status.output
+    assert f"source {NAME}: frozen at generation 0" in (await fencepost(api, "doctor", "--sources", configured)).output
 
     assert (await fencepost(api, "source", "bump", NAME, "--reason", " ")).exit_code == 2
     assert (await fencepost(api, "source", "bump", "nobody", "--reason", "x")).exit_code == 1
@@ -122,6 +157,9 @@ async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, ser
     assert (await api.write(anew["token"])).status_code == 200
     stale = await api.write(held["tokens"][2])
     assert (stale.status_code, stale.json()["code"]) == (409, "FP001")
+    sound = await fencepost(api, "doctor", "--sources", configured)
+    assert f"source {NAME}: generation 1, issued" in sound.output
+    assert "it has not come as far" not in sound.output
     assert f'fencepost_source_frozen{{source="{NAME}"}} 0.0' in (await api.client.get("/metrics")).text
     connection = await asyncpg.connect(api.database)
     told = await connection.fetch("SELECT event, generation, detail FROM fencepost.source_log ORDER BY at")

@@ -122,3 +122,10 @@ def test_every_name_that_fencepost_promises_is_there() -> None:
     assert set(fencepost.__all__) <= set(dir(fencepost))
     with pytest.raises(AttributeError, match="no attribute 'Klient'"):
         _ = fencepost.Klient
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "9" * 5000])
+def test_a_number_past_all_floats_can_be_sent_back(text: str) -> None:
+    value = loads(f'{{"n": {text}, "m": 1.5, "i": 7}}'.encode())
+    assert value == {"n": Decimal(text), "m": 1.5, "i": 7}
+    assert Decimal(json.loads(dumps(value))["n"]) == Decimal(text)

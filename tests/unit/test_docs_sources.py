@@ -29,7 +29,7 @@ def cells(capabilities: Capabilities, extra: str | None) -> list[str]:
         "the service" if capabilities.ttl_from_server else "the gateway that took it",
         f"{capabilities.least_ttl_ms} ms",
         "yes" if capabilities.verifies else "no",
-        "nothing" if extra is None else f"`fencepost[{extra}]`",
+        "nothing" if extra is None else f"`.[{extra}]`",
     ]
 
 

@@ -8,7 +8,9 @@ from asyncpg.exceptions import _base
 
 from fencepost.storage.errors import (
     OutcomeUnknownError,
+    ReadOnlyError,
     RefusedError,
+    SessionError,
     StorageError,
     UnavailableError,
     translated,
@@ -43,8 +45,12 @@ def test_every_error_of_the_server_is_translated(kind: type[asyncpg.PostgresErro
     sqlstate = str(kind.sqlstate)
     if sqlstate.startswith(("08", "57P")):
         assert type(caught.value) is (OutcomeUnknownError if writing else UnavailableError)
-    elif sqlstate.startswith("53") or sqlstate == "25006":
+    elif sqlstate == "25006":
+        assert type(caught.value) is ReadOnlyError
+    elif sqlstate.startswith("53"):
         assert type(caught.value) is UnavailableError
+    elif sqlstate in ("26000", "42P05"):
+        assert type(caught.value) is SessionError
     else:
         assert isinstance(caught.value, RefusedError)
         assert caught.value.sqlstate == sqlstate

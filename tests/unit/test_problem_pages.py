@@ -29,7 +29,7 @@ def nasty_table() -> Table:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     catalog = Catalog(1, {NASTY: nasty_table()})
-    app = Starlette(routes=[*problem_routes(), *docs_routes(lambda: catalog, version="1.2.3")])
+    app = Starlette(routes=[*problem_routes(), *docs_routes(lambda: catalog, version="1.2.3", demo=False)])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         yield client
 

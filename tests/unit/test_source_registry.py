@@ -4,6 +4,9 @@ import pytest
 
 from fencepost.locks.registry import Surroundings, kind_of, make
 from fencepost.locks.source import SourceConfigError
+from fencepost.settings import Settings
+from fencepost.source_wiring import check_sources
+from fencepost.startup import StartupError
 
 SURROUNDINGS = Surroundings("s", "")
 
@@ -29,3 +32,10 @@ def test_a_url_that_names_no_source_is_not_repeated(url: str) -> None:
         make(url, SURROUNDINGS)
     assert "hunter2" not in str(error.value)
     assert str(error.value)
+
+
+def test_the_gateways_own_database_may_be_one_that_is_not_there_yet() -> None:
+    """`serve` reads the sources before its embedded PostgreSQL runs, and advisory locks may be that one's."""
+    check_sources(Settings.model_validate({"sources": "locks=postgres-advisory:"}))
+    with pytest.raises(StartupError, match="FENCEPOST_SOURCES"):
+        check_sources(Settings.model_validate({"sources": "locks=nowhere://x"}))

@@ -8,9 +8,10 @@ import asyncpg
 import click
 
 from fencepost.settings import Settings
-from fencepost.storage import migrate
+from fencepost.storage import session, versions
 from fencepost.storage.data_directory import running_url
 from fencepost.storage.engine import UNREADABLE_URL
+from fencepost.storage.errors import StorageError
 from fencepost.storage.protect_check import ProtectError
 
 T = TypeVar("T")
@@ -33,10 +34,11 @@ def on_database(settings: Settings, work: Callable[[asyncpg.Connection], Awaitab
     """Run `work` on a connection; whatever PostgreSQL refuses is one line and exit code 1."""
 
     async def run() -> T:
-        connection = await asyncpg.connect(database_url(settings), timeout=10)
+        connection = await session.connect_first(database_url(settings), session.DURABLE)
         try:
-            if migrated and await migrate.current(connection) is None:
-                raise click.ClickException("the database has no schema fencepost: run `fencepost migrate` first")
+            if migrated and not (schema := await versions.fit(connection)).works:
+                text = schema.describe()
+                raise click.ClickException(text if schema.found is None else f"schema fencepost: {text}")
             return await work(connection)
         finally:
             await connection.close()
@@ -54,9 +56,11 @@ def reporting(run: Callable[[], Awaitable[T]]) -> T:
         return asyncio.run(main())
     except ProtectError as error:
         raise click.ClickException("\n  ".join([f"{error.table}:", *error.reasons])) from error
+    except StorageError as error:
+        raise click.ClickException(str(error)) from error
     except asyncpg.PostgresError as error:
         raise click.ClickException(f"PostgreSQL refused: {error.message or error} ({error.sqlstate})") from error
-    except ValueError as error:  # its message quotes the URL, and with it perhaps the password
+    except (ValueError, OverflowError) as error:  # the first quotes the URL, and with it perhaps the password
         raise click.ClickException(UNREADABLE_URL) from error
     except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
-        raise click.ClickException(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+        raise click.ClickException(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error

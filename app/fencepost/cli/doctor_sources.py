@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import asyncpg
 import click
 
-from fencepost.locks.source import SourceError
+from fencepost.locks.source import Source, SourceError
 from fencepost.settings import Settings
 from fencepost.source_wiring import Configured, read_sources
 from fencepost.startup import StartupError
@@ -22,31 +22,54 @@ def configured_sources(settings: Settings) -> list[Configured]:
 
 
 async def examine_sources(connection: asyncpg.Connection, configured: Sequence[Configured]) -> list[Finding]:
-    """Say which sources are frozen or missing, and ask each configured service about its settings."""
-    here = {each.name for each in configured}
-    findings = []
+    """Say which sources are frozen or missing, and ask each configured service about its settings, and whether it has
+    come as far as its tokens have.
+    """
+    here = {each.name: each for each in configured}
+    findings, asked = [], []
     for known in await sources.known(connection):
         subject = f"source {known.name}"
         if known.frozen is not None:
             mend = f"fencepost source bump {known.name} --reason …"
             findings.append(Finding("error", subject, f"{known.describe()}. When it can be vouched for: {mend}"))
         elif known.name in here:
-            findings.append(Finding("ok", subject, known.describe()))
+            asked += (told := await _ask(here.pop(known.name), known))
+            if all(each.level != "error" for each in told):
+                findings.append(Finding("ok", subject, known.describe()))
         elif known.tables:
             needed = ", ".join(known.tables)
             findings.append(Finding("warning", subject, f"{needed} needs it, and FENCEPOST_SOURCES here has it not"))
-    for each in configured:
-        findings += await _ask(each)
-    return findings
+    for each in here.values():
+        asked += await _ask(each, None)
+    return findings + asked
 
 
-async def _ask(configured: Configured) -> list[Finding]:
+async def _ask(configured: Configured, known: sources.Known | None) -> list[Finding]:
+    """Ask a service; `known` is what its tokens are compared with."""
     subject = f"source {configured.name}"
     source = configured.source
     await source.open()
     try:
-        return [Finding("warning", subject, text) for text in await source.advice()]
+        findings = [Finding("warning", subject, text) for text in await source.advice()]
+        if known is not None and known.number > 0 and source.capabilities.verifies:
+            findings += await _behind(subject, source, known)
     except SourceError as error:
         return [Finding("error", subject, f"{error}")]
     finally:
         await source.close()
+    return findings
+
+
+async def _behind(subject: str, source: Source, known: sources.Known) -> list[Finding]:
+    if await source.issued(known.number):
+        return []
+    return [
+        Finding(
+            "error",
+            subject,
+            f"it has not come as far as {known.number}, which is known to have been handed out ({known.describe()}):"
+            " its data was lost or restored from a backup. Its next grant freezes it, unless it counts past that number"
+            " first, and then tokens repeat. When it can be vouched for: fencepost source bump"
+            f" {known.name} --reason …",
+        )
+    ]

@@ -3,15 +3,14 @@
 import asyncpg
 import click
 
+from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
 from fencepost.settings import Settings
-from fencepost.storage import generations
+from fencepost.storage import generations, raising
 from fencepost.storage.generations import Generation
 from fencepost.storage.origin import Origin
 
 from .database import on_database
 from .options import settings_options
-
-_LOCK_NOT_AVAILABLE = "55P03"
 
 
 @click.group(invoke_without_command=True)
@@ -32,12 +31,12 @@ def generation(context: click.Context, settings: Settings) -> None:
     known, origin = on_database(settings, look)
     for each in known:
         click.echo(
-            f"generation {each.number}: system {each.system_identifier}, timeline {each.timeline}, since"
-            f" {each.raised_at} UTC, by {each.raised_by}: {each.reason}"
+            f"generation {each.number} ({each.identity}): system {each.system_identifier}, timeline {each.timeline},"
+            f" since {each.raised_at} UTC, by {each.raised_by}: {each.reason}"
         )
-    error = origin.problem(0)
+    error = origin.problem()
     if error is None:
-        click.echo(f"this database is system {origin.system_identifier} on timeline {origin.timeline}: accepted")
+        click.echo(f"this database is {origin.found.describe()}: accepted")
         return
     click.echo(f"REFUSED: {error}")
     if not origin.in_recovery:
@@ -47,32 +46,41 @@ def generation(context: click.Context, settings: Settings) -> None:
 
 @generation.command("raise")
 @click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.option(
+    "--above",
+    type=click.IntRange(0, ((GENERATIONS - 1) << GENERATION_BITS) - 1),
+    metavar="TOKEN",
+    help="Also above the generation of this token, which another copy of this database has issued: gateways that know"
+    " that one go on here.",
+)
 @click.pass_obj
-def raise_(settings: Settings, reason: str) -> None:
+def raise_(settings: Settings, reason: str, above: int | None) -> None:
     """Vouch for this database: void all tokens and leases that were given out before, and let writes through again.
 
     For a standby that was promoted, or a backup that was restored. Make sure that the old primary is not alive, or
-    cannot be reached: whoever is connected to it goes on writing there. Gateways need no restart.
+    cannot be reached: a process that is connected to it goes on writing there. Gateways need no restart.
+
+    When another standby was promoted before, and its generation raised, of which this database knows nothing: --above
+    one of its tokens.
     """
     if not reason.strip():
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
 
     async def act(connection: asyncpg.Connection) -> tuple[int, Origin, list[str]]:
         try:
-            raised = await generations.raise_generation(connection, reason)
+            raised = await generations.raise_generation(connection, reason, above)
         except asyncpg.PostgresError as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+            said = raising.in_the_way(error, "grants or writes under way")
+            if said is None:
                 raise
-            raise click.ClickException(
-                f"grants or writes under way did not end within {generations.LOCK_TIMEOUT} (see pg_stat_activity);"
-                " nothing was changed"
-            ) from error
+            raise click.ClickException(said) from error
         return raised, await generations.origin(connection), await generations.lagging_tables(connection)
 
     raised, origin, lagging = on_database(settings, act)
     click.echo(
-        f"generation {raised}: system {origin.system_identifier} on timeline {origin.timeline} is the one to write to."
-        f"\nTokens begin at {raised << 48}; older ones are stale on tables of the built-in source. All leases are over."
+        f"generation {raised}: {origin.found.describe()} is the one to write to."
+        f"\nTokens begin at {raised << GENERATION_BITS}; older ones are stale on tables of the built-in source."
+        " All leases are over."
         "\nTables of other sources: see to it that their lock service goes on above the tokens that it gave before."
     )
     if lagging:

@@ -10,6 +10,7 @@ from fencepost import __version__
 _MODULES: Final = {
     "doctor": "status",
     "elect": "elect",
+    "fence": "fence",
     "generation": "generation",
     "lock": "lock",
     "migrate": "migrate",

@@ -5,6 +5,7 @@ import click
 
 from fencepost.settings import Settings
 from fencepost.storage import migrate as migration
+from fencepost.storage import partitions
 from fencepost.storage.catalog import quote
 from fencepost.storage.owner import act_sql
 
@@ -14,6 +15,7 @@ from .options import settings_options
 GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.raise_mark(text, bigint, text, boolean), fencepost.floor_of(text),"
+    " fencepost.meet_ceiling(text, text, bigint, bigint, bigint),"
     " fencepost.mark_without_row(text, text), fencepost.mark_record(text),"
     " fencepost.enter(text, text[], bigint, oid, text),"
     " fencepost.enter_each(text, text[], bigint[], oid, text) TO {role}",
@@ -72,10 +74,13 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
     url = database_url(settings)
     reporting(lambda: migration.upgrade(url, owner=owner))
 
-    async def grant_all(connection: asyncpg.Connection) -> None:
+    async def grant_all(connection: asyncpg.Connection) -> bool:
         async with connection.transaction():
             for grant in grants:
                 await connection.execute(grant)
+        return await partitions.unwatched(connection)
 
-    on_database(settings, grant_all)
+    unwatched = on_database(settings, grant_all)
     click.echo(f"the schema fencepost is at revision {migration.newest()}")
+    if unwatched:
+        click.echo(f"note: {partitions.MISSING}.")

@@ -3,7 +3,8 @@
 import asyncpg
 import click
 
-from fencepost.fencing.token import Rule
+from fencepost.fencing.ceiling import HIGHEST_TOKEN
+from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.settings import Settings
 from fencepost.storage.protect import Plan, apply, plan_protect, plan_unprotect
 
@@ -38,9 +39,29 @@ _WAIT = click.option(
     help="The gateway asks the source about tokens of locks that were not taken through it, before a mark is raised.",
 )
 @click.option(
+    "--max-token",
+    type=click.IntRange(1, MAX_TOKEN),
+    metavar="N",
+    help=f"With the source external: the highest token that the table takes. Default {HIGHEST_TOKEN} (2^62 - 1).",
+)
+@click.option(
+    "--max-jump",
+    type=click.IntRange(0, MAX_TOKEN),
+    metavar="N",
+    help="With the source external: how far a token may be above the mark that it raises; that of a new key is 0, or "
+    "the table's floor. 0 (default): any distance.",
+)
+@click.option(
     "--scope",
     metavar="TEMPLATE",
     help="One mark for all rows that render to the same name, in every table with that template: account/{account_id}.",
+)
+@click.option(
+    "--above",
+    type=click.IntRange(1),
+    metavar="N",
+    help="For a table with --source external that has lost its column last_fence_token: no token up to N may write to "
+    "it any more. All rows, and keys without a row, then take tokens above N only.",
 )
 @click.option("--no-scope", is_flag=True, help="Give each row a mark of its own again.")
 @click.option(
@@ -57,6 +78,9 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     rule: Rule | None,
     source: str | None,
     verify: bool | None,
+    above: int | None,
+    max_token: int | None,
+    max_jump: int | None,
     scope: str | None,
     no_scope: bool,
     requires_key: bool | None,
@@ -66,7 +90,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     """Protect TABLE: from now on every write to it needs a fencing token.
 
     Adds the column last_fence_token, its check and triggers. No row is rewritten, and the table is locked for
-    milliseconds. Repeating it changes nothing; with another --rule or --source it changes these. A table with marks
+    milliseconds. Repeating it changes nothing; with another option it changes that one. A table with marks
     that becomes builtin is read once under its lock: the leases' tokens go on from above its highest mark.
     """
     if no_scope and scope is not None:
@@ -74,7 +98,9 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     chosen = "" if no_scope else scope
 
     async def plan(connection: asyncpg.Connection) -> Plan:
-        made = await plan_protect(connection, table, rule, source, requires_key, chosen, verify)
+        made = await plan_protect(
+            connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump
+        )
         if not sql:
             await apply(connection, made, wait=wait)
         return made

@@ -45,7 +45,9 @@ def serve(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     from fencepost.cli.server import run_gateway  # noqa: PLC0415
+    from fencepost.source_wiring import check_sources  # noqa: PLC0415
 
+    check_sources(settings)
     # The port comes first: when it is busy, nothing else has been touched.
     with (
         listen(settings.host, settings.port, allow_remote=settings.allow_remote) as listener,

@@ -17,6 +17,7 @@ from uvicorn.supervisors.multiprocess import SIGNALS
 
 from fencepost.settings import Settings
 
+from .draining import DrainingProtocol
 from .supervisor import DATABASE_LOST, Supervisor
 
 
@@ -41,7 +42,7 @@ def run_gateway(
         "fencepost.cli.worker:create_app",
         factory=True,
         loop="uvloop",
-        http="httptools",
+        http=DrainingProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -3,11 +3,11 @@
 import asyncpg
 import click
 
-from fencepost.fencing.token import GENERATION_BITS
+from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
 from fencepost.settings import Settings
 from fencepost.source_wiring import read_source
 from fencepost.startup import StartupError
-from fencepost.storage import sources
+from fencepost.storage import raising, sources
 
 from .database import on_database
 from .options import settings_options
@@ -58,7 +58,7 @@ def add(settings: Settings, source: str) -> None:
 @click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
 @click.option(
     "--above",
-    type=click.IntRange(0, (32767 << GENERATION_BITS) - 1),
+    type=click.IntRange(0, ((GENERATIONS - 1) << GENERATION_BITS) - 1),
     default=0,
     metavar="TOKEN",
     help="Also above this one: a mark of a table that is to be pinned to the source.",
@@ -68,13 +68,20 @@ def bump(settings: Settings, name: str, reason: str, above: int) -> None:
     """Raise the generation of the source NAME: its tokens go on from above all that were ever given out.
 
     For a lock service that was restored from a backup, failed over without its last writes, or set up anew. Tokens of
-    earlier generations are stale from now on, and leases of the source are over. Gateways need no restart.
+    earlier generations are stale from now on, and leases of the source are over. Writes that are under way end first.
+    Gateways need no restart.
     """
     if not reason.strip():
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
 
     async def act(connection: asyncpg.Connection) -> int:
-        return await sources.raise_source(connection, name, reason, above)
+        try:
+            return await sources.raise_source(connection, name, reason, above)
+        except asyncpg.PostgresError as error:
+            said = raising.in_the_way(error, f"writes under tokens of {name}")
+            if said is None:
+                raise
+            raise click.ClickException(said) from error
 
     raised = on_database(settings, act)
     click.echo(

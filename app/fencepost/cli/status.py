@@ -6,12 +6,18 @@ from dataclasses import asdict, dataclass
 import asyncpg
 import click
 
+from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.settings import Settings
 from fencepost.storage import (
     inspect,
+    inspect_ceilings,
     inspect_functions,
     inspect_glass,
     inspect_origin,
+    inspect_partitions,
+    inspect_prepared,
+    inspect_session,
+    inspect_tables,
     inspect_tokens,
     inspect_triggers,
     leases,
@@ -21,10 +27,11 @@ from fencepost.storage import (
 from fencepost.storage.inspect import Finding, Protected
 from fencepost.storage.inspect_glass import GlassUse
 from fencepost.storage.leases import LockState
+from fencepost.storage.prepared import WHERE_TO_LOOK
 from fencepost.storage.pruning import Size
 from fencepost.storage.sources import Known
 
-from .database import on_database
+from .database import database_url, on_database
 from .doctor_sources import configured_sources, examine_sources
 from .options import settings_options
 
@@ -35,6 +42,21 @@ _MOST_LOCKS = 1000
 _MOST_USES = 5
 _KILO = 1024
 _KEPT = {"marks": "marks", "idempotency": "idempotency records"}
+_EXAMINED = (
+    inspect_tables.examine_tables,
+    inspect_triggers.examine_triggers,
+    inspect_partitions.examine_partitions,
+    inspect_functions.examine_functions,
+    inspect_tokens.examine_tokens,
+    inspect_ceilings.examine_marks,
+    inspect_origin.examine_origin,
+    inspect.examine_privileges,
+)
+_LOCK_TIMEOUT = "5s"
+_LOCKED = (
+    f"a protected table has been locked for {_LOCK_TIMEOUT}, so that not all could be looked at (see"
+    f" {WHERE_TO_LOOK}); run this again"
+)
 _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
@@ -93,7 +115,7 @@ def _print_tables(seen: _Seen) -> None:
     if seen.protected:
         _print_table(
             _TABLES,
-            [(p.name, p.rule, p.source, ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in seen.protected],
+            [(p.name, p.rule, _source(p), ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in seen.protected],
         )
     else:
         click.echo("no table is protected: fencepost protect TABLE")
@@ -104,6 +126,13 @@ def _print_tables(seen: _Seen) -> None:
     if seen.floors:
         floors = ", ".join(f"{name} {floor}" for name, floor in seen.floors)
         click.echo(f"floors, up to which marks were pruned: {floors}")
+
+
+def _source(table: Protected) -> str:
+    """Name the source, with the ceiling of an external table where one was set."""
+    bounds = [f"to {table.max_token}"] if table.max_token not in (None, str(HIGHEST_TOKEN)) else []
+    bounds += [f"jumps to {table.max_jump}"] if table.max_jump is not None else []
+    return table.source + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _as_json(seen: _Seen) -> dict[str, object]:
@@ -131,7 +160,8 @@ def _as_json(seen: _Seen) -> dict[str, object]:
 def _use(use: GlassUse) -> tuple[str, ...]:
     # What people wrote is one line here, whatever they wrote.
     who = use.login if use.role == use.login else f"{use.login} as {use.role}"
-    return tuple(" ".join(each.split()) for each in (use.at, who, use.verb, use.resource, use.reason))
+    resource = use.resource if use.new_mark is None else f"{use.resource}: {use.old_mark} to {use.new_mark}"
+    return tuple(" ".join(each.split()) for each in (use.at, who, use.verb, resource, use.reason))
 
 
 def _human(size: int) -> str:
@@ -158,7 +188,7 @@ def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 
 
 @click.command()
-@settings_options("database_url", "data_dir", "sources")
+@settings_options("database_url", "data_dir", "sources", "workers", "pool_size", "lanes")
 def doctor(settings: Settings) -> None:
     """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
     when there is an error.
@@ -167,13 +197,19 @@ def doctor(settings: Settings) -> None:
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspect.examine_server(connection)
-        if all(finding.subject != "schema" or finding.level == "ok" for finding in findings):
-            findings += await inspect.examine_tables(connection)
-            findings += await inspect_triggers.examine_triggers(connection)
-            findings += await inspect_functions.examine_functions(connection)
-            findings += await inspect_tokens.examine_tokens(connection)
-            findings += await inspect_origin.examine_origin(connection)
-            findings += await inspect.examine_privileges(connection)
+        if all(finding.subject != "schema" or finding.level != "error" for finding in findings):
+            # First: what it finds may keep the others from looking.
+            findings += await inspect_prepared.examine_prepared(connection)
+            await connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            try:
+                for examine in _EXAMINED:
+                    findings += await examine(connection)
+            except asyncpg.LockNotAvailableError:
+                findings.append(Finding("error", "locks", _LOCKED))
+            findings.append(await inspect_session.examine_session(database_url(settings)))
+            findings.append(
+                await inspect_session.examine_room(connection, settings.workers, settings.pool_size, settings.lanes)
+            )
             findings += await examine_sources(connection, configured)
         return findings
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .dispatch import REPORT
+from .draining import DrainingProtocol
 
 _AT_ONCE = 16
 """Connections taken before the event loop goes on with requests, and after which the parent is told at once."""
 
 
-class HandedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which says when its connection has ended."""
+class HandedProtocol(DrainingProtocol):
+    """The protocol of a connection that was handed over, which says when its connection has ended."""
 
     def __init__(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state, loop)
@@ -54,7 +54,9 @@ class WorkerServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more, then drain. Closing the channel closes what is in it."""
+        """Take what the parent has accepted, for it accepts no more, then drain."""
+        while self._take_one():
+            pass
         asyncio.get_running_loop().remove_reader(self._channel)
         await asyncio.gather(*self._arriving)
         await super().shutdown(sockets)

@@ -1,6 +1,7 @@
 """JSON, in and out."""
 
 import json
+import math
 from datetime import date, datetime, time
 from decimal import Decimal
 from uuid import UUID
@@ -12,9 +13,23 @@ def dumps(value: object) -> bytes:
 
 
 def loads(text: bytes, *, decimals: bool = False) -> object:
-    """Read JSON; ValueError if it is none. `decimals`: fractions become Decimal, and lose no digit."""
-    read: object = json.loads(text, parse_float=Decimal if decimals else None)
+    """Read JSON; ValueError if it is none. `decimals`: fractions become Decimal, and lose no digit. A number that no
+    float holds is a Decimal in any case, so that it can be sent back.
+    """
+    read: object = json.loads(text, parse_float=Decimal if decimals else _number, parse_int=_integer)
     return read
+
+
+def _number(text: str) -> float | Decimal:
+    number = float(text)
+    return number if math.isfinite(number) else Decimal(text)
+
+
+def _integer(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) < _MOST_DIGITS else Decimal(digits)  # Python reads no longer ones
+
+
+_MOST_DIGITS = 4000
 
 
 def _text(value: object) -> str:

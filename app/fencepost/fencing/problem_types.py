@@ -156,11 +156,13 @@ SOURCE_QUARANTINED: Final = ProblemType(
     503,
     "source-quarantined",
     "Tokens might repeat, so none are taken",
-    "The gateway is connected to another system or timeline than the one that was recorded: a standby was promoted, "
-    "a backup restored, a former primary came back. Writes that were acknowledged, marks and tokens may be missing "
+    "The gateway is connected to another database than the one that was recorded: a standby was promoted, a backup or "
+    "a dump restored, a clone put in its place, a former primary came back. Or to one of two copies that went on by "
+    "themselves, and it has met the other. Writes that were acknowledged, marks and tokens may be missing "
     "there, so that an old token could pass as a new one. Reads go on; grants and fenced writes wait. Nothing was "
-    "changed. The members found and known say which system and timeline these are. Or a lock service has handed out "
-    "a number that is not above those before, after a restored backup, say: then nothing is acquired or minted there.",
+    "changed. The members found and known say which databases these are, met what the gateway was "
+    "connected to before. Or a lock service has handed out a number that is not above those before, "
+    "after a restored backup, say: then nothing is acquired or minted there.",
     "An operator decides: make sure that no other primary is alive, then run `fencepost generation raise --reason …` "
     "on the database that shall go on; or `fencepost source bump NAME --reason …` for a lock service. Older tokens and "
     "leases are void then; the gateway needs no restart.",
@@ -187,10 +189,13 @@ UNISSUED_TOKEN: Final = ProblemType(
     "FP018",
     409,
     "unissued-token",
-    "The token was never issued",
-    "The table takes the tokens of one source only, and this source has not issued one this high. Accepting it would "
-    "lock everybody out until the source gets there. Nothing was changed.",
-    "Use the tokens that your lease gave: POST /v1/leases, or `fencepost lock`.",
+    "The token was never issued, or is above what the table takes",
+    "The table takes the tokens of one source only, and this source has not issued one this high. Or its source is "
+    "external, and the token is above the highest that the table takes, or too far above the mark that it would raise "
+    "(`fencepost protect --max-token`, `--max-jump`). Accepting it would lock everybody out until the source gets "
+    "there. Nothing was changed.",
+    "Use the tokens that your lease gave: POST /v1/leases, or `fencepost lock`; of another lock service, the token as "
+    "it came. Where an external service does count so far, `fencepost protect` raises the bound.",
 )
 NO_ROUTE: Final = ProblemType(
     "FP019",
@@ -265,7 +270,8 @@ DATABASE_BUSY: Final = ProblemType(
     "database-busy",
     "The database did not finish in time",
     "The statement ran into a lock or time limit and was undone. Nothing was changed.",
-    "Try again. If it keeps happening, look for a long transaction that holds the row.",
+    "Try again. If it keeps happening, look for a long transaction that holds the row: in pg_stat_activity, and, if it"
+    " was prepared and not ended, in pg_prepared_xacts.",
     retryable=True,
 )
 DATABASE_REFUSED: Final = ProblemType(

@@ -15,7 +15,7 @@ from fencepost.fencing.problem_types import (
     ProblemType,
 )
 from fencepost.fencing.token import BUILTIN, GENERATION_BITS, Rule, Token
-from fencepost.fencing.verdict import MissingRow, Refusal, Spent, Stale, Unissued
+from fencepost.fencing.verdict import Beyond, MissingRow, Refusal, Spent, Stale, Unissued
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,30 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
             )
         case Unissued():
             return _unissued(verdict)
+        case Beyond():
+            return _beyond(verdict)
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
+
+
+def _beyond(verdict: Beyond) -> Problem:
+    """Tell that a token is above the ceiling of an external table (R12)."""
+    resource, presented, highest, jump = verdict.resource, verdict.presented, verdict.highest, verdict.max_jump
+    if jump is None:
+        why = f"is above {highest}, the highest that its table takes"
+        option = "--max-token N` sets the highest token that the table takes"
+    else:
+        why = f"is more than {jump} above {highest - jump}, the mark or floor from which it would rise"
+        option = "--max-jump N` sets how far a token may be above the mark"
+    return Problem(
+        UNISSUED_TOKEN,
+        f"Token {presented} for {resource} {why}: accepted, it would refuse everybody after it.",
+        hint="Send the token as the lock service gave it. If that has counted so far: `fencepost protect TABLE "
+        f"{option}.",
+        resource=resource,
+        presented_token=presented,
+        extra={"highest": str(highest)},
+    )
 
 
 def _unissued(verdict: Unissued) -> Problem:

@@ -14,6 +14,8 @@ NO_MARK = 0
 
 GENERATION_BITS: Final = 48
 """A token is generation * 2^48 + what its source counts (R12)."""
+GENERATIONS: Final = 32768
+"""How many there can be: tokens end at 2^63."""
 BUILTIN: Final = "builtin"
 """The source whose tokens Fencepost's own database hands out (R9, R12)."""
 EXTERNAL: Final = "external"

@@ -34,13 +34,25 @@ class Unissued:
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """The table's source is external, and the token is above `highest`: the highest token that the table takes, or the
+    mark that it would raise and `max_jump`, where that is given (R12).
+    """
+
+    resource: str
+    presented: Token
+    highest: int
+    max_jump: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MissingRow:
     """There is no such row (or row security hides it), and no mark that the token would be too old for."""
 
     resource: str
 
 
-Refusal = Stale | Spent | Unissued
+Refusal = Stale | Spent | Unissued | Beyond
 
 
 def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Stale | Spent | None:

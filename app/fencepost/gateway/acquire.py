@@ -16,6 +16,7 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, Token
+from fencepost.gateway.blockers import naming_the_blocker
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.refusals import problem_of_refused
@@ -87,6 +88,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
             again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
+        outcome = await naming_the_blocker(gateway.database, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         return outcome
     lease = outcome.lease

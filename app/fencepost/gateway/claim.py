@@ -88,7 +88,7 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
 
 async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    change = Change((), "", target_of(table, None), named=True)
+    change = Change((), "", target_of(table, None, shown=True), named=True)
     resource = ""
     for _ in range(ROUNDS):
         verdict = await write_or_ask(

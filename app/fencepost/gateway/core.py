@@ -20,6 +20,7 @@ from fencepost.fencing.problem_types import (
 )
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN, Token
+from fencepost.gateway.blockers import naming_the_blocker
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
 from fencepost.gateway.turns import Turns
@@ -59,8 +60,10 @@ class Done:
 
 Outcome = Done | Problem
 
-Doubt = Literal["catalog", "session"] | None
-"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are."""
+Doubt = Literal["catalog", "session", "dropped"] | None
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are, or a
+function was dropped that the statement had already found.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ async def on_table(
         if doubt is not None and await gateway.catalog.has_changed(name, table):
             table = find(await gateway.catalog.begun_after(arrived), name)
             outcome, doubt = await _attempt(table, name, use)
-        if doubt == "session":  # all sessions are new by now
+        if doubt in ("session", "dropped"):  # all sessions are new by now; what has the function's name now is found
             outcome, _ = await _attempt(table, name, use)
         if isinstance(outcome, Problem) and outcome.type is UNISSUED_TOKEN and await _verified(gateway, table, outcome):
             outcome, _ = await _attempt(table, name, use)
@@ -120,6 +123,7 @@ async def on_table(
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
         outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
+        outcome = await naming_the_blocker(gateway.database, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
     _report(gateway.emit, table.name if table is not None else "", verb, outcome)
     return outcome
@@ -147,8 +151,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
     except RefusedError as error:
         if error.sqlstate == SUPPRESSED and table.row_security:
             return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
-        doubt: Doubt = "session" if error.of_an_old_plan else "catalog" if error.may_be_outdated else None
-        return problem_of_refused(error, table), doubt
+        return problem_of_refused(error, table), _doubt(error)
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the write landed: {error}"
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
@@ -157,13 +160,22 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
     return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE else None
 
 
+def _doubt(error: RefusedError) -> Doubt:
+    if error.of_an_old_plan:
+        return "session"
+    if error.of_a_dropped_object:
+        return "dropped"
+    return "catalog" if error.may_be_outdated else None
+
+
 def unavailable(error: UnavailableError) -> Problem:
     """Tell why nothing was done."""
     if isinstance(error, QuarantinedError):
         return Problem(
             SOURCE_QUARANTINED,
             f"{error}.",
-            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use.",
+            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
+            " --above if the detail says so.",
             retry_after=QUARANTINED_RETRY_AFTER,
             extra=dict(error.members),
         )

@@ -90,11 +90,20 @@ async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, 
         "mark": str(found.mark),
         "rule": fence.rule,
         "source": fence.source,
+        **_ceiling(fence),
         "row_exists": False,
         "story": story,
         "tables": tables,
     }
     return Explained([], body=body)
+
+
+def _ceiling(fence: Fence) -> dict[str, object]:
+    """Tell how high a token may be, where the source is external."""
+    if fence.ceiling is None:
+        return {}
+    jump = fence.ceiling.max_jump
+    return {"max_token": str(fence.ceiling.max_token), "max_jump": None if jump is None else str(jump)}
 
 
 def _body(found: Known, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
@@ -115,6 +124,7 @@ def _body(found: Known, fence: Fence, holders: Mapping[int, Issued | None]) -> d
         "mark": str(mark if mark is not None else NO_MARK),
         "rule": fence.rule,
         "source": fence.source,
+        **_ceiling(fence),
         "row_exists": found.live is not None,
         "story": story,
     }

@@ -3,8 +3,8 @@
 1. The conditional statement runs. A row came back: accepted, and committed.
 2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
 3. A mark refuses the token: stale or spent. It stays true however late it is said, because marks never fall.
-4. The table's source has not issued the token yet: unissued, whether or not there is a row (R12). Where the statement
-   of 1 did meet a row, its trigger has said so already, as FP018.
+4. The table's source has not issued the token yet, or it is above the ceiling of an external table: so it is told,
+   whether or not there is a row (R12). Where the statement of 1 did meet a row, its trigger has said so, as FP018.
 5. No row and no mark that refuses: missing.
 6. A live row with a mark that lets the token pass: the row was deleted and made anew between 1 and 2. Again, bounded.
 """
@@ -15,7 +15,7 @@ from typing import Final
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import MissingRow, Refusal, Unissued, refusal
+from fencepost.fencing.verdict import Beyond, MissingRow, Refusal, Unissued, refusal
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
@@ -34,7 +34,12 @@ def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRo
     if mark is not None and (verdict := refusal(fence.rule, standing.resource, mark, token)) is not None:
         return verdict
     if standing.issued is not None and token > standing.issued:
-        return Unissued(standing.resource, token, standing.issued, fence.source)
+        if fence.pinned:
+            return Unissued(standing.resource, token, standing.issued, fence.source)
+        return Beyond(standing.resource, token, standing.issued)
+    base = max(standing.live or 0, standing.without_row or 0)  # beside a live row that is the table's floor
+    if standing.max_jump is not None and token - base > standing.max_jump:
+        return Beyond(standing.resource, token, base + standing.max_jump, standing.max_jump)
     return None if standing.live is not None else MissingRow(standing.resource)
 
 

@@ -21,7 +21,7 @@ import asyncpg
 from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import MissingRow, Unissued
+from fencepost.fencing.verdict import Beyond, MissingRow, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence
 from fencepost.gateway.evidence import rows_evidence
 from fencepost.gateway.fence import ROUNDS, contended, judge, refused
@@ -29,7 +29,7 @@ from fencepost.gateway.once import Once
 from fencepost.gateway.operation import Evidence, Operation, perform
 from fencepost.gateway.plans import Body, target_of
 from fencepost.gateway.scoped import ScopedWrite, all_refused
-from fencepost.gateway.write_many import not_one, ready_to_write, refused_rows, told, too_many
+from fencepost.gateway.write_many import more_than_wanted, not_one, ready_to_write, refused_rows, told, too_many
 from fencepost.storage import fenced, scope_names
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.connection import Connection
@@ -55,6 +55,10 @@ class RowsPatch:
     exactly_one: bool = False
     """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
     once: Once | None = None
+    most: int | None = None
+    """How many rows the request may write at most, as its caller wants it."""
+    shown: bool = True
+    """Whether the answer has the rows; else no column is read but key and mark."""
 
 
 async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
@@ -66,7 +70,7 @@ async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
             return ready
         fence, token = ready
         columns = tuple(c for c in request.body.columns if c not in table.key)
-        change = Change(columns, request.body.text, target_of(table, request.select))
+        change = Change(columns, request.body.text, target_of(table, request.select, shown=request.shown))
         scoped = ScopedWrite.of(table, fence, token)
         if scoped is not None:
             return await perform(gateway, _in_scopes(_ScopedRows(scoped, change), request))
@@ -77,7 +81,7 @@ async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
 
 def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Fence, Token] | Problem:
     if not isinstance(require_fence(table), Problem):  # 403 first; then what the body lacks, 400; then 428
-        target_of(table, request.select)
+        target_of(table, request.select, shown=request.shown)
         if request.count and (lacking := [c for c in table.key if c not in request.body.columns]):
             raise QueryError(
                 f"body: without {', '.join(lacking)}: every object names its row of {table.name} by the key,"
@@ -87,6 +91,8 @@ def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Fence, T
             return too_many(gateway.max_rows, f"the body has {request.count} rows")
         if request.exactly_one and request.count != 1:
             return not_one(request.count)
+        if request.most is not None and request.count > request.most:
+            return more_than_wanted(request.most, f"the body has {request.count} rows")
     return ready_to_write(table, request.token, request.body.columns, request.once)
 
 
@@ -130,7 +136,7 @@ class _FencedRows:
         problems = [refused(verdict, self.fence) for verdict in verdicts if verdict is not None]
         if refusals := [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]:
             return refused_rows(self.table, self.token, refusals[:LISTED_REFUSALS])
-        if unissued := next((v for v in verdicts if isinstance(v, Unissued)), None):
+        if unissued := next((v for v in verdicts if isinstance(v, Unissued | Beyond)), None):
             return refused(unissued, self.fence)
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None

@@ -51,6 +51,8 @@ class KeyedWrite:
     select: Select = None
     body: Body | None = None
     once: Once | None = None
+    shown: bool = True
+    """Whether the answer has the row; else no column is read but key and mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def batched(request: KeyedWrite, token: Token) -> Batched:
 def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Plan, Token] | Problem:
     """Check all that needs no database."""
     columns = request.body.columns if request.body is not None else ()
-    name = (verb, columns, request.select, request.once is not None)
+    name = (verb, columns, request.select, request.shown, request.once is not None)
     plan: Plan | None = table.plans.get(name)
     if plan is None:
         made = _plan(table, request, verb, columns)
@@ -100,21 +102,22 @@ def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[s
         return fence
     require_key(table, request.key)
     require_columns(table, columns)
-    target = target_of(table, request.select)  # an unknown column is 400, and that comes before 428
+    # An unknown column is 400, and that comes before 428.
+    target = target_of(table, request.select, shown=request.shown)
     given = tuple(c for c in columns if c not in table.key)
     change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
     keyed = request.once is not None
     return Plan(fence, change, lane(table, fence, verb, change, keyed=keyed), len(given) < len(columns))
 
 
-def target_of(table: Table, select: Select) -> str:
-    """Render the answer's columns; QueryError for an unknown one."""
+def target_of(table: Table, select: Select, *, shown: bool) -> str:
+    """Render the answer's columns, none if no row is shown; QueryError for an unknown one in any case."""
     # No parameters may be taken here: the write's own come first, and a JSON path in `select` is the only one with any.
     parameters = Parameters(0)
     target = render_select(table, select, parameters)
     if parameters.values:
         raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
-    return target
+    return target if shown else ""
 
 
 def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from fencepost.fencing.problem_types import (
     ProblemType,
 )
 from fencepost.fencing.problems import Problem, problem_of
-from fencepost.fencing.token import BUILTIN, Token
-from fencepost.fencing.verdict import Unissued
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
+from fencepost.fencing.verdict import Beyond, Unissued
 from fencepost.storage.catalog import Table
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.row_sql import encode_name
@@ -85,7 +85,7 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         str(error),
         code=error.sqlstate,
         status=status,
-        details=error.detail,
+        details=None if error.shows_a_row else error.detail,
         hint=error.hint,
         retry_after=1 if status == 503 else None,  # noqa: PLR2004 - an HTTP status
         extra=dict(named),
@@ -144,6 +144,15 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
     if error.sqlstate == UNISSUED:
         source = told.get("source", BUILTIN)
+        if source == EXTERNAL:
+            jump = told.get("max_jump")
+            beyond = Beyond(
+                told["resource"],
+                Token(int(told["presented"])),
+                int(told["issued"]),
+                None if jump is None else int(jump),
+            )
+            return problem_of(beyond, "strict")
         unissued = Unissued(told["resource"], Token(int(told["presented"])), int(told["issued"]), source)
         return problem_of(unissued, "strict")
     presented, mark = Token(int(told["presented"])), int(told["mark"])

@@ -10,7 +10,7 @@ from fencepost.fencing.problem_types import (
     UNISSUED_TOKEN,
     WRONG_TOKEN_SOURCE,
 )
-from fencepost.fencing.problems import Problem
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import Token
 from fencepost.gateway.batched import WriteLane, decide, lane
 from fencepost.gateway.batched_writes import Batched
@@ -55,6 +55,10 @@ class Insert:
     exactly_one: bool = False
     """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
     once: Once | None = None
+    most: int | None = None
+    """How many rows the request may write at most, as its caller wants it."""
+    shown: bool = True
+    """Whether the answer has the rows; else no column is read but key and mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +72,27 @@ class FilteredWrite:
     select: Select = None
     exactly_one: bool = False
     once: Once | None = None
+    most: int | None = None
+    shown: bool = True
+
+    def limit(self, max_rows: int) -> int:
+        """How many rows it may write, of which the gateway allows `max_rows`."""
+        if self.exactly_one:
+            return 1
+        return max_rows if self.most is None else min(self.most, max_rows)
 
 
 async def insert(gateway: Gateway, request: Insert) -> Outcome:
     """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
 
     async def use(table: Table) -> Outcome:
-        target = target_of(table, request.select)
+        target = target_of(table, request.select, shown=request.shown)
         if request.count > gateway.max_rows:
             return too_many(gateway.max_rows, f"the body has {request.count} rows")
         if request.exactly_one and request.count != 1:
             return not_one(request.count)
+        if request.most is not None and request.count > request.most:
+            return more_than_wanted(request.most, f"the body has {request.count} rows")
         ready = ready_to_write(table, request.token, request.body.columns, request.once)
         if isinstance(ready, Problem):
             return ready
@@ -98,7 +112,7 @@ async def insert(gateway: Gateway, request: Insert) -> Outcome:
 
 def _lane(table: Table, fence: Fence, request: Insert, target: str) -> WriteLane | None:
     """Find the lane of such single rows."""
-    name = ("post", request.body.columns, request.select, request.once is not None)
+    name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
     if name not in table.plans:
         change = Change(request.body.columns, "", target)
         remember(table, name, lane(table, fence, "post", change, keyed=request.once is not None))
@@ -169,17 +183,17 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        change = Change(body.columns, body.text, target_of(table, request.select))
-        limit = 1 if request.exactly_one else gateway.max_rows
+        change = Change(body.columns, body.text, target_of(table, request.select, shown=request.shown))
+        limit = request.limit(gateway.max_rows)
         scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, change, change.target, limit)
-                return told(table, token, outcome, exactly_one=request.exactly_one)
+                return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
             with translated(writing=True):
                 outcome = await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
-            return told(table, token, outcome, exactly_one=request.exactly_one)
+            return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
 
         return await perform(gateway, _operation(table, attempt, scoped, request, body))
 
@@ -194,17 +208,17 @@ async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
         if isinstance(ready, Problem):
             return ready
         fence, token = ready
-        target = target_of(table, request.select)
-        limit = 1 if request.exactly_one else gateway.max_rows
+        target = target_of(table, request.select, shown=request.shown)
+        limit = request.limit(gateway.max_rows)
         scoped = ScopedWrite.of(table, fence, token)
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, None, target, limit)
-                return told(table, token, outcome, exactly_one=request.exactly_one)
+                return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
             with translated(writing=True):
                 outcome = await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
-            return told(table, token, outcome, exactly_one=request.exactly_one)
+            return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
 
         return await perform(gateway, _operation(table, attempt, scoped, request))
 
@@ -236,13 +250,13 @@ def ready_to_write(
 def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
     if not isinstance(require_fence(table), Problem):  # 403 first; then unknown columns, 400; then 428
         render_filters(table, request.filters, Parameters())
-        target_of(table, request.select)
+        target_of(table, request.select, shown=request.shown)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
     return ready_to_write(table, request.token, columns, request.once)
 
 
-def told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool) -> Outcome:
+def told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool, most: int | None = None) -> Outcome:
     """Tell how a write of many rows ended."""
     match outcome:
         case ManyWritten(rows) if exactly_one and not rows:
@@ -251,6 +265,8 @@ def told(table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool)
             return not_one(None)
         case ManyWritten(rows):
             return Done(rows)
+        case TooManyRows(limit) if limit == most:
+            return more_than_wanted(most, "the filter matches more")
         case TooManyRows(limit):
             return too_many(limit, "the filter matches more")
         case ManyRefused(rows):
@@ -293,6 +309,14 @@ def not_one(count: int | None) -> Problem:
     """Refuse what was to concern exactly one row; None: more than one. Nothing was written."""
     there = "there are more" if count is None else f"there are {count}"
     return Problem(NOT_ACCEPTABLE, f"The Accept header wants exactly one row, and {there}. Nothing was written.")
+
+
+def more_than_wanted(most: int, what: str) -> Problem:
+    """Refuse what would write more rows than its caller wants to."""
+    return bad_request(
+        f"Prefer: max-affected={most}: {what}. Nothing was written.",
+        "Narrow the request, or allow it more rows.",
+    )
 
 
 def too_many(limit: int, what: str) -> Problem:

@@ -1,7 +1,6 @@
 """Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined."""
 
 import re
-from typing import Literal
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -11,12 +10,11 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.once import Replayed
+from fencepost.http.preferences import NONE, Preferences
 from fencepost.http.problem_response import problem_response
 from fencepost.http.raw_response import JSON, NO_STORE, Header, RawResponse
 from fencepost.http.reading_requests import SINGULAR
 from fencepost.storage.idempotency import Recorded
-
-Answer = Literal["minimal", "representation", "headers-only"] | None
 
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -37,10 +35,10 @@ def fence_headers(done: Done) -> list[Header]:
     return headers
 
 
-def _headers(done: Done, answer: Answer) -> list[Header]:
+def _headers(done: Done, preferences: Preferences) -> list[Header]:
     headers = [NO_STORE, *fence_headers(done)]
-    if answer is not None:
-        headers.append((b"preference-applied", b"return=" + answer.encode("ascii")))
+    if preferences.applied:
+        headers.append((b"preference-applied", preferences.applied))
     return headers
 
 
@@ -91,12 +89,12 @@ def _given(outcome: Outcome) -> Response:
     raise TypeError(f"no answer in {outcome}")
 
 
-def one(outcome: Outcome, answer: Answer = None, *, row_by_default: bool = True) -> Response:
+def one(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
     if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
-    headers = _headers(outcome, answer)
-    if answer in ("minimal", "headers-only") or (answer is None and not row_by_default):
+    headers = _headers(outcome, preferences)
+    if not preferences.shows(by_default=row_by_default):
         return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
     headers.append(JSON)
     return RawResponse(_CREATED if outcome.created else _OK, headers, outcome.rows[0].encode())
@@ -114,22 +112,22 @@ def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) 
     return RawResponse(status, headers, body)
 
 
-def listed(outcome: Outcome, offset: int, *, singular: bool) -> Response:
+def listed(outcome: Outcome, offset: int, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for a collection read, with PostgREST's Content-Range."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
-    headers = _headers(outcome, None)
-    if singular:
-        return _rows(outcome, _OK, headers, singular=True) if len(outcome.rows) == 1 else _not_one(outcome)
     count = len(outcome.rows)
+    if singular and count != 1:
+        return _not_one(outcome)
+    headers = _headers(outcome, preferences)
     span = f"{offset}-{offset + count - 1}" if count else "*"
-    headers.append(_content_range(f"{span}/{'*' if outcome.total is None else outcome.total}"))
-    partial = outcome.total is not None and count < outcome.total
-    return _rows(outcome, _PARTIAL if partial else _OK, headers, singular=False)
+    headers.append(_content_range(span, outcome.total))
+    partial = not singular and outcome.total is not None and count < outcome.total
+    return _rows(outcome, _PARTIAL if partial else _OK, headers, singular=singular)
 
 
-def _content_range(text: str) -> Header:
-    return (b"content-range", text.encode("ascii"))
+def _content_range(span: str, total: int | None) -> Header:
+    return (b"content-range", f"{span}/{'*' if total is None else total}".encode("ascii"))
 
 
 def _location(resource: str) -> str:
@@ -138,25 +136,27 @@ def _location(resource: str) -> str:
     return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
 
 
-def created(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
+def created(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
     if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
-    headers = _headers(outcome, answer)
+    headers = _headers(outcome, preferences)
     if outcome.resource:
         headers.append((b"location", _location(outcome.resource).encode("ascii")))
-    if answer in ("minimal", "headers-only"):
+    if preferences.count:
+        headers.append(_content_range("*", len(outcome.rows)))
+    if not preferences.shows(by_default=True):
         return _without_body(_CREATED, headers)
     return _rows(outcome, _CREATED, headers, singular=singular)
 
 
-def many_written(outcome: Outcome, answer: Answer, *, singular: bool) -> Response:
+def many_written(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
     if isinstance(outcome, _TOLD) or outcome.response is not None:
         return _given(outcome)
-    headers = _headers(outcome, answer)
+    headers = _headers(outcome, preferences)
     count = len(outcome.rows)
-    headers.append(_content_range(f"0-{count - 1}/*" if count else "*/*"))
-    if answer != "representation":
+    headers.append(_content_range(f"0-{count - 1}" if count else "*", count if preferences.count else None))
+    if not preferences.shows(by_default=False):
         return _without_body(_NO_CONTENT, headers)
     return _rows(outcome, _OK, headers, singular=singular)

@@ -44,6 +44,8 @@ class Parts:
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
     max_body_bytes: int
     access_log: bool
+    demo: bool = False
+    """Whether /docs may send writes to the demo's table. Elsewhere it sends reads only."""
 
 
 class Application(FastAPI):
@@ -76,7 +78,7 @@ class Application(FastAPI):
         # answer them, which take the bare request.
         plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
         self.router.routes[:0] = plain
-        self.router.routes.extend(docs_routes(self._catalog, version=__version__))
+        self.router.routes.extend(docs_routes(self._catalog, version=__version__, demo=parts.demo))
         self.router.routes.extend(problem_routes())
         self.add_middleware(Edge, done=parts.done, access_log=parts.access_log)
         self._data = Edge(DataRoutes(parts.gateway, parts.max_body_bytes), done=parts.done, access_log=parts.access_log)

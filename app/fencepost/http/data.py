@@ -23,30 +23,33 @@ from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
 from fencepost.http.answers import created, kept, listed, many_written, one
+from fencepost.http.header_rules import JUDGED, refuse_headers
+from fencepost.http.preferences import Preferences, read_preferences
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import NO_QUERY, parse_query
+from fencepost.http.reading_bodies import (
+    read_changes,
+    read_no_body,
+    read_object,
+    read_rows,
+    require_form_of_patch,
+    whole_table,
+)
 from fencepost.http.reading_requests import (
     Headers,
     RawHeaders,
     by_name,
     payload_hash,
-    read_body,
-    read_changes,
     read_idempotency_key,
-    read_object,
-    read_preferences,
-    read_rows,
     read_token,
-    refuse_token,
-    require_form_of_patch,
     table_name,
     wants_one,
-    whole_table,
 )
 from fencepost.storage.query import Query, QueryError
 
 PREFIX: Final = b"/v1/data/"
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
+_READING: Final = ("GET", "HEAD")
 _UNNAMEABLE: Final = (("",), (".",), ("..",))
 ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
 
@@ -110,105 +113,114 @@ class DataRoutes:
                 )
             )
         raw_headers = scope["headers"]
-        asked = Asked(method, raw_key, scope["query_string"], raw_headers, by_name(raw_headers), receive)
+        headers = by_name(raw_headers)
+        if not JUDGED.isdisjoint(headers):
+            refuse_headers(headers, writing=method not in _READING)
+        asked = Asked(method, raw_key, scope["query_string"], raw_headers, headers, receive)
         return await handler(self, asked, name, key)
 
     async def get_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}/{key}."""
-        refuse_token(request.raw_headers)
         wants_one(request.headers)
         query = _only(parse_query(request.query), "select")
+        preferences = read_preferences(request.headers.get(b"prefer"), "row")
         table = table_name(request.headers, name, writing=False)
-        return one(await read_one(self._gateway(), ReadOne(table, key, query.select)))
+        return one(await read_one(self._gateway(), ReadOne(table, key, query.select)), preferences)
 
     async def get_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}."""
-        refuse_token(request.raw_headers)
         singular = wants_one(request.headers)
-        query = parse_query(request.query)
-        count = read_preferences(request.headers).count
+        query = _only(parse_query(request.query), "select", "filters", "order", "limit", "offset")
+        preferences = read_preferences(request.headers.get(b"prefer"), "list")
         table = table_name(request.headers, name, writing=False)
-        outcome = await read_many(self._gateway(), ReadMany(table, query, count))
-        return listed(outcome, query.offset, singular=singular)
+        outcome = await read_many(self._gateway(), ReadMany(table, query, preferences.count))
+        return listed(outcome, query.offset, preferences, singular=singular)
 
     async def patch_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}/{key}."""
-        answer = read_preferences(request.headers).answer
-        write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
-        return one(await patch(self._gateway(), write), answer)
+        preferences = read_preferences(request.headers.get(b"prefer"), "one")
+        write = await self._changed(request, name, key, preferences)
+        return one(await patch(self._gateway(), write), preferences)
 
     async def put_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
-        answer = read_preferences(request.headers).answer
-        write = await self._keyed(request, name, key, lambda done: one(done, answer), with_body=True)
-        return one(await put(self._gateway(), write), answer)
+        preferences = read_preferences(request.headers.get(b"prefer"), "one")
+        write = await self._changed(request, name, key, preferences)
+        return one(await put(self._gateway(), write), preferences)
 
     async def delete_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
-        answer = read_preferences(request.headers).answer
-        write = await self._keyed(
-            request, name, key, lambda done: one(done, answer, row_by_default=False), with_body=False
-        )
-        return one(await delete(self._gateway(), write), answer, row_by_default=False)
+        preferences = read_preferences(request.headers.get(b"prefer"), "one")
+        token = read_token(request.raw_headers)
+        wants_one(request.headers)
+        query = _only(parse_query(request.query), "select")
+        await read_no_body(request.headers, request.receive, self._max_body_bytes)
+        table = table_name(request.headers, name, writing=True)
+        once = read_once(request, table, "", lambda done: one(done, preferences, row_by_default=False))
+        write = KeyedWrite(table, key, token, query.select, None, once, preferences.shows(by_default=False))
+        return one(await delete(self._gateway(), write), preferences, row_by_default=False)
 
-    async def _keyed(
-        self, request: Asked, name: str, key: tuple[str, ...], render: Render, *, with_body: bool
-    ) -> KeyedWrite:
+    async def _changed(self, request: Asked, name: str, key: tuple[str, ...], preferences: Preferences) -> KeyedWrite:
         token = read_token(request.raw_headers)
         wants_one(request.headers)
         query = _only(parse_query(request.query), "select", "columns")
-        body = None
-        if with_body:
-            body = await read_object(request.headers, request.receive, self._max_body_bytes, query.columns)
-        else:
-            await read_body(request.headers, request.receive, self._max_body_bytes)
+        body = await read_object(
+            request.headers, request.receive, self._max_body_bytes, query.columns, complete=preferences.complete
+        )
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text if body else "", render)
-        return KeyedWrite(table, key, token, query.select, body, once)
+        once = read_once(request, table, body.text, lambda done: one(done, preferences))
+        return KeyedWrite(table, key, token, query.select, body, once, preferences.shows(by_default=True))
 
     async def post_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """POST /v1/data/{table}: one object, or an array."""
+        preferences = read_preferences(request.headers.get(b"prefer"), "insert")
         token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
         query = _only(parse_query(request.query), "select", "columns")
-        body, count = await read_rows(request.headers, request.receive, self._max_body_bytes, query.columns)
+        body, count = await read_rows(
+            request.headers, request.receive, self._max_body_bytes, query.columns, complete=preferences.complete
+        )
         table = table_name(request.headers, name, writing=True)
-        answer = read_preferences(request.headers).answer
-        once = read_once(request, table, body.text, lambda done: created(done, answer, singular=singular))
-        outcome = await insert(self._gateway(), Insert(table, token, body, count, query.select, singular, once))
-        return created(outcome, answer, singular=singular)
+        once = read_once(request, table, body.text, lambda done: created(done, preferences, singular=singular))
+        most, shown = preferences.most, preferences.shows(by_default=True)
+        write = Insert(table, token, body, count, query.select, singular, once, most, shown)
+        return created(await insert(self._gateway(), write), preferences, singular=singular)
 
     async def patch_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters with an object, or without filters and with an array."""
+        preferences = read_preferences(request.headers.get(b"prefer"), "many")
         token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
-        answer = read_preferences(request.headers).answer
         query = _only(parse_query(request.query), "select", "columns", "filters")
-        body, count = await read_changes(request.headers, request.receive, self._max_body_bytes, query.columns)
+        body, count = await read_changes(
+            request.headers, request.receive, self._max_body_bytes, query.columns, complete=preferences.complete
+        )
         require_form_of_patch(query, count)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text, lambda done: many_written(done, answer, singular=singular))
+        once = read_once(request, table, body.text, lambda done: many_written(done, preferences, singular=singular))
+        most, shown = preferences.most, preferences.shows(by_default=False)
         if count is None:
-            filtered = FilteredWrite(table, query.filters, token, body, query.select, singular, once)
+            filtered = FilteredWrite(table, query.filters, token, body, query.select, singular, once, most, shown)
             outcome = await patch_many(self._gateway(), filtered)
         else:
-            rows = RowsPatch(table, token, body, count, query.select, singular, once)
+            rows = RowsPatch(table, token, body, count, query.select, singular, once, most, shown)
             outcome = await patch_rows(self._gateway(), rows)
-        return many_written(outcome, answer, singular=singular)
+        return many_written(outcome, preferences, singular=singular)
 
     async def delete_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
+        preferences = read_preferences(request.headers.get(b"prefer"), "many")
         token = read_token(request.raw_headers)
         singular = wants_one(request.headers)
-        answer = read_preferences(request.headers).answer
-        query = _only(parse_query(request.query), "select", "columns", "filters")
+        query = _only(parse_query(request.query), "select", "filters")
         if not query.filters:
             raise RequestError(whole_table("DELETE"))
-        await read_body(request.headers, request.receive, self._max_body_bytes)
+        await read_no_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, "", lambda done: many_written(done, answer, singular=singular))
-        write = FilteredWrite(table, query.filters, token, None, query.select, singular, once)
-        return many_written(await delete_many(self._gateway(), write), answer, singular=singular)
+        once = read_once(request, table, "", lambda done: many_written(done, preferences, singular=singular))
+        most, shown = preferences.most, preferences.shows(by_default=False)
+        write = FilteredWrite(table, query.filters, token, None, query.select, singular, once, most, shown)
+        return many_written(await delete_many(self._gateway(), write), preferences, singular=singular)
 
 
 def read_once(request: Asked, table: str, body: str, render: Render) -> Once | None:

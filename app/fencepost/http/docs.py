@@ -19,6 +19,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.http.html_page import page
 from fencepost.http.problem_response import problem_response
 from fencepost.storage.catalog import Catalog, Table
+from fencepost.storage.demo import is_demo
 
 SWAGGER_UI_VERSION: Final = "5.35.0"
 
@@ -45,14 +46,20 @@ _MOST_TABLES: Final = 200
 """How many tables the index page lists; /docs has them all."""
 
 
-def docs_routes(catalog: Callable[[], Catalog], *, version: str) -> list[Route]:
-    """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture."""
+_DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
+"""The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
+
+
+def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> list[Route]:
+    """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
+    table was asked for.
+    """
 
     async def index(_request: Request) -> Response:
         return index_page(catalog(), version)
 
     async def docs(_request: Request) -> Response:
-        return docs_page(version)
+        return docs_page(version, writes=_DEMO_WRITES if demo and is_demo(catalog().find("orders")) else "")
 
     return [
         Route("/", index),
@@ -61,8 +68,10 @@ def docs_routes(catalog: Callable[[], Catalog], *, version: str) -> list[Route]:
     ]
 
 
-def docs_page(version: str) -> HTMLResponse:
-    """Show Swagger UI on /openapi.json."""
+def docs_page(version: str, *, writes: str) -> HTMLResponse:
+    """Show Swagger UI on /openapi.json. Its forms are filled in with examples, so on real tables "Execute" is offered
+    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too.
+    """
     # Assets are cached for a day; another version of either is another address.
     query = escape(f"?v={version}-{SWAGGER_UI_VERSION}")
     return HTMLResponse(
@@ -72,7 +81,9 @@ def docs_page(version: str) -> HTMLResponse:
         '<link rel="icon" href="docs/assets/favicon-32x32.png">'
         f'<link rel="stylesheet" href="docs/assets/swagger-ui.css{query}">'
         f'<link rel="stylesheet" href="docs/assets/docs.css{query}"></head>'
-        '<body><div id="swagger-ui"></div><noscript>This page needs JavaScript; <a href="openapi.json">'
+        "<body>"
+        f'<div id="swagger-ui" data-writes="{escape(writes)}"></div>'
+        '<noscript>This page needs JavaScript; <a href="openapi.json">'
         "openapi.json</a> says the same.</noscript>"
         f'<script src="docs/assets/swagger-ui-bundle.js{query}"></script>'
         f'<script src="docs/assets/docs.js{query}"></script></body></html>\n',
@@ -93,7 +104,7 @@ def index_page(catalog: Catalog, version: str) -> HTMLResponse:
         f'<nav class="soft">Fencepost {escape(version)}</nav><h1>Every write carries its fencing token</h1>'
         "<p>This gateway checks the token of each write against the newest one that the row has accepted. "
         "A holder whose lock was taken over gets a 409, and nothing is changed.</p>"
-        '<p><a href="docs">Documentation, to try it out</a> · <a href="openapi.json">openapi.json</a> · '
+        '<p><a href="docs">Documentation</a> · <a href="openapi.json">openapi.json</a> · '
         '<a href="problems">problems</a></p>'
         f"<h2>Tables</h2>{listing}"
         '<h2>Service</h2><p><a href="healthz">healthz</a> · <a href="readyz">readyz</a> · '

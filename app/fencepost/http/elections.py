@@ -26,8 +26,8 @@ from fencepost.http.edge import HEAD
 from fencepost.http.lease_requests import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
-from fencepost.http.reading_requests import refuse_token
 from fencepost.http.system import answered, json_response, problems
+from fencepost.http.system_requests import read_headers
 from fencepost.storage.query import QueryError
 
 HEARTBEAT: Final = 10.0
@@ -69,7 +69,7 @@ _LAST: Final[dict[str, Any]] = {
 }
 # The latter tells nginx not to hold it back.
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_BAD = (400, "The query cannot be read, or the request carries a fencing token.")
+_BAD = (400, "The query or a header cannot be read.")
 _AWAY = (503, "The database cannot be asked, the gateway is stopping, or too many streams are open.")
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -129,7 +129,7 @@ def _bad(detail: str) -> RequestError:
 
 def _read(request: Request, known: Sequence[str]) -> Asked:
     """Read the query, strictly."""
-    refuse_token(request.scope["headers"])
+    read_headers(request, "look", query=True)
     given: dict[str, str] = {}
     try:
         pairs = query_pairs(request.scope["query_string"])

@@ -15,7 +15,9 @@ from fencepost.fencing.token import BUILTIN, MAX_TOKEN
 from fencepost.gateway.acquire import Acquire
 from fencepost.http.problem_response import RequestError
 from fencepost.http.query_params import query_pairs
-from fencepost.http.reading_requests import by_name, read_json
+from fencepost.http.reading_bodies import read_json
+from fencepost.http.reading_requests import by_name
+from fencepost.http.system_requests import read_headers
 from fencepost.locks.postgres import LeaseLimits
 from fencepost.storage.leases import LeaseId
 from fencepost.storage.query import QueryError
@@ -80,6 +82,7 @@ def read_lease_id(text: str) -> LeaseId:
 
 async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -> Acquire:
     """Read POST /v1/leases."""
+    read_headers(request, "lease", resources=True)
     secret = read_secret(request.scope["headers"])
     body = await _object(request, body_limit)
     _only(body, _ACQUIRE)

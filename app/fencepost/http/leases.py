@@ -24,8 +24,9 @@ from fencepost.http.lease_requests import (
     require_secret,
 )
 from fencepost.http.problem_response import RequestError, problem_response
-from fencepost.http.reading_requests import refuse_token
+from fencepost.http.reading_bodies import read_no_body
 from fencepost.http.system import answered, json_response, problems
+from fencepost.http.system_requests import read_headers
 from fencepost.storage.leases import Lease, LeaseId, LockState
 
 # The endpoints take the bare request, and document their parameters here: FastAPI's reading of one header and one path
@@ -121,7 +122,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.LeaseState,
         summary="Look at a lease",
         openapi_extra=_takes(_ID),
-        responses=problems((400, "The request carries a fencing token."), _LOST, _AWAY),
+        responses=problems((400, "The request has parameters or headers that this route does not take."), _LOST, _AWAY),
     )
     async def get_lease(request: Request) -> Response:
         """Tell the state of a live lease. It takes no secret and shows none."""
@@ -163,14 +164,14 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def delete_lease(request: Request) -> Response:
         """Give the locks back and wake the first waiter. Harmless when the lease is over already."""
-        return await answered(_release(gateway(), request))
+        return await answered(_release(gateway(), max_body_bytes, request))
 
     @router.get(
         "/v1/locks",
         response_model=list[wire.LockAnswer],
         summary="Who holds locks, and who waits",
         openapi_extra=_takes(*_LISTING),
-        responses=problems((400, "The query cannot be read, or the request carries a fencing token."), _AWAY),
+        responses=problems((400, "The query or a header cannot be read."), _AWAY),
     )
     async def get_locks(request: Request) -> Response:
         """List locks that are held or waited for, by name. Idle locks do not appear: nothing is kept of them."""
@@ -252,13 +253,14 @@ def _state(lease_id: LeaseId, lease: Lease) -> wire.LeaseState:
 
 
 async def _look(gateway: Gateway, request: Request) -> Response:
-    refuse_token(request.scope["headers"])
+    read_headers(request, "look")
     lease_id = read_lease_id(request.path_params["lease_id"])
     found = await leases.inspect(gateway, lease_id)
     return problem_response(found) if isinstance(found, Problem) else json_response(_state(lease_id, found))
 
 
 async def _renew(gateway: Gateway, limit: int, request: Request) -> Response:
+    read_headers(request, "lease")
     secret = require_secret(request.scope["headers"])
     ttl_ms = await read_renew(request, limit, gateway.locks.limits)
     lease_id = read_lease_id(request.path_params["lease_id"])
@@ -267,6 +269,7 @@ async def _renew(gateway: Gateway, limit: int, request: Request) -> Response:
 
 
 async def _mint(gateway: Gateway, limit: int, request: Request) -> Response:
+    read_headers(request, "lease")
     secret = require_secret(request.scope["headers"])
     count = await read_mint(request, limit, gateway.locks.limits)
     lease_id = read_lease_id(request.path_params["lease_id"])
@@ -278,8 +281,10 @@ async def _mint(gateway: Gateway, limit: int, request: Request) -> Response:
     return json_response(answer)
 
 
-async def _release(gateway: Gateway, request: Request) -> Response:
+async def _release(gateway: Gateway, limit: int, request: Request) -> Response:
+    headers = read_headers(request, "lease")
     secret = require_secret(request.scope["headers"])
+    await read_no_body(headers, request.receive, limit)
     try:
         number = read_lease_id(request.path_params["lease_id"])
     except RequestError:  # no lease of such an id can be held
@@ -291,7 +296,7 @@ async def _release(gateway: Gateway, request: Request) -> Response:
 
 
 async def _list(gateway: Gateway, request: Request) -> Response:
-    refuse_token(request.scope["headers"])
+    read_headers(request, "look", query=True)
     source, name, after, limit = read_listing(request.scope["query_string"])
     found = await leases.locks(gateway, source, name, after, limit)
     if isinstance(found, Problem):

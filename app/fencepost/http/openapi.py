@@ -27,13 +27,14 @@ one. Send it with every write as `X-Fence-Token`. The row remembers the newest t
 *mark*, and a write with an older token gets a **409** and changes nothing. Do not retry it: somebody else
 holds the lock now.
 
-**Try it** on a protected table: change a row with token 34, then send the same again. The first answer is 200.
-The second is 409, [spent](problems/spent-token): under the rule *strict* each token writes a row once. With 33
-it is [stale](problems/stale-token), and 35 is welcome.
+**For example**, change a row with token 34, then send the same again. The first answer is 200. The second is 409,
+[spent](problems/spent-token): under the rule *strict* each token writes a row once. With 33 it is
+[stale](problems/stale-token), and 35 is welcome. On the demo's table (`fencepost serve --demo`) this page sends such
+writes. Elsewhere it sends reads only, for its forms are filled in with examples.
 
 **Reading** takes PostgREST's dialect: `?status=eq.new&order=created_at.desc&limit=20`. A filter is
 `operator.value` with `eq neq gt gte lt lte like ilike in is`, and `not.` before it; `in.(a,b)`, `is.null`; `*` is
-the wildcard of `like`. A read carries no token.
+the wildcard of `like`. A read needs no token, and does not look at one that comes with it.
 
 **Keys** in a path are the primary key's values in its column order, joined by `,`, each percent-encoded.
 **Errors** are `application/problem+json`; [all of them](problems).

@@ -227,8 +227,19 @@ PARAMETERS: Final[dict[str, Part]] = {
     "Prefer": {
         "name": "Prefer",
         "in": "header",
-        "description": "Whether the answer carries what was written.",
-        "schema": {"type": "string", "enum": ["return=minimal", "return=representation"]},
+        "description": "Whether the answer carries what was written. What is not done is refused.",
+        "schema": {"type": "string", "enum": ["return=minimal", "return=representation", "return=headers-only"]},
+    },
+    "PreferMany": {
+        "name": "Prefer",
+        "in": "header",
+        "description": "Whether the answer carries what was written, and its `Content-Range` how many rows; and how "
+        "many rows may be written at most: one more, and none is. Several are joined by commas. What is not done is "
+        "refused.",
+        "schema": {
+            "type": "string",
+            "enum": ["return=minimal", "return=representation", "return=headers-only", "count=exact", "max-affected=1"],
+        },
     },
     "PreferCount": {
         "name": "Prefer",

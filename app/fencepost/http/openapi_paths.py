@@ -58,10 +58,9 @@ class _Routes:
         if self.fence and self.fence.requires_key:
             keyed = {**PARAMETERS["IdempotencyKey"], "required": True}
         # Parameters stand with each operation: at the path, Swagger UI does not follow references.
-        self.write = [
-            *(parameter("FenceToken"), keyed, select(table, writing=True)),
-            *(parameter("Prefer"), parameter("RequestId")),
-        ]
+        before = [parameter("FenceToken"), keyed, select(table, writing=True)]
+        self.write = [*before, parameter("Prefer"), parameter("RequestId")]
+        self.write_many = [*before, parameter("PreferMany"), parameter("RequestId")]
 
     def collection(self) -> Part:
         """Describe /v1/data/{table}."""
@@ -81,7 +80,7 @@ class _Routes:
         return self._operation(
             f"list_{self.names.operation}",
             f"Rows of {self.table.name}",
-            "Rows that match every filter, in PostgREST's dialect. Carries no token." + self._how_to_write(),
+            "Rows that match every filter, in PostgREST's dialect. A token is not looked at." + self._how_to_write(),
             [
                 select(self.table),
                 *filters(self.table),
@@ -100,7 +99,7 @@ class _Routes:
         return self._operation(
             f"read_{self.names.operation}_row",
             f"One row of {self.table.name}",
-            "One row by its primary key. Carries no token." + self._how_to_write(),
+            "One row by its primary key. A token is not looked at." + self._how_to_write(),
             [*self.keys, select(self.table), parameter("RequestId")],
             {"200": self._row("The row.", self.read), **errors([*_READ, "NoRow"])},
         )
@@ -118,7 +117,7 @@ class _Routes:
             f"Insert into {self.table.name}",
             "One object, or an array of them, all or nothing. A key that a newer token has written, claimed "
             "or deleted is refused like any stale write." + self._scopes(),
-            [*self.write, columns()],
+            [*self.write_many, columns()],
             {
                 "201": self._rows("The rows as they were written; empty with `Prefer: return=minimal`.", self.created),
                 **errors([*_WRITE, "NoTable", "Refused"]),
@@ -141,7 +140,7 @@ class _Routes:
             "One object and at least one filter: the rows that match. Or an array and no filter: each object names its "
             "row by the key's columns, and changes the others; a key without a row is 404, and nothing is written. "
             "One token for all of them, all or nothing: one row that a newer token has written refuses the request.",
-            [*filters(self.table, prefill=True), *self.write, columns()],
+            [*filters(self.table, prefill=True), *self.write_many, columns()],
             {
                 "200": self._rows("`Prefer: return=representation`: the rows after the change.", self.many),
                 "204": {"description": "Done, or no row matched."} | self.many,
@@ -167,7 +166,7 @@ class _Routes:
             f"delete_{self.names.operation}_where",
             f"Delete the rows that match ({self.table.name})",
             "Needs at least one filter. One token for all matching rows, all or nothing. Their marks outlive them.",
-            [*filters(self.table, prefill=True), *self.write],
+            [*filters(self.table, prefill=True), *self.write_many],
             {
                 "200": self._rows("`Prefer: return=representation`: the rows that were deleted.", self.many),
                 "204": {"description": "Done, or no row matched."} | self.many,

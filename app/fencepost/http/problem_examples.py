@@ -115,11 +115,24 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         "This PostgreSQL is system 7412345678901234567 on timeline 2, and generation 0 was raised on system"
         " 7412345678901234567, timeline 1: a standby was promoted, or a backup restored, and writes that were"
         " acknowledged, their marks and tokens may be missing here.",
-        hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use.",
+        hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
+        " --above if the detail says so.",
         retry_after=10,
         extra={
-            "found": {"system_identifier": "7412345678901234567", "timeline": 2},
-            "known": {"generation": "0", "system_identifier": "7412345678901234567", "timeline": 1},
+            "found": {
+                "system_identifier": "7412345678901234567",
+                "timeline": 2,
+                "database_oid": "16384",
+                "relation_oid": "16611",
+            },
+            "known": {
+                "generation": "0",
+                "identity": "5f0c1f6e-6d1d-4b52-9a55-0f5b2a3c8e11",
+                "system_identifier": "7412345678901234567",
+                "timeline": 1,
+                "database_oid": "16384",
+                "relation_oid": "16611",
+            },
         },
     ),
     Problem(

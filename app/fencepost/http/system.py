@@ -23,14 +23,9 @@ from fencepost.http.openapi_answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATT
 from fencepost.http.problem_response import RequestError, problem_response
 from fencepost.http.query_params import query_pairs
 from fencepost.http.raw_response import JSON, NO_STORE, RawResponse
-from fencepost.http.reading_requests import (
-    by_name,
-    payload_hash,
-    read_idempotency_key,
-    read_json,
-    read_token,
-    refuse_token,
-)
+from fencepost.http.reading_bodies import read_json
+from fencepost.http.reading_requests import payload_hash, read_idempotency_key, read_token
+from fencepost.http.system_requests import read_headers
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.storage.query import QueryError
 
@@ -111,14 +106,14 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.FenceAnswer,
         summary="What is known of a resource: mark, rule, source",
         responses=problems(
-            (400, "The resource cannot be read, or the request carries a token."),
+            (400, "The resource, the query or a header cannot be read."),
             (403, "The table is not protected."),
             (404, "There is no such table."),
             (503, "The database cannot be asked."),
         ),
     )
     async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
-        """Tell a resource's mark, and what is known of how it came by it."""
+        """Tell a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
         return await answered(_explain(gateway, request))
 
     return router
@@ -145,8 +140,9 @@ def _resource(name: str, where: str) -> Resource:
 
 
 async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -> Response:
+    headers = read_headers(request, "claim", resources=True)
     token = read_token(request.scope["headers"])
-    _, body = await read_json(by_name(request.scope["headers"]), request.receive, limit)
+    _, body = await read_json(headers, request.receive, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
     key = read_idempotency_key(request.scope["headers"])
@@ -181,7 +177,7 @@ def _resource_parameter(raw: bytes) -> Resource:
 
 
 async def _explain(gateway: Callable[[], Gateway], request: Request) -> Response:
-    refuse_token(request.scope["headers"])
+    read_headers(request, "look", query=True, resources=True)
     outcome = await explain(gateway(), _resource_parameter(request.scope["query_string"]))
     if isinstance(outcome, Problem):
         return problem_response(outcome)

@@ -53,7 +53,7 @@ def make(url: str, surroundings: Surroundings) -> Source:
             if extra is None or (error.name is not None and error.name.startswith("fencepost")):
                 raise
             raise SourceConfigError(
-                f"{scheme}:// needs the library {error.name}: pip install 'fencepost[{extra}]'"
+                f"{scheme}:// needs the library {error.name}: pip install '.[{extra}]' in the clone of Fencepost"
             ) from error
         return from_url(url, surroundings)
     return _third_party(scheme)(url, surroundings)

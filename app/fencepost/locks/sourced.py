@@ -12,6 +12,7 @@ the lock is still held: if so, it was held when they were drawn.
 A crash between two steps leaves a hold that nobody knows the handle of. It expires.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.hold_keeper import HoldKeeper
 from fencepost.locks.postgres import Attempted, Claim, LeaseLimits
-from fencepost.locks.source import MOST_NATIVE, Holder, Source
+from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
 from fencepost.locks.source_claims import SourceClaims
 from fencepost.locks.source_grants import Grants, Held, ms_since
 from fencepost.storage import source_leases, sources
@@ -30,8 +31,6 @@ from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Want
 from fencepost.storage.source_leases import SourceLease
 
 if TYPE_CHECKING:
-    import asyncio
-
     from fencepost.storage.sources import State
 
 VOID_TRIES: Final = 5
@@ -84,10 +83,17 @@ class SourceLocks:
         await self._grants.ask(lambda c: sources.register(c, self.name, self.kind, can.order, verifies=can.verifies))
         self._registered = True
 
-    async def close(self) -> None:
-        """End what lives by this process's session, and close the connections to the service."""
-        await self._keeper.close()
-        await self.source.close()
+    async def close(self, within: float = 2 * REQUEST_TIMEOUT) -> None:
+        """End what lives by this process's session, and close the connections to the service, in `within` seconds: half
+        of them for the holds one by one, the rest for their session, with which they end as well.
+        """
+        deadline = asyncio.get_running_loop().time() + within
+        await self._keeper.close(within / 2)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.source.close()
+        except TimeoutError:
+            self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
 
     async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
@@ -145,6 +151,7 @@ class SourceLocks:
         if renewed is None:  # over by our record meanwhile: the hold is nobody's
             await self._grants.give_back(lease.lock, lease.handle)
             return None
+        self._keeper.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
         return _public(renewed, ())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
@@ -211,7 +218,7 @@ class SourceLocks:
     async def _recorded(self, wanted: Wanted, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
         if lease is not None and not self.source.capabilities.ttl_from_server:
-            self._keeper.keep(lease.lease_id, lease.lock, lease.handle)
+            self._keeper.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
         return lease
 
     async def _answered(

@@ -6,15 +6,22 @@ only wake those who wait here: each of them looks again, and finds its node or d
 
 A request whose answer got lost is asked again within the same REQUEST_TIMEOUT where repeating does no harm. One that
 was given up may still land, since kazoo may send it on the next connection: whoever creates nodes has to look for them.
+
+A session asks for servers that have come as far as it has seen. Servers that lost their data, or were restored from a
+backup, refuse it for ever (kazoo is not told why). So a connection that is gone for longer than the session timeout is
+sought by a second client too, which has seen nothing. If that one stands for a session timeout, and the first one is
+still refused, the first session has ended on the servers' side, if they know it at all: the second takes its place.
 """
 
 import asyncio
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import structlog
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
@@ -52,6 +59,7 @@ _ENDED: Final = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 # At DEBUG kazoo writes each request, and the password is one.
 _log = logging.getLogger("fencepost.locks.kazoo")
 _log.setLevel(logging.WARNING)
+_events = structlog.stdlib.get_logger("fencepost.locks")
 _PAUSE: Final = 0.02  # seconds before a request is repeated
 _LONGEST_PAUSE: Final = 0.5  # seconds between two attempts to connect
 
@@ -68,9 +76,11 @@ class Session:
         self.acl = OPEN_ACL_UNSAFE if settings.credentials is None else CREATOR_ALL_ACL
         self._connected = asyncio.Event()
         self._sleepers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Future[None]] = set()
         self._closing = False
         self._client: Any = None
+        self._second: Any = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Begin to connect. Returns at once."""
@@ -80,13 +90,19 @@ class Session:
     async def close(self) -> None:
         """End the session and with it all of its holds, where the servers can be told; else they end by its timeout."""
         self._closing = True
+        self._stop_seeking()
         if self._client is not None:
             self._end(self._client)
         await asyncio.gather(*self._endings)
 
     def _start(self) -> None:
+        self._stop_seeking()
+        self._started = self._loop.time()
+        self._client = self._connecting()
+
+    def _connecting(self) -> Any:
         settings = self.settings
-        self._client = client = KazooClient(
+        client = KazooClient(
             hosts=settings.where,
             timeout=settings.session_timeout_s,
             auth_data=[("digest", settings.credentials)] if settings.credentials else None,
@@ -94,17 +110,29 @@ class Session:
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_LONGEST_PAUSE),
         )
         client.add_listener(lambda state: self._soon(self._turned, client, state))
-        self._started = self._loop.time()
         client.start_async()
+        return client
 
     def _end(self, client: Any) -> None:
-        def end() -> None:
-            client.stop()
-            client.close()
+        """Close a client's session. While the servers hang this takes its session timeout, or longer: in a thread that
+        the process does not wait for at its end.
+        """
+        ended = self._loop.create_future()
 
-        task = asyncio.create_task(asyncio.to_thread(end))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        def end() -> None:
+            try:
+                client.stop()
+                client.close()
+            finally:
+                self._soon(settle)
+
+        def settle() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        self._endings.add(ended)
+        ended.add_done_callback(self._endings.discard)
+        threading.Thread(target=end, daemon=True).start()
 
     def _soon(self, do: Callable[..., None], *what: Any) -> None:
         """Go from a thread of kazoo's to the loop."""
@@ -112,8 +140,47 @@ class Session:
             self._loop.call_soon_threadsafe(do, *what)
 
     def _turned(self, client: Any, state: str) -> None:
+        stands = state == KazooState.CONNECTED
         if client is self._client:
-            (self._connected.set if state == KazooState.CONNECTED else self._connected.clear)()
+            (self._connected.set if stands else self._connected.clear)()
+            if stands or self._closing:
+                self._stop_seeking()
+            elif self._timer is None and self._second is None:
+                self._timer = self._later(self._seek)
+        elif client is self._second:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._later(self._replace if stands else self._seek)
+        self._wake_all()
+
+    def _later(self, do: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(self.settings.session_timeout_s, do)
+
+    def _seek(self) -> None:
+        """Look for the servers without a past."""
+        self._stop_seeking()
+        self._second = self._connecting()
+
+    def _stop_seeking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._second is not None:
+            self._end(self._second)
+        self._timer = self._second = None
+
+    def _replace(self) -> None:
+        """Go on with the second client."""
+        first, self._client, self._second, self._timer = self._client, self._second, None, None
+        _events.warning(
+            "zookeeper refuses the session of this gateway and takes a new one, as after its data was lost or restored",
+            servers=self.settings.where,
+            seen=first.last_zxid,
+        )
+        self._end(first)
+        self._connected.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for woken in (one for events in self._sleepers.values() for one in events):
             woken.set()
 

@@ -89,6 +89,13 @@ class OriginJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionTrouble:
+    """A connection to PostgreSQL could not be had or closed as it was wanted; no request is answered otherwise."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pruned:
     """Marks (or idempotency records) that nobody can need any more were forgotten."""
 
@@ -137,6 +144,7 @@ Upkeep = (
     | HolderUnknown
     | CatalogLoaded
     | ListenerLost
+    | ConnectionTrouble
 )
 """What happens beside the requests."""
 Event = Accepted | Refused | LeaseAsked | Upkeep

@@ -11,6 +11,7 @@ from fencepost.observe.events import (
     Accepted,
     BatchesFail,
     CatalogLoaded,
+    ConnectionTrouble,
     Event,
     HolderUnknown,
     LeaseAsked,
@@ -109,7 +110,15 @@ def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
             return logging.INFO if verdict == "FP012" else logging.DEBUG
         case CatalogLoaded() | Pruned():
             return logging.INFO
-        case QueueFailed() | HolderUnknown() | ListenerLost() | PruningFailed() | BatchesFail() | SourceTrouble():
+        case (
+            QueueFailed()
+            | HolderUnknown()
+            | ListenerLost()
+            | PruningFailed()
+            | BatchesFail()
+            | SourceTrouble()
+            | ConnectionTrouble()
+        ):
             return logging.WARNING
         case OriginJudged(accepted=True):
             return logging.INFO
@@ -149,6 +158,8 @@ def _log(level: int, event: Event) -> None:
             log.log(level, "a token source is frozen: its numbers went backwards", source=source, reason=reason)
         case SourceTrouble(source, reason):
             log.log(level, "token source", source=source, reason=reason)
+        case ConnectionTrouble(reason):
+            log.log(level, "connections to PostgreSQL", reason=reason)
         case _:
             _log_upkeep(level, event)
 

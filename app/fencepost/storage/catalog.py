@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import EXTERNAL, Rule
 
@@ -66,6 +67,11 @@ class Fence:
 
     verify: bool = False
     """Whether the source is asked about tokens that are not known to be issued (R12)."""
+    ceiling: Ceiling | None = None
+    """How high a token may be, where the source is external; None: the source knows what it has issued."""
+
+    key: str = ""
+    """What the names of resources are rendered from, as fencepost.key_of has it."""
 
     @property
     def pinned(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, Table, TableKind, quote
@@ -34,7 +35,8 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
-  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope, p.verify)
+  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope, p.verify,
+                    p.max_token, p.max_jump)
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
 _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
@@ -107,16 +109,20 @@ UNKNOWN_DEFAULT: Final = "…"
 BOUND: Final = """ARRAY(
          SELECT a.attname::text FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid
            JOIN pg_attribute a ON a.attrelid = p.relation AND a.attnum = d.refobjsubid
-          WHERE f.pronamespace = 'fencepost'::regnamespace AND f.proname = p.functions || '_of'
+          WHERE f.pronamespace = 'fencepost'::regnamespace
+            AND f.proname = p.functions || CASE WHEN p.scope IS NULL THEN '_name' ELSE '_of' END
             AND d.refclassid = 'pg_class'::regclass AND d.refobjid = p.relation ORDER BY 1)"""
-"""The columns of fencepost.protected p that its function reads a row's scope from, as they are called now."""
+"""The columns by which the function of fencepost.protected p names a row's resource or scope, as they are called now.
+"""
 
-# What protect made, and whether it is all still there: the row triggers (enabled, on partitions too) and the column.
+# What protect made, and whether it is all still there: the row triggers (enabled, on partitions too), and the column
+# with the check that another one of its name does not have.
 FENCES: Final = f"""
 SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
-       p.verify, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
+       p.verify, p.max_token, p.max_jump,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
-       {BOUND} AS bound,
+       {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
            AND t.tgenabled IN ('O', 'A')) AS triggers,
        NOT EXISTS (
@@ -125,8 +131,9 @@ SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.ke
            UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
          SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
           WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A')) AS partitions_too,
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}'
-                  AND NOT a.attisdropped) AS column
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'c'
+                  AND k.conname = 'fencepost_mark' AND k.conkey = ARRAY[a.attnum]
+                WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped) AS column
   FROM fencepost.protected p"""
 
 TRIGGERS = 5
@@ -160,7 +167,7 @@ def _column(row: asyncpg.Record, expression: str | None) -> Column:
 def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
     scope = parse_scope(row["scope"]) if row["scope"] is not None else None
     if scope is None:
-        whole = row["triggers"] == TRIGGERS and row["column"]
+        whole = row["triggers"] == TRIGGERS and row["column"] and set(row["bound"]) == set(key)
     else:
         whole = (
             row["triggers"] == SCOPE_TRIGGERS
@@ -178,6 +185,8 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         requires_key=row["requires_key"],
         verify=row["verify"],
         scope=scope,
+        key=row["key_is"] or "",
+        ceiling=None if row["max_token"] is None else Ceiling(row["max_token"], row["max_jump"]),
     )
 
 

@@ -1,26 +1,17 @@
-"""One connection to the database, with the session settings that the rules stand on (R4, R6), and pools of such.
+"""One connection of the gateway's pools (pool.py). What its session has in force: session.py."""
 
-Every session is READ COMMITTED, waits for its commits to be durable, and spells values one way. They are startup
-settings, so nothing short of the server overrides them. Connections must therefore be direct: a pooler in transaction
-mode would hand one session's settings to another.
-"""
-
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 import asyncpg
-import asyncpg.pool
 
 from fencepost.storage.errors import OutcomeUnknownError
-from fencepost.storage.origin import ORIGIN, Origin
+from fencepost.storage.origin import ORIGIN, Origin, Watch
+from fencepost.storage.session import CONNECT_WITHIN, PINNED, Distinct, settle
 
-Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+Connection = asyncpg.Connection
 """What statements run on: a connection of one's own, or one lent by the pool."""
-
-Pool = asyncpg.Pool
-
-TRANSACTION_TIMEOUT_SINCE: Final = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +41,16 @@ SELECT o.*, pg_backend_pid() AS pid, (SELECT a.backend_start FROM pg_stat_activi
 
 
 class GatewayConnection(asyncpg.Connection):
-    """A pooled connection without asyncpg's reset round trip: the gateway leaves nothing behind that needs one.
-
-    It knows its backend, and the origin as it was when the connection was made or last asked (R15, R19).
+    """A connection of the pools. It knows its backend, and the origin as it was when the connection was made or last
+    asked (R15, R19).
     """
 
     backend: Backend
     origin: Origin
+    opened: float
+    """When it was opened (loop time)."""
+    read_only = False
+    """Whether its session was read-only then, or has refused a write as such since (read_only.py)."""
     _log_listeners: set[object]
     _unreplicated = False
 
@@ -71,7 +65,7 @@ class GatewayConnection(asyncpg.Connection):
                 " promoted"
             )
 
-    def on_warning(self, _connection: Connection, message: asyncpg.PostgresLogMessage) -> None:
+    def on_warning(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
         """Hear a warning. A cancelled wait is told by nothing else: the statement succeeds, and its text is in any
         language.
         """
@@ -89,71 +83,63 @@ class GatewayConnection(asyncpg.Connection):
         else:
             self.remove_log_listener(self.on_warning)
 
-    async def introduce(self) -> None:
-        """Ask both, in one query: what a pool does with each new connection."""
+    async def introduce(self, watch: Watch) -> None:
+        """Ask both, in one query: what a pool does with each new connection. `watch` compares the answer."""
+        before = watch.met
         row = await self.fetchrow(_WHO)
         if row is None:
             raise RuntimeError("fencepost.origin() gave no row")
         self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
-
-    async def reset(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncpg's signature
-        """Clean up only after a transaction that was left open by a failure."""
-        if self.is_in_transaction():
-            await super().reset(timeout=timeout)
-
-
-async def _introduce(connection: asyncpg.Connection) -> None:
-    await gateway_connection(connection).introduce()
+        watch.heard(self.origin, before)
 
 
 def gateway_connection(connection: Connection) -> GatewayConnection:
-    """Return what is behind a connection that the pool has lent, which is a proxy."""
-    behind = getattr(connection, "_con", connection)
-    if not isinstance(behind, GatewayConnection):
+    """Return a connection that the pool has lent as what it is."""
+    if not isinstance(connection, GatewayConnection):
         raise TypeError(f"{connection!r} is not of the gateway's pool")
-    return behind
+    return connection
 
 
-def session_settings(synchronous_commit: str, limits: Limits, *, server: int = 0) -> dict[str, str]:
-    """What every connection of the gateway starts with. `server`: PostgreSQL's major version."""
-    # It would end the connection in the middle of a write, and the limits of statements do what it is for.
-    newer = {"transaction_timeout": "0"} if server >= TRANSACTION_TIMEOUT_SINCE else {}
-    return newer | {
-        "application_name": "fencepost",
-        "default_transaction_isolation": "read committed",
-        # "at least on": a database that waits for its standbys to apply keeps doing so.
-        "synchronous_commit": "remote_apply" if synchronous_commit == "remote_apply" else "on",
+def session_settings(limits: Limits) -> dict[str, str]:
+    """What the session of every connection of the pools has in force (session.py)."""
+    return {
+        **PINNED,
         "statement_timeout": str(round(limits.statement_timeout * 1000)),
         "lock_timeout": str(round(limits.lock_timeout * 1000)),
         "idle_in_transaction_session_timeout": str(round(limits.statement_timeout * 1000)),
-        # A cancelled wait for a standby is a warning and nothing else (R15).
-        "client_min_messages": "warning",
-        "DateStyle": "ISO, MDY",
-        "IntervalStyle": "postgres",
-        "TimeZone": "UTC",
-        "bytea_output": "hex",
-        "extra_float_digits": "1",
-        # A token or a reason that ALTER ROLE or ALTER DATABASE gives to everybody is none of the gateway's (R14).
-        "fencepost.token": "",
-        "fencepost.break_glass": "",
-        # Compiling a statement that runs for 30 µs is never worth it.
-        "jit": "off",
     }
 
 
-async def open_pool(dsn: str, settings: dict[str, str], limits: Limits, size: int) -> Pool:
-    """Open a pool of `size` connections."""
-    pool: Pool = await asyncpg.create_pool(
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a process have in common, whichever pool they are of."""
+
+    distinct: Distinct
+    watch: Watch
+    """Compares which database each of them leads to."""
+
+
+async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, shared: Shared) -> GatewayConnection:
+    """Open a connection whose session has these settings, and which knows its backend and origin. asyncpg's errors and
+    the socket's; SessionError.
+    """
+    connection = await asyncpg.connect(
         dsn,
-        min_size=1,
-        max_size=size,
         connection_class=GatewayConnection,
-        server_settings=settings,
+        server_settings={"application_name": "fencepost"},
         # Later than the server's own limit, which undoes the statement and says so.
         command_timeout=limits.statement_timeout + 5,
         # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
         statement_cache_size=256,
-        max_inactive_connection_lifetime=300,
-        init=_introduce,
+        timeout=CONNECT_WITHIN,
     )
-    return pool
+    try:
+        found = await settle(connection, settings)
+        connection.opened = asyncio.get_running_loop().time()
+        connection.read_only = found["transaction_read_only"] == "on"
+        await connection.introduce(shared.watch)
+        shared.distinct.add(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection

@@ -2,6 +2,8 @@
 
 import asyncpg
 
+from fencepost.storage import session
+from fencepost.storage.catalog import Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.protect import protect
 
@@ -21,8 +23,9 @@ CREATE TABLE IF NOT EXISTS public.orders (
   created_at timestamptz NOT NULL DEFAULT now()
 )"""
 
+_COMMENT = "The demo: orders that several workers change under locks that may expire."
 _COMMENTS = (
-    "COMMENT ON TABLE public.orders IS 'The demo: orders that several workers change under locks that may expire.'",
+    f"COMMENT ON TABLE public.orders IS '{_COMMENT}'",
     "COMMENT ON COLUMN public.orders.order_id IS 'What the lock is named after.'",
     "COMMENT ON COLUMN public.orders.status IS 'new, paid, shipped or cancelled.'",
     "COMMENT ON COLUMN public.orders.amount IS 'In euros.'",
@@ -35,12 +38,17 @@ VALUES ('order-123', 'new', 'Ada', 42.50, 1),
        ('order-125', 'new', 'Edsger', 7, 1)"""
 
 
+def is_demo(table: Table | None) -> bool:
+    """Whether it is the table that `load` made, and not an `orders` of the user's own."""
+    return table is not None and table.name == "orders" and table.comment == _COMMENT
+
+
 async def load(dsn: str) -> int:
     """Make and protect `orders`, with its rows if it is new. An `orders` that is already there is left as it is.
 
     Returns a token that order-123 will take.
     """
-    connection = await asyncpg.connect(dsn)
+    connection = await session.connect(dsn, session.DURABLE)
     try:
         await connection.execute("SELECT pg_advisory_lock($1)", DEMO_LOCK)  # until we hang up
         if await connection.fetchval("SELECT to_regclass('public.orders') IS NOT NULL"):

@@ -6,26 +6,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-import asyncpg
-import asyncpg.pool
-
 from fencepost.storage.connection import (
     Connection,
+    GatewayConnection,
     Limits,
-    Pool,
+    Shared,
     gateway_connection,
-    open_pool,
+    open_connection,
     session_settings,
 )
 from fencepost.storage.errors import (
     RETRIED,
     QuarantinedError,
+    ReadOnlyError,
     RefusedError,
     StandbyError,
     UnavailableError,
+    interrupted,
     translated,
 )
 from fencepost.storage.origin import Standing, Watch
+from fencepost.storage.pool import ClosedError, Pool
+from fencepost.storage.read_only import REASON, ReadOnly, is_read_only, look
+from fencepost.storage.session import Distinct
 
 T = TypeVar("T")
 
@@ -43,43 +46,60 @@ RETRIES: Final = 10
 class Database:
     """Two pools: one for requests, and one for batches (group_commit.py), whose statements hardly wait for locks.
 
-    Leaving `connection()` or `lane()` gives the connection back; `retrying` repeats what lost a race.
+    Leaving `connection()` or `lane()` gives the connection back, which changes no answer. `retrying` repeats what lost
+    a race.
     """
 
-    def __init__(self, pool: Pool, lanes: Pool, limits: Limits, watch: Watch) -> None:
+    def __init__(self, pool: Pool, lanes: Pool, limits: Limits, watch: Watch, read_only: ReadOnly) -> None:
         self._pool = pool
         self._lanes = lanes
         self._limits = limits
         self._watch = watch
+        self._read_only = read_only
         self._waiting = 0
+        self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
-        cls, dsn: str, limits: Limits, changed: Callable[[Standing], None] = lambda _standing: None
+        cls,
+        dsn: str,
+        limits: Limits,
+        changed: Callable[[Standing], None] = lambda _standing: None,
+        report: Callable[[str], None] = lambda _trouble: None,
     ) -> "Database":
         """Connect; raise UnavailableError with the reason when that fails. `changed` hears when writes begin or cease
-        to be let through (R19).
+        to be let through (R19), `report` of trouble with connections that no caller is told of.
         """
-        with translated(writing=False):
-            probe = await asyncpg.connect(dsn, timeout=limits.pool_timeout)
-            try:
-                commit = await probe.fetchval("SHOW synchronous_commit")
-                settings = session_settings(commit, limits, server=probe.get_server_version().major)
-            finally:
-                await probe.close()
-            pool = await open_pool(dsn, settings, limits, limits.pool_size)
-            try:
-                hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
-                lanes = await open_pool(dsn, hasty, limits, limits.lanes)
-            except BaseException:
-                await pool.close()
-                raise
-        return cls(pool, lanes, limits, Watch(changed))
+        settings, shared = session_settings(limits), Shared(Distinct(), Watch(changed))
+        hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
+        pool = Pool(lambda: open_connection(dsn, settings, limits, shared), limits.pool_size, report)
+        lanes = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.lanes, report)
+        database = cls(pool, lanes, limits, shared.watch, ReadOnly(report))
+        try:
+            with translated(writing=False):
+                for each in (pool, lanes):
+                    each.give_back(await each.lend())
+        except BaseException:
+            await database.close()
+            raise
+        return database
 
     async def close(self) -> None:
         """Wait for connections in use, then close all."""
         await self._lanes.close()
         await self._pool.close()
+        if self._ending is not None:
+            self._ending.cancel()
+
+    def end_after(self, seconds: float) -> None:
+        """Have statements under way break then, for PostgreSQL may not answer: `close`, and whoever still asks
+        something before it, wait no longer.
+        """
+        self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        self._lanes.end()
+        self._pool.end()
 
     @asynccontextmanager
     async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
@@ -87,7 +107,7 @@ class Database:
         that shows that the sessions have old plans (RefusedError.of_an_old_plan) makes all of them new.
 
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
-        QuarantinedError (R19).
+        QuarantinedError (R19); and only if PostgreSQL takes writes, else ReadOnlyError.
         """
         async with self._lent(self._pool, writing=writing) as connection:
             yield connection
@@ -99,83 +119,138 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def _lent(self, pool: Pool, *, writing: bool) -> AsyncIterator[Connection]:
+    async def _lent(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
+        if writing:
+            self._read_only.require_writable()
         try:
             with translated(writing=False):
-                connection = await self._acquire(pool)
+                connection = await self._acquire(pool, writing=writing)
         except RefusedError as error:  # no such role, wrong password, no such database
             raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
-        behind = gateway_connection(connection)
+        spoilt = False
         try:
             if writing:
                 await self._require_origin(connection)
-                behind.listen()
+                self._require_writable(connection)
+                connection.listen()
             yield connection
         except RefusedError as error:
             if error.of_an_old_plan:
-                await self._expire()
+                self._expire()
+            raise
+        except ReadOnlyError as error:
+            spoilt = True  # also when the question is interrupted
+            if connection.read_only or await self._refuses_all(connection):
+                connection.read_only = True
+                raise ReadOnlyError(REASON) from error
+            spoilt = False
+            raise
+        except BaseException as error:
+            spoilt = interrupted(error)
             raise
         finally:
             if writing:
-                behind.stop_listening()
-            await pool.release(connection)
+                connection.stop_listening()
+            pool.give_back(connection, spoilt=spoilt)
 
-    async def _expire(self) -> None:
+    def _require_writable(self, connection: GatewayConnection) -> None:
+        if connection.read_only:
+            self._read_only.notice()
+            raise ReadOnlyError(REASON)
+
+    async def _refuses_all(self, connection: Connection) -> bool:
+        """Whether a write was refused because all of them are."""
+        with translated(writing=False):
+            if not await is_read_only(connection):
+                return False
+        self._read_only.notice()
+        return True
+
+    def _expire(self) -> None:
         """Make all connections new, as they come back."""
-        await self._pool.expire_connections()
-        await self._lanes.expire_connections()
+        self._pool.expire()
+        self._lanes.expire()
 
     def is_accepted(self, connection: Connection) -> bool:
-        """Whether a connection that is held for long is still one to write on: nobody has met a higher generation."""
-        return gateway_connection(connection).origin.problem(self._watch.highest) is None
+        """Whether a connection that is held for long is still one to write on, after what was met since."""
+        return self._watch.problem(gateway_connection(connection).origin) is None
 
     async def _require_origin(self, connection: Connection) -> None:
         """Refuse to write where the origin is not accepted (origin.py)."""
         watch, behind = self._watch, gateway_connection(connection)
-        if behind.origin.problem(watch.highest) is not None:  # since then it may have been promoted, or vouched for
+        if watch.problem(behind.origin) is not None:  # since then it may have been promoted, or vouched for
             with translated(writing=False):
-                await behind.introduce()
-        if watch.met(behind.origin):
-            await self._expire()
+                await behind.introduce(watch)
+        if watch.accepts(behind.origin):
+            self._expire()
         if (error := watch.judge(behind.origin)) is None:
             return
-        if (behind.origin.generation or 0) < watch.highest:
-            behind.terminate()
+        if watch.met is not None and not behind.origin.follows(watch.met):
+            behind.terminate()  # it leads elsewhere: the next one may not
         raise error
 
     async def standing(self) -> Standing:
         """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""
-        try:
-            async with self.connection() as connection:
-                with translated(writing=False):
-                    await gateway_connection(connection).introduce()  # somebody may have raised the generation since
-                await self._require_origin(connection)
-                return Standing(True, gateway_connection(connection).origin.generation, None)
-        except (StandbyError, QuarantinedError) as error:
-            return Standing(False, None, str(error))
+        begun = asyncio.get_running_loop().time()
+        while True:
+            try:
+                async with self.connection() as connection:
+                    behind = gateway_connection(connection)
+                    with translated(writing=False):
+                        await behind.introduce(self._watch)  # the generation may have been raised since
+                    await self._require_origin(behind)
+                    generation = behind.origin.generation
+                    with translated(writing=False):
+                        here, new = await look(connection)
+                    if here and behind.opened < begun:  # it may be a leftover: a new one shows
+                        behind.terminate()
+                        continue
+            except (StandbyError, QuarantinedError) as error:
+                return Standing(False, None, str(error))
+            if not here and not new:
+                self._read_only.lifted()
+                return Standing(True, generation, None)
+            if not here:
+                self._expire()
+            self._read_only.notice()
+            return Standing(False, generation, REASON)
 
-    async def _acquire(self, pool: Pool) -> "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]":
-        limit = self._limits.pool_timeout
+    async def _acquire(self, pool: Pool, *, writing: bool) -> GatewayConnection:
+        """Take a connection within `pool_timeout`; for a write none whose session is read-only, but one that has just
+        been opened.
+        """
         if self._waiting >= self._limits.most_waiting:
             raise UnavailableError(
                 f"{self._waiting} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
             )
         self._waiting += 1
         try:
-            # Not acquire(timeout=…), which makes a task of each request.
-            async with asyncio.timeout(limit):
-                return await pool.acquire()
+            async with asyncio.timeout(self._limits.pool_timeout):
+                begun = asyncio.get_running_loop().time()
+                while True:
+                    connection = await pool.lend()
+                    if not (writing and connection.read_only and connection.opened < begun):
+                        return connection
+                    pool.give_back(connection, spoilt=True)
         except TimeoutError as error:
             raise UnavailableError(
-                f"no connection to PostgreSQL within {limit:g} s: all are in use, or it does not answer"
+                f"no connection to PostgreSQL within {self._limits.pool_timeout:g} s: all are in use, or it does not"
+                " answer"
             ) from error
+        except ClosedError as error:
+            raise UnavailableError("the gateway is shutting down") from error
         finally:
             self._waiting -= 1
+
+    @property
+    def all_lent(self) -> bool:
+        """Whether requests have all connections that there may be."""
+        return self._pool.size >= self._limits.pool_size and not self._pool.idle
 
     def sizes(self) -> tuple[int, int]:
         """Tell (connections open, of them idle)."""
         pools = (self._pool, self._lanes)
-        return sum(pool.get_size() for pool in pools), sum(pool.get_idle_size() for pool in pools)
+        return sum(pool.size for pool in pools), sum(pool.idle for pool in pools)
 
 
 @asynccontextmanager

@@ -2,6 +2,8 @@
 
 StorageError
 ├── UnavailableError      nothing was done: no connection, overload, shutting down
+│   ├── ReadOnlyError     PostgreSQL takes no writes: the operator, or a full disk, has made it read-only
+│   ├── SessionError      the session is not the connection's own, or has not in force what was set
 │   ├── StandbyError      the server is in recovery: it can only be read
 │   └── QuarantinedError  not the system and timeline that writes were allowed on (R19)
 ├── OutcomeUnknownError   the connection broke after a write was sent: it may have landed (R15)
@@ -18,7 +20,11 @@ import asyncpg
 RETRIED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: nothing happened, and the same statement may succeed now (R4)."""
 
-_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", "XX000"})
+# One of PostgreSQL's internal errors, whose texts it does not translate.
+_INTERNAL: Final = "XX000"
+_LOOKUP_FAILED: Final = "cache lookup failed for "
+
+_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", _INTERNAL})
 _OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
 
 # Who says that a value has another type than when the session planned an expression of a PL/pgSQL function. By name:
@@ -26,10 +32,17 @@ _OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
 _DATATYPE_MISMATCH: Final = "42804"
 _PLANNED_BEFORE: Final = ("ExecEvalParamExtern", "plpgsql_param_eval_")
 
+# Their DETAIL has all columns of the row, "Failing row contains (…)", in any language; unless a function of a trigger
+# raised it, or the search for a partition, which shows the partition's key only.
+_OF_WHOLE_ROWS: Final = frozenset({"23502", "23514", "44000"})
+_SHOWS_LITTLE: Final = frozenset({"exec_stmt_raise", "ExecFindPartition"})
+
 # Class 57P: the server ends the connection. Class 08: it is gone. A commit may have been under way.
 _CONNECTION_CLASSES: Final = ("08", "57P")
 _OVERLOAD_CLASSES: Final = ("53",)
 _READ_ONLY: Final = "25006"
+# A prepared statement that is not there, or is there already: the session is another one than it was.
+_FOREIGN_SESSION: Final = frozenset({"26000", "42P05"})
 
 
 class StorageError(Exception):
@@ -38,6 +51,14 @@ class StorageError(Exception):
 
 class UnavailableError(StorageError):
     """The database could not be asked; nothing was done."""
+
+
+class ReadOnlyError(UnavailableError):
+    """PostgreSQL refused a write because its transaction was read-only (read_only.py); nothing was written."""
+
+
+class SessionError(UnavailableError):
+    """The session behind a connection is not its own, or has not in force what was set there (session.py)."""
 
 
 class StandbyError(UnavailableError):
@@ -80,11 +101,23 @@ class RefusedError(StorageError):
         self._raised_by: str = getattr(error, "server_source_function", None) or ""
 
     @property
+    def shows_a_row(self) -> bool:
+        """Whether the detail has all columns, the mark too, whatever the request named and its caller may see."""
+        return self.sqlstate in _OF_WHOLE_ROWS and self._raised_by not in _SHOWS_LITTLE
+
+    @property
     def of_an_old_plan(self) -> bool:
         """Whether the session has a plan in a trigger's function that a changed type made useless: there, it fails each
         time; in a new session it does not.
         """
         return self.sqlstate == _DATATYPE_MISMATCH and self._raised_by.startswith(_PLANNED_BEFORE)
+
+    @property
+    def of_a_dropped_object(self) -> bool:
+        """Whether the statement had found a function, say, that was dropped before it came to use it: it waited for a
+        lock in between. The same statement, run again, finds the function that has the name now.
+        """
+        return self.sqlstate == _INTERNAL and str(self).startswith(_LOOKUP_FAILED)
 
     @property
     def may_be_outdated(self) -> bool:
@@ -99,9 +132,27 @@ def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> Storage
         if writing:
             return OutcomeUnknownError(f"the connection to PostgreSQL ended during the write: {error}")
         return UnavailableError(f"the connection to PostgreSQL ended: {error}")
-    if state.startswith(_OVERLOAD_CLASSES) or state == _READ_ONLY:
+    if state in _FOREIGN_SESSION:
+        return SessionError(
+            f"nothing was done: {error}. A connection pooler in transaction or statement mode gives sessions to others;"
+            " the gateway needs session mode"
+        )
+    if state == _READ_ONLY:
+        return ReadOnlyError(f"PostgreSQL refused the write, and nothing was written: {error}")
+    if state.startswith(_OVERLOAD_CLASSES):
         return UnavailableError(f"PostgreSQL cannot take this now: {error}")
     return RefusedError(error)
+
+
+_OURS_TO_SAY: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What is raised on this side of the connection, and says nothing of how the statement ended."""
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether a statement may still be under way on the connection that this was met on."""
+    if isinstance(error, UnavailableError):
+        return isinstance(error.__cause__, _OURS_TO_SAY)
+    return not isinstance(error, Exception) or isinstance(error, (OutcomeUnknownError, *_OURS_TO_SAY))
 
 
 @contextmanager
@@ -111,7 +162,7 @@ def translated(*, writing: bool) -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _map_server_error(error, writing=writing) from error
-    except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+    except _OURS_TO_SAY as error:
         reason = str(error) or type(error).__name__
         if writing:
             raise OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}") from error

@@ -16,9 +16,9 @@ from fencepost.storage.connection import Connection
 from fencepost.storage.row_sql import (
     MARK,
     body_columns,
+    ceiling_of,
     comparison,
     equal,
-    issued_by,
     json_row,
     key_match,
     key_parameter,
@@ -46,13 +46,15 @@ class FencedRow:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """The answer to R5's question about one key: its name, the live row's mark, the mark of a key without a row, and
-    for tables of the built-in source its newest token (R12).
+    what bounds the tokens of its table (R12): `issued`, the newest of its source, or the highest that an external table
+    takes, and `max_jump`, how far one may be above the mark.
     """
 
     resource: str
     live: int | None
     without_row: int | None
     issued: int | None = None
+    max_jump: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ async def delete_row(
     values = ", ".join(key_parameter(table, n) for n in range(1, len(table.key) + 1))
     rows = await connection.fetch(
         f"SELECT {json_row(target)}::text AS json"
-        f" FROM {fence.delete_function}({values}, ${len(table.key) + 1}::bigint) AS r",
+        f" FROM {fence.delete_function}({values}, ${len(table.key) + 1}::bigint, {bool(target)}) AS r",
         *key,
         token,
     )
@@ -142,13 +144,13 @@ async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> S
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
         f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
-        f" {issued_by(fence.source)} AS issued"
+        f" {ceiling_of(fence)}"
         f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
         *key,
     )
     if row is None:
         raise RuntimeError("a SELECT without WHERE gave no row")
-    return Standing(row["resource"], row["live"], row["without_row"], row["issued"])
+    return standing_of(row)
 
 
 async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
@@ -156,13 +158,18 @@ async def ask_many(connection: Connection, table: Table, fence: Fence, body: str
     rows = await connection.fetch(
         f"SELECT n.resource, r.{MARK} AS live,"
         f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
-        f" {issued_by(fence.source)} AS issued"
+        f" {ceiling_of(fence)}"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')} ORDER BY n.resource",
         body,
     )
-    return [Standing(row["resource"], row["live"], row["without_row"], row["issued"]) for row in rows]
+    return [standing_of(row) for row in rows]
+
+
+def standing_of(row: asyncpg.Record) -> Standing:
+    """Read the columns of R5's question; the resource is empty where a part of the key has no value."""
+    return Standing(row["resource"] or "", row["live"], row["without_row"], row["issued"], row["max_jump"])
 
 
 async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:

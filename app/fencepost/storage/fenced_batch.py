@@ -22,8 +22,8 @@ from fencepost.storage.row_sql import (
     MARK,
     ORDINAL,
     body_columns,
+    ceiling_of,
     comparison,
-    issued_by,
     json_row,
     key_match,
     key_parameter,
@@ -113,7 +113,7 @@ def delete(table: Table, fence: Fence, target: str) -> Statement:
     unheld = held(table, passes, lock_clause(table, "delete", ()))
     return Statement(
         f"SELECT ${number}::int, {json_row(target)}::text, {token}, ''"
-        f" FROM {fence.delete_function}({values}, {token}) AS r WHERE {unheld}",
+        f" FROM {fence.delete_function}({values}, {token}, {bool(target)}) AS r WHERE {unheld}",
         with_body=False,
     )
 
@@ -162,13 +162,12 @@ async def ask(connection: Connection, table: Table, fence: Fence, keys: Sequence
         f"r.{quote(c)} {operator(table.columns[c], '=')} {value}" for c, value in zip(table.key, values, strict=True)
     )
     arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
-    # The built-in source's newest token never falls either, so it may be asked once.
-    issued = f"(SELECT {issued_by(fence.source)})"
     rows = await connection.fetch(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {match}) AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {issued} AS issued"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, c.issued, c.max_jump"
         f" FROM ROWS FROM ({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o)"
-        f" CROSS JOIN LATERAL (SELECT {resource} AS resource) AS n ORDER BY x.o",
+        f" CROSS JOIN LATERAL (SELECT {resource} AS resource) AS n"
+        f" CROSS JOIN (SELECT {ceiling_of(fence)}) AS c ORDER BY x.o",
         *([key[n] for key in keys] for n in range(len(names))),
     )
     return [Standing(*row) for row in rows]

@@ -17,15 +17,15 @@ from typing import Final
 from fencepost.fencing.token import Token
 from fencepost.storage.catalog import Fence, Table, quote
 from fencepost.storage.connection import Connection
-from fencepost.storage.fenced import Change, Standing
+from fencepost.storage.fenced import Change, Standing, standing_of
 from fencepost.storage.row_sql import (
     FOUND_MARK,
     MARK,
     ORDINAL,
     body_columns,
+    ceiling_of,
     comparison,
     equal,
-    issued_by,
     json_row,
     key_order,
     literal,
@@ -132,20 +132,16 @@ async def update_rows(
 
 async def ask_rows(connection: Connection, table: Table, fence: Fence, body: str) -> list[Asked]:
     """R5's question for every element, in key order, on a snapshot of its own."""
-    issued = issued_by(fence.source)
     rows = await connection.fetch(
         f"SELECT b.{ORDINAL} AS element, n.resource, r.{MARK} AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {issued} AS issued"
+        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {ceiling_of(fence)}"
         f" FROM {_elements(table, table.key, '$1')}"
         f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')}"
         f" ORDER BY {key_order(table, 'b')}, b.{ORDINAL}",
         body,
     )
-    return [
-        Asked(row["element"] - 1, Standing(row["resource"] or "", row["live"], row["without_row"], row["issued"]))
-        for row in rows
-    ]
+    return [Asked(row["element"] - 1, standing_of(row)) for row in rows]
 
 
 async def place_rows(connection: Connection, table: Table, fence: Fence, body: str) -> list[Placed]:

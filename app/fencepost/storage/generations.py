@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from fencepost.storage.connection import Connection
 from fencepost.storage.origin import ORIGIN, Origin
-
-LOCK_TIMEOUT = "30s"
-"""How long raising waits for grants and writes that are under way."""
+from fencepost.storage.raising import raise_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +12,7 @@ class Generation:
     """A span of time in which one database has known all its tokens. `raised_at` is a text in UTC."""
 
     number: int
+    identity: str
     system_identifier: int
     timeline: int
     raised_at: str
@@ -24,13 +23,14 @@ class Generation:
 async def history(connection: Connection) -> list[Generation]:
     """List all generations, the oldest first."""
     rows = await connection.fetch(
-        "SELECT generation, system_identifier, timeline, raised_by, reason,"
+        "SELECT generation, CAST(identity AS text) AS identity, system_identifier, timeline, raised_by, reason,"
         " to_char(raised_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') AS raised_at"
         " FROM fencepost.generations ORDER BY generation"
     )
     return [
         Generation(
             row["generation"],
+            row["identity"],
             row["system_identifier"],
             row["timeline"],
             row["raised_at"],
@@ -49,17 +49,15 @@ async def origin(connection: Connection) -> Origin:
     return Origin.of(row)
 
 
-async def raise_generation(connection: Connection, reason: str) -> int:
-    """Vouch for this system and timeline, void all older tokens, end all leases. Returns the new generation.
+async def raise_generation(connection: Connection, reason: str, above: int | None = None) -> int:
+    """Vouch for this database, void all older tokens, end all leases. Returns the new generation.
 
-    Raises asyncpg.PostgresError: 25006 on a standby, 55P03 when writes under way do not end in time, 42501 for a role
-    that does not own the schema.
+    `above`: a token of another history of this database, which ends with this.
+
+    Raises asyncpg.PostgresError: 25006 on a standby, 42501 for a role that does not own the schema, and what raise_by
+    raises.
     """
-    async with connection.transaction(isolation="read_committed"):
-        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        await connection.execute("SET LOCAL synchronous_commit = 'on'")
-        number: int = await connection.fetchval("SELECT fencepost.raise_generation($1)", reason)
-    return number
+    return await raise_by(connection, "SELECT fencepost.raise_generation($1, $2)", reason, above)
 
 
 async def lagging_tables(connection: Connection) -> list[str]:

@@ -15,9 +15,16 @@ from fencepost.storage.protect_functions import Functions
 from fencepost.storage.protect_scope import ScopeDdl
 from fencepost.storage.protect_scope_check import scope_as_it_is
 
-FOR_ALL: Final = frozenset({"mark_behind_glass", "record_break_glass"})
-"""SECURITY DEFINER functions that everybody's triggers call in the writer's own name; each asks who is calling."""
-NOT_FOR_ALL: Final = frozenset({"current_timeline", "issue_beyond", "prune", "raise_generation", "wake"})
+FOR_ALL: Final = frozenset(
+    {
+        *("mark_behind_glass", "record_break_glass", "require_reach", "require_reach_of_row"),
+        *("altered", "altered_marks", "leave_marks", "partitions_known", "require_no_default"),
+        *("held_floor", "held_mark", "highest_below", "is_reset", "reset_mark"),
+    }
+)
+"""SECURITY DEFINER functions that everybody's triggers, or operators, call in their own name; each asks who is calling,
+or which table is being changed, or only raises."""
+NOT_FOR_ALL: Final = frozenset({"current_timeline", "here", "issue_beyond", "prune", "raise_generation", "wake"})
 """Others that only some may execute."""
 FOR_NOBODY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
 """SECURITY DEFINER functions that only triggers call: whoever else may, can shut others out."""
@@ -161,7 +168,7 @@ async def _made(connection: Connection, oid: int, stem: str) -> dict[str, str]:
         return {}
     now = target.registered
     if now.scope is None:
-        functions = Functions(target, now.rule, now.source)
+        functions = Functions(target, now.rule, now.source, now.ceiling)
         return functions.bodies() if functions.stem == stem else {}
     scoped = await scope_as_it_is(connection, target, now.scope)
     if scoped is None:

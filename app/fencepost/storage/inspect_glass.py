@@ -7,7 +7,9 @@ from fencepost.storage.connection import Connection
 
 @dataclass(frozen=True, slots=True)
 class GlassUse:
-    """One record: what an operator wrote without a token, and why. `at` is ISO 8601, when the transaction began."""
+    """One record: what an operator wrote without a token, and why. `at` is ISO 8601, when the transaction began. The
+    marks are those of a reset, as texts.
+    """
 
     at: str
     login: str
@@ -16,6 +18,8 @@ class GlassUse:
     verb: str
     resource: str
     reason: str
+    old_mark: str | None = None
+    new_mark: str | None = None
 
 
 async def newest_uses(connection: Connection, limit: int) -> list[GlassUse]:
@@ -24,7 +28,8 @@ async def newest_uses(connection: Connection, limit: int) -> list[GlassUse]:
         return []
     rows = await connection.fetch(
         "SELECT to_json(date_trunc('second', l.at)) #>> '{}' AS at, l.login, l.role, l.name, l.verb, l.resource,"
-        " l.reason FROM fencepost.break_glass_log l ORDER BY l.at DESC, l.xid DESC, l.name, l.verb LIMIT $1",
+        " l.reason, l.old_mark::text, l.new_mark::text"
+        " FROM fencepost.break_glass_log l ORDER BY l.at DESC, l.xid DESC, l.name, l.verb LIMIT $1",
         limit,
     )
-    return [GlassUse(r["at"], r["login"], r["role"], r["name"], r["verb"], r["resource"], r["reason"]) for r in rows]
+    return [GlassUse(*row) for row in rows]

@@ -28,10 +28,13 @@ SELECT coalesce('database ' || quote_ident(d.datname), '')
  WHERE setting IN ('synchronous_commit=off', 'synchronous_commit=local')
    AND (s.setdatabase = 0 OR d.datname = current_database())
 UNION ALL
-SELECT 'the server', 'synchronous_commit=' || current_setting('synchronous_commit')
- WHERE current_setting('synchronous_commit') IN ('off', 'local')
-   AND EXISTS (SELECT FROM pg_settings g WHERE g.name = 'synchronous_commit'
-                  AND g.source IN ('configuration file', 'command line', 'default'))
+SELECT 'the server', 'synchronous_commit=' || g.reset_val
+  FROM pg_settings g, pg_database d, pg_roles r
+ WHERE d.datname = current_database() AND r.rolname = session_user
+   AND g.name = 'synchronous_commit' AND g.reset_val IN ('off', 'local')
+   AND NOT EXISTS (SELECT FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS setting
+                    WHERE setting LIKE 'synchronous_commit=%'
+                      AND s.setdatabase IN (0, d.oid) AND s.setrole IN (0, r.oid))
  ORDER BY 1"""
 
 
@@ -49,10 +52,7 @@ async def examine_origin(connection: Connection) -> list[Finding]:
     ]
     findings += await _replication(connection)
     for row in await connection.fetch(_ASYNCHRONOUS):
-        text = (
-            f"{row['where']} sets {row['setting']}: direct SQL there is answered before its commit is safe. The gateway"
-            " sets its own"
-        )
+        text = f"{row['where']} sets {row['setting']}: direct SQL there is answered before its commit is safe"
         findings.append(Finding("warning", "replication", text))
     return findings
 
@@ -66,14 +66,14 @@ async def _origin(connection: Connection) -> list[Finding]:
     origin = Origin.of(row)
     if origin.in_recovery:
         return []  # doctor says so already, of the server
-    if (error := origin.problem(0)) is not None:
+    if (error := origin.problem()) is not None:
         advice = "gateways do not write to it. When no other primary is alive: fencepost generation raise --reason …"
         return [Finding("error", "origin", f"{error}; {advice}")]
     return [
         Finding(
             "ok",
             "origin",
-            f"generation {origin.generation}: system {origin.system_identifier} on timeline {origin.timeline}",
+            f"generation {origin.generation}: {origin.found.describe()}",
         )
     ]
 

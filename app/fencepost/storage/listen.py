@@ -6,6 +6,9 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.storage import session
+from fencepost.storage.errors import SessionError
+
 CHANNEL: Final = "fencepost"
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
@@ -41,13 +44,13 @@ class Listener:
         while True:
             try:
                 await self._listen()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, SessionError) as error:
                 self._lost(str(error) or type(error).__name__)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _listen(self) -> None:
-        connection = await asyncpg.connect(self._dsn, server_settings={"application_name": "fencepost listener"})
+        connection = await session.connect(self._dsn, session.PINNED, name="fencepost listener")
         try:
             connection.add_termination_listener(lambda _connection: self._told.set())
             await connection.add_listener(CHANNEL, lambda *_notification: self._told.set())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, accepts
 from fencepost.storage.catalog import Fence, Table
@@ -22,17 +23,40 @@ class _BelowFloor(Exception):  # noqa: N818 - the same
         self.floor = floor
 
 
+_STILL_PROTECTED: Final = """
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN
+              CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10
+                   THEN fencepost.outdated($4) END
+            WHEN p.source = $7 THEN fencepost.require_issued($1, $2)
+            ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4
+        AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL"""
+"""The last look of a claim without a row: whether the table is the one that was looked at (its key says which it is),
+and has its name, key, rule and ceiling, and marks for its rows; and the source of now, not the catalog's. The statement
+before it has taken the table's lock: who protects the table otherwise either has done it, and is seen here, or waits
+until this mark can be seen.
+"""
+
+
 async def claim_absent(
     connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
 ) -> int | Appeared | None:
     """Raise the mark of a key without a row: None when raised, else the mark that refused, or Appeared.
 
     Raising waits for whoever is inserting or deleting the key. Only then, in a statement of its own and so with a later
-    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7). And whether the token
-    was ever issued, where that matters: no trigger of the table sees a claim without a row (R12).
+    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7). And whether the table is
+    protected as the catalog has it, and the token was ever issued, or is not above the table's ceiling (R12): no
+    trigger of the table sees a claim without a row. Raises asyncpg's error FP000 when the catalog is outdated.
     """
     try:
         async with connection.transaction():
+            ceiling = fence.ceiling
+            if ceiling is not None and ceiling.may_refuse(token):
+                await connection.execute(
+                    "SELECT fencepost.meet_ceiling($1, $2, $3, $4, $5)",
+                    fence.name, resource, token, ceiling.max_token, ceiling.max_jump,
+                )  # fmt: skip
             refused: int | None = await connection.fetchval(
                 "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
             )
@@ -44,17 +68,18 @@ async def claim_absent(
                 f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
             ):
                 raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
-            # The source of now, not the catalog's. The statement above took the table's lock: who gives the table
-            # another source either has done it, and is seen here, or waits until it can see this mark.
             await connection.execute(
-                "SELECT CASE p.source WHEN $4 THEN fencepost.require_issued($1, $2)"
-                " ELSE fencepost.require_issued($1, $2, p.source) END FROM fencepost.protected p"
-                " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($3) AND p.source <> $5",
+                _STILL_PROTECTED,
                 resource,
                 token,
                 table.sql_name,
+                fence.name,
+                fence.key,
+                fence.rule,
                 BUILTIN,
                 EXTERNAL,
+                None if ceiling is None else ceiling.max_token,
+                None if ceiling is None else ceiling.max_jump,
             )
             return refused
     except Appeared as appeared:

@@ -1,18 +1,21 @@
 """Run Alembic from Python: bring the schema fencepost to the newest revision, or say where it stands."""
 
 import io
+from functools import cache
 from pathlib import Path
 
-import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from fencepost.storage import session
 from fencepost.storage.connection import Connection
+from fencepost.storage.errors import StorageError
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -33,27 +36,56 @@ def _config(
     return config
 
 
+class NewerSchemaError(StorageError):
+    """The schema is of a newer version of Fencepost, which alone can migrate it. Nothing was changed."""
+
+
+def revisions() -> tuple[str, ...]:
+    """Name the revisions that this version of Fencepost brings, the oldest first. It works with the newest."""
+    return _revisions(scripts_dir())
+
+
+@cache
+def _revisions(_directory: Path) -> tuple[str, ...]:
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
+
+
 def newest() -> str:
-    """Name the revision that this version of Fencepost works with."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    if head is None:
-        raise RuntimeError(f"no migrations in {scripts_dir()}")
-    return head
+    """Name the newest of them."""
+    return revisions()[-1]
 
 
 async def _run(dsn: str, revision: str, owner: str | None = None, *, down: bool) -> None:
+    await session.require_own(dsn)
     # asyncpg reads the URL itself, so that every option of the gateway's own URL means the same here.
     engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=NullPool
+        "postgresql+asyncpg://", async_creator=lambda: session.connect(dsn, session.DURABLE), poolclass=NullPool
     )
     step = command.downgrade if down else command.upgrade
     try:
         async with engine.connect() as connection:
             await connection.run_sync(lambda sync: step(_config(sync, owner=owner), revision))
+    except CommandError as error:
+        await _refuse_newer(dsn)
+        raise RuntimeError(f"Alembic could not migrate: {error}") from error
     except DBAPIError as error:  # SQLAlchemy's clothes around asyncpg's error, which callers know
         raise (error.orig and error.orig.__cause__) or error from error
     finally:
         await engine.dispose()
+
+
+async def _refuse_newer(dsn: str) -> None:
+    """Raise NewerSchemaError if that is why Alembic found no way. It has rolled back what it had begun."""
+    connection = await session.connect(dsn, session.DURABLE)
+    try:
+        found = await current(connection)
+    finally:
+        await connection.close()
+    if found is not None and found not in revisions():
+        raise NewerSchemaError(
+            f"the schema fencepost is at revision {found}, and this version of Fencepost only knows those up to"
+            f" {newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one"
+        )
 
 
 async def upgrade(dsn: str, revision: str = "head", *, owner: str | None = None) -> None:
@@ -61,6 +93,7 @@ async def upgrade(dsn: str, revision: str = "head", *, owner: str | None = None)
 
     `owner`: the role that the schema and all in it will belong to, made if absent; None keeps the one that is, and
     takes the connection's own for a new schema. asyncpg.InsufficientPrivilegeError says what that one lacks.
+    NewerSchemaError: only a newer version of Fencepost can.
     """
     await _run(dsn, revision, owner, down=False)
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import INET, OID, REGCLASS, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import INET, JSONB, OID, REGCLASS, TIMESTAMP, UUID
 from sqlalchemy.types import UserDefinedType
 
 SCHEMA = "fencepost"
@@ -54,12 +54,34 @@ protected = Table(
     Column("scope", Text),
     Column("requires_key", Boolean, nullable=False, server_default=text("false")),
     Column(
+        "max_token",
+        BigInteger,
+        CheckConstraint("max_token > 0", "protected_max_token_check"),
+        comment="The highest token that a table of the source external takes. Null for other sources: they know what "
+        "they have issued.",
+    ),
+    Column(
+        "max_jump",
+        BigInteger,
+        CheckConstraint("max_jump > 0", "protected_max_jump_check"),
+        comment="How far a token may be above the mark that it raises, in a table of the source external. Null: any "
+        "distance.",
+    ),
+    Column(
         "verify",
         Boolean,
         nullable=False,
         server_default=text("false"),
         comment="Whether the gateway asks the source about tokens that it does not know, before a mark is raised "
         "under them.",
+    ),
+    Column(
+        "partitions",
+        ARRAY(REGCLASS),
+        nullable=False,
+        server_default="{}",
+        comment="The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not "
+        "here has to be looked at by `fencepost protect`.",
     ),
     UniqueConstraint("name", name="protected_name_key"),
     comment="The tables under `fencepost protect`. name is the prefix of their resources and never changes with "
@@ -93,6 +115,11 @@ floors = Table(
         CheckConstraint("floor >= 0", "floors_floor_check"),
         nullable=False,
         server_default="0",
+    ),
+    Column(
+        "key",
+        JSONB,
+        comment="From which primary key the names of the marks were rendered: see fencepost.key_of.",
     ),
     Column(
         "covers_rows",
@@ -172,13 +199,36 @@ generations = Table(
         primary_key=True,
         autoincrement=False,
     ),
+    Column(
+        "identity",
+        UUID,
+        nullable=False,
+        server_default=text("gen_random_uuid()"),
+        comment="Random: two histories of one database may both raise a generation, even of one number, and the tokens "
+        "of one are worth nothing in the other.",
+    ),
     Column("system_identifier", BigInteger, nullable=False),
     Column("timeline", Integer, nullable=False),
+    Column("database_oid", OID, nullable=False),
+    Column(
+        "relation_oid",
+        OID,
+        nullable=False,
+        comment="The oid of this very table when the row was made: a restored dump brings the row, and makes the table "
+        "anew.",
+    ),
+    Column(
+        "above",
+        BigInteger,
+        CheckConstraint("above >= 0 AND above >> 48 < generation", "generations_above_check"),
+        comment="generation raise --above: the generations up to that of this token are over, in every history of this "
+        "database.",
+    ),
     Column("raised_at", TIMESTAMP(timezone=True), nullable=False, server_default=_CLOCK),
     Column("raised_by", Text, nullable=False, server_default=text("session_user")),
     Column("reason", Text, CheckConstraint(r"reason ~ '\S'", "generations_reason_check"), nullable=False),
-    comment="On which system and timeline fenced writes were allowed, and since when (R19). The newest counts: "
-    "gateways refuse to write anywhere else until an operator raises the generation.",
+    comment="On which system, timeline and database fenced writes were allowed, and since when (R19). The newest "
+    "counts: gateways refuse to write anywhere else until an operator raises the generation.",
 )
 
 waiters = Table(
@@ -192,11 +242,12 @@ waiters = Table(
     Column("visit", UUID, nullable=False),
     Column("queued_at", TIMESTAMP(timezone=True), nullable=False),
     Column("give_up_at", TIMESTAMP(timezone=True), nullable=False),
+    Column("kept_ms", Integer),
     PrimaryKeyConstraint("name", "ticket", name="waiters_pkey"),
     Index("waiters_visit_idx", "visit"),
     Index("waiters_secret_hash_idx", "secret_hash"),
     comment="Who waits for a lock, one row per lock of the request. visit is the HTTP request that waits; gateway is "
-    "null between two requests of one waiter that keeps its place.",
+    "null between two requests of one waiter that keeps its place, and kept_ms says for how long.",
 )
 
 break_glass_log = Table(
@@ -219,10 +270,13 @@ break_glass_log = Table(
     Column("client", INET, server_default=text("inet_client_addr()")),
     Column("query", Text),
     Column("digest", LargeBinary, nullable=False),
+    Column("old_mark", BigInteger),
+    Column("new_mark", BigInteger),
     PrimaryKeyConstraint("xid", "at", "name", "verb", "digest", name="break_glass_log_pkey"),
     comment="Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement "
     "(digest is of these two); resource is the first that was written, at is when the transaction began. In the "
-    "transaction of the write: a write that is undone leaves none.",
+    "transaction of the write: a write that is undone leaves none. The verb RESET: an operator lowered the mark of a "
+    "resource, or a floor, from old_mark to new_mark.",
 )
 
 idempotency = Table(
@@ -249,8 +303,6 @@ sources = Table(
     Column("scheme", Text, nullable=False),
     Column("ordering", Text, nullable=False),
     Column("verifies", Boolean),
-    Column("generation", BigInteger, nullable=False, server_default=text("0")),
-    Column("issued", BigInteger, nullable=False, server_default=text("0")),
     Column("frozen_at", TIMESTAMP(timezone=True)),
     Column("frozen_because", Text),
     CheckConstraint(
@@ -258,10 +310,8 @@ sources = Table(
         "sources_name_check",
     ),
     CheckConstraint("ordering IN ('source', 'lock', 'database')", "sources_ordering_check"),
-    CheckConstraint("generation BETWEEN 0 AND 32767", "sources_generation_check"),
-    CheckConstraint("issued >= 0", "sources_issued_check"),
-    comment="Lock services whose tokens tables may be pinned to. issued: the highest token known to have been handed "
-    "out. ordering: how far its numbers can be compared. scheme: what kind of service it is.",
+    comment="Lock services whose tokens tables may be pinned to; how far these got is in a sequence for each, "
+    "tokens_NAME. ordering: how far its numbers can be compared. scheme: what kind of service it is.",
 )
 
 source_leases = Table(

@@ -11,12 +11,14 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import parse_scope
-from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
-from fencepost.storage import sources
+from fencepost.fencing.token import BUILTIN, EXTERNAL, MAX_TOKEN, Rule
+from fencepost.storage import prepared, sources
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 from fencepost.storage.protect_check import ProtectError, Target, examine, find
+from fencepost.storage.protect_lost import require_marks, restore_sql
 from fencepost.storage.protect_scope import ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
 from fencepost.storage.protect_scope_check import examine_name, examine_scope, read_template
 from fencepost.storage.protect_sql import RowDdl, unprotect_sql
@@ -28,15 +30,11 @@ PAUSE: Final = 0.5
 
 
 _STANDING: Final = """
-SELECT p.name, p.functions, p.scope, p.key_columns = ARRAY(
-         SELECT a.attname::text FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
-           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-          WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n)
-         AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                        AND a.attname = 'last_fence_token' AND a.atttypid = 'bigint'::regtype)
-         AND NOT EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                          WHERE a.attrelid = c.oid AND a.attname = ANY (p.key_columns) AND NOT a.attisdropped
-                            AND t.typtype <> 'e' AND NOT fencepost.is_builtin(t.oid)) AS readable,
+SELECT p.name, p.functions, p.scope,
+       NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                      AND a.attname = 'last_fence_token' AND a.atttypid <> 'bigint'::regtype)
+         AND EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND o.proname = p.functions || '_name')
+         AS readable,
        format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
        c.relname::text AS relation,
        pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,
@@ -73,7 +71,7 @@ class Plan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
-async def plan_protect(
+async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a table
     connection: Connection,
     table: str,
     rule: Rule | None,
@@ -81,31 +79,73 @@ async def plan_protect(
     requires_key: bool | None = None,
     scope: str | None = None,
     verify: bool | None = None,
+    above: int | None = None,
+    max_token: int | None = None,
+    max_jump: int | None = None,
 ) -> Plan:
     """Check the table and write the DDL. None keeps what is, or takes strict, external, no key required and no scope.
 
-    `scope` is a template (R8), or empty: each row has a mark of its own.
+    `scope` is a template (R8), or empty: each row has a mark of its own. `above`: for a table of an external source
+    that has lost its marks, a token up to which none may write any more. `max_token`, `max_jump`: see Ceiling; a
+    max_jump of 0 is none.
     """
-    target = await examine(connection, table)
+    target = await examine(connection, table, scope)
     await examine_name(connection, target)
+    require_marks(target, above)
     now = target.registered
     rule = rule or (now.rule if now else "strict")
     source = source or (now.source if now else "external")
     keyed = requires_key if requires_key is not None else now is not None and now.requires_key
     verifies = verify if verify is not None else now is not None and now.verify and now.source == source
     await require_source(connection, target, source, verify=verifies)
+    ceiling = choose_ceiling(target, source, max_token, max_jump)
+    if above is not None and ceiling is not None and above > ceiling.max_token:
+        raise ProtectError(
+            target.name, [f"--above {above} is above {ceiling.max_token}, the highest token that the table takes."]
+        )
     if template := scope if scope is not None else now.scope if now else None:
-        scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source)
-        scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies)
-        return Plan(target.name, scope_ddl.protect(), [])
-    ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies)
+        scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source, ceiling)
+        scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
+        return Plan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, above)), [])
+    ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
     leaving = (
-        leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope))
+        leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope), ddl.ceiling)
         if now and now.scope is not None
         else []
     )
-    statements = [*ddl.begin(), *leaving, *raise_rows_sql(target), *ddl.protect()]
+    statements = [
+        *ddl.begin(),
+        restore_sql(ddl.table, above),
+        *leaving,
+        *raise_rows_sql(target, ddl.ceiling),
+        *ddl.protect(),
+    ]
     return Plan(target.name, statements, [ddl.validate()])
+
+
+def choose_ceiling(target: Target, source: str, max_token: int | None, max_jump: int | None) -> Ceiling | None:
+    """Find the table's ceiling: what was said, what is, or the default. Raises ProtectError where a source knows what
+    it has issued.
+    """
+    if source != EXTERNAL:
+        if max_token is not None or max_jump is not None:
+            raise ProtectError(
+                target.name,
+                [
+                    f"--max-token and --max-jump are for the source external: {source} knows which tokens it has"
+                    " issued, and all others are refused."
+                ],
+            )
+        return None
+    if not (max_token is None or 1 <= max_token <= MAX_TOKEN) or not (max_jump is None or 0 <= max_jump <= MAX_TOKEN):
+        raise ProtectError(
+            target.name, [f"--max-token is a token, 1 to {MAX_TOKEN}, and --max-jump a distance of 0 (any) or more."]
+        )
+    now = target.registered.ceiling if target.registered is not None else None
+    now = now or Ceiling()
+    return Ceiling(
+        now.max_token if max_token is None else max_token, now.max_jump if max_jump is None else max_jump or None
+    )
 
 
 async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
@@ -149,7 +189,11 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     statements = unprotect_sql(
         row["sql_name"], row["name"], called, row["functions"], partitions, keep_marks=row["readable"]
     )
-    return Plan(row["name"], statements, [])
+    return Plan(
+        row["name"],
+        [f"LOCK TABLE {row['sql_name']} IN ACCESS EXCLUSIVE MODE", restore_sql(row["sql_name"]), *statements],
+        [],
+    )
 
 
 async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> None:
@@ -171,13 +215,12 @@ async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> No
         # the tokens.
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if loop.time() > deadline:
-                raise ProtectError(
-                    plan.name,
-                    [
-                        f"somebody has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
-                        " pg_stat_activity); nothing was changed."
-                    ],
-                ) from error
+                said = (
+                    f"another transaction has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
+                    f" {prepared.WHERE_TO_LOOK}); nothing was changed."
+                )
+                blockers = prepared.told(await prepared.holding(connection))
+                raise ProtectError(plan.name, [said, *([blockers] if blockers else [])]) from error
             await asyncio.sleep(PAUSE)
         except asyncpg.PostgresError as error:
             if error.sqlstate not in (TOO_HIGH, MISMATCH):
@@ -187,7 +230,7 @@ async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> No
         await connection.execute(statement)
 
 
-async def protect(
+async def protect(  # noqa: PLR0913 - one for each option of the command
     connection: Connection,
     table: str,
     *,
@@ -196,10 +239,13 @@ async def protect(
     requires_key: bool | None = None,
     scope: str | None = None,
     verify: bool | None = None,
+    above: int | None = None,
+    max_token: int | None = None,
+    max_jump: int | None = None,
     wait: float = 30.0,
 ) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
-    plan = await plan_protect(connection, table, rule, source, requires_key, scope, verify)
+    plan = await plan_protect(connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump)
     await apply(connection, plan, wait=wait)
     return plan.name
 

@@ -5,8 +5,9 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN
+from fencepost.storage.catalog import MARK_COLUMN, quote
 from fencepost.storage.catalog_load import api_name
 from fencepost.storage.connection import Connection
 
@@ -49,6 +50,7 @@ class Registered:
     requires_key: bool = False
     scope: str | None = None
     verify: bool = False
+    ceiling: Ceiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Target:
     partitions: tuple[str, ...]
     """The table and all its partitions, as SQL names: statement triggers are not cloned."""
     registered: Registered | None = None
+    lost: bool = False
+    """Whether it is protected by rows, and has lost the column of their marks."""
     formerly: tuple[str, ...] = ()
     """Names under which it was protected before; it was renamed while it was not, and its marks bear them."""
 
@@ -77,6 +81,7 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
        i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
        p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
        p.functions AS registered_functions, p.requires_key AS registered_requires_key, p.verify AS registered_verify,
+       p.max_token AS registered_max_token, p.max_jump AS registered_max_jump,
        p.scope AS registered_scope, p.key_columns AS registered_key,
        (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
           FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
@@ -84,6 +89,10 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
        (SELECT format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2 AND NOT a.attisdropped) AS column,
        EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = $3) AS has_check,
+       (SELECT a.attname::text FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
+           AND k.conkey = ARRAY[a.attnum] AND a.attname <> $2
+         WHERE k.conrelid = c.oid AND k.conname = $3 AND k.contype = 'c') AS mark_called,
+       NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'zzz_fencepost_ins') AS no_ins,
        has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT')
          AND pg_has_role(f.nspowner, 'USAGE') AND pg_has_role(f.nspowner, CASE
                WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) AS may_create,
@@ -149,8 +158,11 @@ async def find(connection: Connection, name: str) -> int:
     return oid
 
 
-async def examine(connection: Connection, name: str) -> Target:
-    """Check everything first; ProtectError lists all that is in the way at once."""
+async def examine(connection: Connection, name: str, scope: str | None = None) -> Target:
+    """Check everything first; ProtectError lists all that is in the way at once.
+
+    `scope`: as in plan_protect. A table whose rows have no marks of their own may have keys that others may not.
+    """
     oid = await find(connection, name)
     async with connection.transaction():
         # Types are spelled with their schema, so that they mean the same where the DDL runs.
@@ -162,6 +174,8 @@ async def examine(connection: Connection, name: str) -> Target:
         api = api_name(row["schema"], row["relation"])
         taken = await connection.fetchval(_NAME_TAKEN, api, oid)
     reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
+    if not (row["registered_scope"] if scope is None else scope):
+        reasons += _generated_reasons(key)
     if taken:
         reasons.append(
             f"the name {api} belongs to the protected table {taken}, renamed since: unprotect that one first."
@@ -199,9 +213,13 @@ def _target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[str,
             row["registered_requires_key"],
             row["registered_scope"],
             row["registered_verify"],
+            None
+            if row["registered_max_token"] is None
+            else Ceiling(row["registered_max_token"], row["registered_max_jump"]),
         )
         if row["registered_name"]
         else None,
+        lost=bool(row["registered_name"]) and row["registered_scope"] is None and row["column"] is None,
         formerly=formerly,
     )
 
@@ -217,6 +235,12 @@ def _kind_reasons(row: asyncpg.Record) -> list[str]:
     if row["is_partition"]:
         return ["it is a partition: protect its parent, the fence covers all partitions."]
     return []
+
+
+def renamed(schema: str, relation: str, called: str) -> str:
+    """Say what to do about a column of marks that was renamed: its check stands on it still."""
+    rename = f"ALTER TABLE {quote(schema)}.{quote(relation)} RENAME COLUMN {quote(called)} TO {MARK_COLUMN}"
+    return f"its column {MARK_COLUMN}, which holds the marks of its rows, is called {called} now: {rename}."
 
 
 def _table_reasons(row: asyncpg.Record) -> list[str]:
@@ -244,10 +268,44 @@ def _table_reasons(row: asyncpg.Record) -> list[str]:
     elif not row["immediate"]:
         reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
     column = row["column"]
+    if column is None and row["mark_called"]:
+        reasons.append(renamed(row["schema"], row["relation"], row["mark_called"]))
+    reasons += _made_anew(row)
     ours = row["has_check"] or row["registered_name"]
     if column is not None and not (column == "bigint NOT NULL" and ours):
         reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
     return reasons
+
+
+def _made_anew(row: asyncpg.Record) -> list[str]:
+    """Say that a guarded table's column of marks is not the one of the last `protect`: the check stands on the old one,
+    or went with it, and so did the trigger whose condition names it.
+    """
+    if row["column"] is None or not row["registered_name"] or row["registered_scope"]:
+        return []
+    drop = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])} DROP COLUMN {MARK_COLUMN} CASCADE"
+    if row["mark_called"]:
+        return [
+            f"its column {MARK_COLUMN} is a new one: {drop}. "
+            + renamed(row["schema"], row["relation"], row["mark_called"])
+        ]
+    if not row["has_check"] and row["no_ins"]:
+        return [
+            f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {drop}, and run"
+            " this again; for an external source with --above N."
+        ]
+    return []
+
+
+def _generated_reasons(key: list[asyncpg.Record]) -> list[str]:
+    """PostgreSQL computes such a column after the BEFORE triggers, where a row's mark is judged under its key."""
+    return [
+        f"its key column {column['name']} is generated from other columns, and not known when a row is judged: rows"
+        " could be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a"
+        " CHECK keeps right, or give the table a scope (--scope), whose mark is not named after the key."
+        for column in key
+        if column["generated"]
+    ]
 
 
 def _key_reasons(key: list[asyncpg.Record]) -> list[str]:

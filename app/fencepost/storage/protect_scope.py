@@ -6,22 +6,32 @@ deleted keys as the floor of the prefix; one that leaves takes the prefix's high
 next protection by rows writes into the rows.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope, parse_scope
-from fencepost.fencing.token import EXTERNAL, Rule
+from fencepost.fencing.token import Rule
 from fencepost.storage.catalog import MARK_COLUMN, quote
-from fencepost.storage.protect_check import Target
+from fencepost.storage.protect_check import Registered, Target
 from fencepost.storage.protect_functions import dollar, drop_functions, give_functions
+from fencepost.storage.protect_names import covering, relation, take_name
 from fencepost.storage.protect_scope_check import PREFIX_OF, Scoped
 from fencepost.storage.protect_table import (
     MISMATCH,
+    PREFIX,
     ROW_PARTS,
+    TOO_HIGH,
     TableDdl,
+    column_sql,
     drop_scope_functions,
     drop_triggers,
     drop_truncate_triggers,
     issue_beyond_sql,
+    mend_reset,
+    refuse_above,
+    refuse_above_sql,
+    scope_marks_sql,
     write_rows_sql,
 )
 from fencepost.storage.row_sql import encode_name, literal, resource_sql
@@ -34,20 +44,27 @@ def lock_prefix(prefix: str) -> str:
     return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fencepost.scope/' + prefix)}, 0))"
 
 
-def leave_sql(table: str, name: str, now_called: str, stem: str, scope: Scope) -> list[str]:
-    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had. So does
-    that of the name that it has now, if it was renamed: the next protection is of that one.
+def leave_sql(
+    table: str, name: str, now_called: str, stem: str, scope: Scope, ceiling: Ceiling | None = None
+) -> list[str]:
+    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had. If it
+    was renamed, that of the name that it has now: the next protection is of that one. A mark above the ceiling is
+    refused, before it becomes the mark of every row.
     """
-    prefix = literal(scope.prefix)
-    names = ", ".join(f"({literal(each)})" for each in sorted({name, now_called}))
+    prefix, now = literal(scope.prefix), literal(now_called)
     return [
         f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
         lock_prefix(scope.prefix),
+        *(
+            []
+            if ceiling is None
+            else refuse_above_sql(ceiling.max_token, scope_marks_sql(scope.prefix, registered=True))
+        ),
+        *([take_name(table, now_called)] if name != now_called else []),
         f"INSERT INTO fencepost.floors AS f (name, relation, floor, covers_rows)"
-        f" SELECT n.name, {literal(table)}::regclass::oid,"
-        f" greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
+        f" SELECT {now}, {relation(table)}, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
         f" WHERE starts_with(m.resource, {literal(encode_name(scope.prefix) + '/')})),"
-        f" (SELECT p.floor FROM fencepost.floors p WHERE p.name = {prefix}), 0), true FROM (VALUES {names}) AS n(name)"
+        f" (SELECT max(p.floor) FROM fencepost.floors p WHERE p.name IN ({prefix}, {literal(name)})), 0), true"
         f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true,"
         f" relation = excluded.relation",
         f"UPDATE fencepost.protected SET scope = NULL WHERE name = {literal(name)}",
@@ -56,30 +73,44 @@ def leave_sql(table: str, name: str, now_called: str, stem: str, scope: Scope) -
     ]
 
 
-def covering(relation: str, name: str) -> str:
-    """The floors f that hold for a table's rows: it has left a scope, and may have been renamed since. `relation` and
-    `name` are SQL.
-    """
-    return (
-        f"f.covers_rows AND (f.relation = {relation}::oid OR f.name = {name}"
-        f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = f.relation AND c.oid <> {relation}))"
-    )
+def raise_rows_sql(target: Target, ceiling: Ceiling | None = None) -> list[str]:
+    """List what precedes a protection by rows: rows that have no marks of their own take the table's floor as theirs.
 
-
-def raise_rows_sql(target: Target) -> list[str]:
-    """List what precedes a protection by rows: rows that were in a scope take the table's floor as their mark. What
-    their column holds is of no account, nobody has guarded it.
+    What the column of a table that has left a scope holds is of no account, nothing has guarded it. The rows of a table
+    in its place may have been copied with their marks, and none of these falls. Rows that are guarded are left alone.
+    A floor above the ceiling is refused, before it becomes the mark of every row.
     """
     table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
-    floors = covering(f"{literal(table)}::regclass", name)
-    write = f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<>) lowest;"
+    floors = covering(table, target.name)
+    write = (
+        f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
+        f" OR unguarded AND r.{MARK_COLUMN} OPERATOR(pg_catalog.>) lowest;"
+    )
+    refused = ""
+    if ceiling is not None:
+        mend = literal(mend_reset("%s", registered=True))
+        refused = f"""
+  IF lowest > {ceiling.max_token} THEN
+    SELECT f.name INTO of_floor FROM fencepost.floors f WHERE {floors} ORDER BY f.floor DESC LIMIT 1;
+    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
+      MESSAGE = format('The floor of %s is %s, above {ceiling.max_token}, the highest token that the table is to take.',
+                       of_floor, lowest),
+      HINT = format({mend}, of_floor);
+  END IF;"""
     body = f"""
+#variable_conflict use_variable
 DECLARE
   lowest bigint;
+  unguarded boolean;
+  of_floor text;
 BEGIN
-  SELECT max(f.floor) INTO lowest FROM fencepost.floors f WHERE {floors};
-  IF lowest IS NULL THEN RETURN; END IF;
-  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0;{write_rows_sql(write)}
+  SELECT max(f.floor), bool_or(f.relation IS NOT DISTINCT FROM {relation(table)}) INTO lowest, unguarded
+    FROM fencepost.floors f WHERE {floors};
+  IF lowest IS NULL OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(table)}
+                                  AND t.tgname = '{PREFIX}upd') THEN
+    RETURN;
+  END IF;{refused}
+  {column_sql(table)};{write_rows_sql(write)}
   INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
   ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
   UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};
@@ -91,24 +122,35 @@ class ScopeDdl(TableDdl):
     """Writes the statements for one table with a scope."""
 
     def __init__(
-        self, target: Target, scoped: Scoped, rule: Rule, source: str, *, requires_key: bool, verify: bool = False
+        self,
+        target: Target,
+        scoped: Scoped,
+        rule: Rule,
+        source: str,
+        *,
+        requires_key: bool,
+        verify: bool = False,
+        ceiling: Ceiling | None = None,
     ) -> None:
-        super().__init__(target, rule, source, requires_key=requires_key, verify=verify)
+        super().__init__(target, rule, source, requires_key=requires_key, verify=verify, ceiling=ceiling)
         self.scope = scoped.scope
         self.columns = scoped.columns
         self.prefix = literal(self.scope.prefix)
 
-    def protect(self) -> list[str]:
-        """List what makes the table protected, in order. Every statement can be repeated."""
+    def protect(self, restore: str) -> list[str]:
+        """List what makes the table protected, in order. Every statement can be repeated. `restore`: what follows the
+        table's lock.
+        """
         now = self.target.registered
         before = parse_scope(now.scope) if now is not None and now.scope is not None else None
         leaving = (
-            leave_sql(self.table, now.name, self.target.name, now.functions, before)
+            leave_sql(self.table, now.name, self.target.name, now.functions, before, self.ceiling)
             if now is not None and before is not None and before != self.scope
             else []
         )
         return [
             *self.begin(*self.columns),
+            restore,
             *leaving,
             lock_prefix(self.scope.prefix),
             # Tables that were dropped without unprotect would have a say in the rule.
@@ -116,16 +158,24 @@ class ScopeDdl(TableDdl):
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             self._require_one_rule(),
             f"INSERT INTO fencepost.floors (name) VALUES ({self.name}), ({self.prefix}) ON CONFLICT DO NOTHING",
+            take_name(self.table, self.target.name),
             *self._bring_marks(),
             *drop_triggers(self.table, ROW_PARTS),
             *(drop_functions(now.functions) if now is not None else []),
             *self._functions(),
             *self._triggers(),
-            *(drop_scope_functions(now.functions) if now is not None and now.functions != self.functions.stem else []),
+            *self._drop_old_functions(),
             *self.register(self.scope.template),
-            *self.issue_beyond_marks(),
+            *self.meet_marks(),
             "NOTIFY fencepost, 'reload'",
         ]  # fmt: skip
+
+    def _drop_old_functions(self) -> list[str]:
+        """Drop those of the name that the table had."""
+        now = self.target.registered
+        if now is None or now.functions == self.functions.stem:
+            return []
+        return drop_scope_functions(now.functions)
 
     def expression(self, record: str) -> str:
         """Render the scope of NEW, OLD or r."""
@@ -137,9 +187,10 @@ class ScopeDdl(TableDdl):
 BEGIN
   IF EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
               WHERE {PREFIX_OF} = {self.prefix} AND p.relation <> {self.relation}
-                AND (p.rule, p.source) IS DISTINCT FROM ({literal(self.rule)}, {literal(self.source)})) THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table was protected with this scope and another rule or'
-      ' source at the same moment.';
+                AND (p.rule, p.source, p.max_token, p.max_jump)
+                    IS DISTINCT FROM ({literal(self.rule)}, {literal(self.source)}, {self.ceiling_sql()})) THEN
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table was protected with this scope and another rule,'
+      ' source or ceiling at the same moment.';
   END IF;
   IF EXISTS (SELECT FROM fencepost.protected p WHERE p.name = {self.prefix}) THEN
     RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table with the name of this scope was protected at the'
@@ -149,7 +200,9 @@ END"""
         return "DO " + dollar(body)
 
     def _bring_marks(self) -> list[str]:
-        """The rows' marks become their scope's, those of keys without a row the floor of the prefix."""
+        """The rows' marks become their scope's, those of keys without a row the floor of the prefix. None above the
+        ceiling, which would refuse everybody in the whole scope, or under the whole prefix.
+        """
         now = self.target.registered
         if now is not None and now.scope == self.scope.template and now.name == self.target.name:
             return []
@@ -158,13 +211,16 @@ END"""
         absent = " AND m.row_absent" if now is not None and now.scope is None else ""
         theirs = " OR ".join(f"starts_with(m.resource, {literal(encode_name(each) + '/')})" for each in sorted(called))
         names = ", ".join(literal(each) for each in sorted(called))
+        of_rows, of_keys = self._refuse_brought(now, sorted(called), theirs)
         # Rows that have left a scope have no marks: the column, if there is one, is of no account.
         body = f"""
+DECLARE
+  high record;
 BEGIN
   IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
                 AND NOT a.attisdropped)
-     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {covering(self.relation, self.name)}) THEN
-    SET LOCAL row_security = off;
+     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {covering(self.table, self.target.name)}) THEN
+    SET LOCAL row_security = off;{of_rows}
     INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
     SELECT s.scope, s.mark, '0', true
       FROM (SELECT {self.expression("r")} AS scope, max(r.{MARK_COLUMN}) AS mark FROM {self.table} AS r
@@ -172,7 +228,7 @@ BEGIN
     ON CONFLICT (resource) DO UPDATE
        SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), row_absent = true;
     SET LOCAL row_security TO DEFAULT;
-  END IF;
+  END IF;{of_keys}
   UPDATE fencepost.floors f SET floor = greatest(f.floor,
       (SELECT max(m.last_fence_token) FROM fencepost.marks m WHERE ({theirs}){absent}),
       (SELECT max(t.floor) FROM fencepost.floors t WHERE t.name IN ({names}) OR t.relation = {self.relation}::oid))
@@ -180,26 +236,42 @@ BEGIN
 END"""
         return ["DO " + dollar(body)]
 
+    def _refuse_brought(self, now: Registered | None, called: Sequence[str], theirs: str) -> tuple[str, str]:
+        """Write what refuses marks of rows, and of keys without one, that are above the ceiling."""
+        if self.ceiling is None:
+            return "", ""
+        mend = literal(mend_reset("%L", registered=now is not None))
+        key = [(k.base_name, f"r.{quote(k.name)}") for k in self.target.key]
+        of_row = resource_sql(now.name if now is not None else self.target.name, key)
+        names = ", ".join(literal(each) for each in called)
+        of_floor = literal(mend_reset("%s", registered=True))
+        rows = f"""
+      SELECT {of_row} AS resource, r.{MARK_COLUMN} AS mark, {mend} AS mend FROM {self.table} AS r
+       ORDER BY r.{MARK_COLUMN} DESC LIMIT 1"""
+        keys = f"""
+    (SELECT m.resource, m.last_fence_token AS mark, {mend} AS mend FROM fencepost.marks AS m
+      WHERE {theirs} ORDER BY m.last_fence_token DESC LIMIT 1)
+    UNION ALL
+    SELECT f.name, f.floor, {of_floor} FROM fencepost.floors AS f
+     WHERE f.name IN ({names}) OR f.relation = {self.relation}::oid"""
+        return refuse_above(self.ceiling.max_token, rows), refuse_above(self.ceiling.max_token, keys)
+
     def _functions(self) -> list[str]:
         bodies = self.bodies()
         pinned = "SET search_path = pg_catalog, pg_temp"
         of = self.functions.called("of")
         return [
-            f"CREATE OR REPLACE FUNCTION {self.functions.called('name')}(r {self.table}) RETURNS text"
-            f" LANGUAGE plpgsql IMMUTABLE {pinned} AS {dollar(bodies['name'])}",
             *self._bind(of),
             f"CREATE OR REPLACE FUNCTION {self.functions.called('scope')}() RETURNS trigger LANGUAGE plpgsql"
             f" SECURITY DEFINER {pinned} AS {dollar(bodies['scope'])}",
             # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
             f"REVOKE EXECUTE ON FUNCTION {self.functions.called('scope')}() FROM PUBLIC",
-            f"GRANT EXECUTE ON FUNCTION {self.functions.called('name')}, {of} TO PUBLIC",
+            f"GRANT EXECUTE ON FUNCTION {of} TO PUBLIC",
             give_functions([*(self.functions.called(part) for part in bodies), of]),
         ]
 
     def _bind(self, of: str) -> list[str]:
-        """Make the function that names a row's scope. PostgreSQL keeps its expression parsed: it means the columns
-        themselves, whatever they are called later, and keeps them from being dropped or getting another type, with
-        other texts for equal values. Nor could another type's owner say what its cast to text does, in our name.
+        """Make the function that names a row's scope.
 
         Renamed since, the template's names may mean other columns now: then every scope of the prefix is fenced up to
         its highest mark, for none of the marks may be where it belongs.
@@ -214,8 +286,7 @@ BEGIN
 END"""
         return [
             f"SELECT set_config('fencepost.bound', coalesce({bound}, ''), true)",
-            f"CREATE OR REPLACE FUNCTION {of}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
-            f" RETURN {self.expression('r')}",
+            self.functions.bind("of", self.expression("r")),
             "DO " + dollar(raised),
         ]
 
@@ -235,7 +306,7 @@ BEGIN
   IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
   RETURN NEW;
 END"""
-        return {"name": self.functions.naming(), "scope": judging}
+        return {"scope": judging}
 
     def _triggers(self) -> list[str]:
         """Once before and, where the row has a new scope, once after: a trigger that fires after our first may have
@@ -249,28 +320,15 @@ END"""
             *self.truncate_triggers(),
         ]
 
-    def issue_beyond_marks(self) -> list[str]:
-        """Becoming a scope of a source: its tokens go on from above all marks that are there. Exact, because
-        nobody enters the scope until this commits.
+    def meet_marks(self) -> list[str]:
+        """Look whether the marks that are there fit: they are below the ceiling of an external source, and another
+        source's tokens go on from above them. Exact, because nobody enters the scope until this commits.
         """
-        if self.source == EXTERNAL:
-            return []
-        mend = "No lock service counts that far: somebody made it up. While nobody writes, "
-        of_scope = mend + "DELETE FROM fencepost.marks WHERE resource = %L, and protect the table again."
-        of_floor = (
-            f"{mend}UPDATE fencepost.floors SET floor = 0 WHERE name = {self.prefix}, and protect the table again."
-        )
-        return issue_beyond_sql(
-            self.source,
-            self.before,
-            f"""
-    (SELECT m.resource, m.last_fence_token AS mark, {literal(of_scope)} AS mend FROM fencepost.marks AS m
-      WHERE starts_with(m.resource, {literal(encode_name(self.scope.prefix) + "/")})
-      ORDER BY m.last_fence_token DESC LIMIT 1)
-    UNION ALL
-    SELECT {literal(f"The floor of {self.scope.prefix}")}, f.floor, {literal(of_floor)} FROM fencepost.floors AS f
-     WHERE f.name = {self.prefix}""",
-        )
+        now = self.target.registered
+        marks = scope_marks_sql(self.scope.prefix, registered=now is not None and now.scope == self.scope.template)
+        if self.ceiling is not None:
+            return refuse_above_sql(self.ceiling.max_token, marks)
+        return issue_beyond_sql(self.source, self.before, marks)
 
 
 def unprotect_scope_sql(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import MalformedScopeError, Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.catalog_load import api_name
@@ -19,7 +20,8 @@ _COLUMNS: Final = f"""{COLUMNS}
  WHERE a.attrelid = $1::int8::oid AND a.attname = ANY ($2) AND a.attnum > 0 AND NOT a.attisdropped"""
 
 _SIBLINGS: Final = f"""
-SELECT p.name, p.rule, p.source, p.scope, p.relation::oid::int8 AS oid FROM fencepost.protected p
+SELECT p.name, p.rule, p.source, p.max_token, p.max_jump, p.scope, p.relation::oid::int8 AS oid
+  FROM fencepost.protected p
   JOIN pg_class c ON c.oid = p.relation
  WHERE {PREFIX_OF} = $1 AND p.relation <> $2::int8::oid ORDER BY p.name"""
 
@@ -64,7 +66,9 @@ async def scope_as_it_is(connection: Connection, target: Target, template: str) 
     return None if isinstance(columns, list) else Scoped(scope, columns)
 
 
-async def examine_scope(connection: Connection, target: Target, scope: Scope, rule: Rule, source: str) -> Scoped:
+async def examine_scope(
+    connection: Connection, target: Target, scope: Scope, rule: Rule, source: str, ceiling: Ceiling | None
+) -> Scoped:
     """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
     async with connection.transaction():
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
@@ -85,6 +89,12 @@ async def examine_scope(connection: Connection, target: Target, scope: Scope, ru
                     f"{row['name']} has the same scope with the rule {row['rule']} and the source {row['source']}; one"
                     " mark has one rule and one source: unprotect the others, change this one, and protect them again."
                 )
+            elif (row["max_token"], row["max_jump"]) != _of(ceiling):
+                jump = "no --max-jump" if row["max_jump"] is None else f"--max-jump {row['max_jump']}"
+                reasons.append(
+                    f"{row['name']} has the same scope with --max-token {row['max_token']} and {jump}; one mark has one"
+                    " ceiling: unprotect the others, change this one, and protect them again."
+                )
             others = await _template_columns(connection, target, row["oid"], parse_scope(row["scope"]))
             if not isinstance(columns, list) and not isinstance(others, list) and _family(columns) != _family(others):
                 reasons.append(
@@ -94,6 +104,10 @@ async def examine_scope(connection: Connection, target: Target, scope: Scope, ru
     if isinstance(columns, list) or reasons:
         raise ProtectError(target.name, reasons)
     return Scoped(scope, columns)
+
+
+def _of(ceiling: Ceiling | None) -> tuple[int | None, int | None]:
+    return (None, None) if ceiling is None else (ceiling.max_token, ceiling.max_jump)
 
 
 def _family(columns: tuple[KeyColumn, ...]) -> tuple[str, ...]:

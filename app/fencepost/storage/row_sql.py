@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
-from fencepost.storage.catalog import MARK_COLUMN, Column, Table, quote
+from fencepost.storage.catalog import MARK_COLUMN, Column, Fence, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -64,6 +64,16 @@ def issued_by(source: str) -> str:
     if source == EXTERNAL:
         return "NULL::bigint"
     return f"fencepost.issued({_source_argument(source)})"
+
+
+def ceiling_of(fence: Fence) -> str:
+    """List what bounds a token of the table, as it is now: `issued`, the highest token of its source, or the highest
+    that an external table takes; and `max_jump`, null where there is none.
+    """
+    if fence.source != EXTERNAL:
+        return f"{issued_by(fence.source)} AS issued, NULL::bigint AS max_jump"
+    of_table = f"FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) {literal(fence.name)}"
+    return f"(SELECT p.max_token {of_table}) AS issued, (SELECT p.max_jump {of_table}) AS max_jump"
 
 
 def oldest_of(source: str) -> str:
@@ -141,7 +151,11 @@ def body_columns(table: Table, columns: Sequence[str]) -> str:
 
 
 def json_row(selected: str, alias: str = "x") -> str:
-    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns)."""
+    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns). Of no
+    targets it is empty, and reads no column: who is not shown the row need not be allowed to see it.
+    """
+    if not selected:
+        return "''"
     # x.* and not x, which would be a column of that name.
     return f"(SELECT pg_catalog.row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
 

@@ -9,6 +9,7 @@ import asyncpg
 
 from fencepost.fencing.token import GENERATION_BITS
 from fencepost.storage.connection import Connection
+from fencepost.storage.raising import raise_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,25 @@ class Known:
     frozen: str | None
     tables: tuple[str, ...]
 
+    @property
+    def number(self) -> int:
+        """The service's own number of the highest token; 0: nobody has one of this generation."""
+        return max(self.issued - (self.generation << GENERATION_BITS), 0)
+
     def describe(self) -> str:
         """Say it in one phrase."""
         if self.frozen is not None:
             return f"frozen at generation {self.generation}: {self.frozen}"
-        number = self.issued - (self.generation << GENERATION_BITS)
-        return f"generation {self.generation}, " + (f"issued {self.issued}" if number else "nothing issued yet")
+        return f"generation {self.generation}, " + (f"issued {self.issued}" if self.number else "nothing issued yet")
 
 
 async def known(connection: Connection) -> list[Known]:
     """List the sources that were ever configured or named, and the tables that are pinned to each."""
     rows = await connection.fetch(
         "SELECT s.name, s.scheme AS kind, coalesce(s.verifies, false) AS verifies,"
-        " s.generation, s.issued, s.frozen_because AS frozen, ARRAY(SELECT p.name"
+        " b.generation, b.issued, s.frozen_because AS frozen, ARRAY(SELECT p.name"
         " FROM fencepost.protected p WHERE p.source OPERATOR(pg_catalog.=) s.name ORDER BY 1) AS tables"
-        " FROM fencepost.sources s ORDER BY s.name"
+        " FROM fencepost.sources s CROSS JOIN LATERAL fencepost.source_bounds(s.name) b ORDER BY s.name"
     )
     return [
         Known(
@@ -70,14 +75,13 @@ async def known(connection: Connection) -> list[Known]:
 
 async def raise_source(connection: Connection, name: str, reason: str, above: int = 0) -> int:
     """Raise a source's generation: its earlier tokens are void, its leases over, and it is frozen no more. Later tokens
-    are above `above` as well.
+    are above `above` as well. Writes that have compared their token are waited for, and are from before that; later
+    ones under such a token are refused.
 
-    Raises asyncpg.PostgresError: FP400 for a source that is not known, 42501 for a role that does not own the schema.
+    Raises asyncpg.PostgresError: FP400 for a source that is not known, 42501 for a role that does not own the schema,
+    and what raise_by raises.
     """
-    async with connection.transaction(isolation="read_committed"):
-        await connection.execute("SET LOCAL synchronous_commit = 'on'")
-        raised: int = await connection.fetchval("SELECT fencepost.source_raise($1, $2, $3)", name, reason, above)
-        return raised
+    return await raise_by(connection, "SELECT fencepost.source_raise($1, $2, $3)", name, reason, above)
 
 
 async def register(connection: Connection, name: str, kind: str, ordering: str, *, verifies: bool) -> None:

@@ -1,10 +1,25 @@
 // Starts Swagger UI. A file of its own, because the page's Content-Security-Policy takes no inline script.
 "use strict";
 
+// The forms are filled in with examples. So a write can be sent from here only to the paths that the page names, the
+// demo's; reads from everywhere.
+const WRITES = document.getElementById("swagger-ui").dataset.writes.split(" ").filter(Boolean);
+
+function mayBeSent(path, method) {
+  return method === "get" || WRITES.some((prefix) => path === prefix || path.startsWith(`${prefix}/`));
+}
+
+const ReadsOnly = () => ({
+  statePlugins: {
+    spec: { wrapSelectors: { allowTryItOutFor: () => (_state, path, method) => mayBeSent(path, method) } },
+  },
+});
+
 window.ui = SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",
   layout: "BaseLayout",
+  plugins: [ReadsOnly],
   deepLinking: true,
   docExpansion: "list",
   filter: true,

@@ -16,8 +16,10 @@ KEEPALIVES = "tcp_keepalives_idle, tcp_keepalives_interval, tcp_keepalives_count
 
 
 @asynccontextmanager
-async def pooled(dsn: str, mode: str, *, ignored: bool) -> AsyncIterator[str]:
-    """Run PgBouncer in this `pool_mode`; gives a source's URL. `ignored`: it drops session settings in silence."""
+async def pooled(dsn: str, mode: str, *, ignored: bool = False, options: str = "") -> AsyncIterator[str]:
+    """Run PgBouncer in this `pool_mode`; gives the database's URL through it. `ignored`: it drops the settings of a
+    startup packet in silence. `options`: more lines of its configuration.
+    """
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("no PgBouncer: apt-get install pgbouncer")
@@ -28,13 +30,14 @@ async def pooled(dsn: str, mode: str, *, ignored: bool) -> AsyncIterator[str]:
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = plain\n"
         f"auth_file = {home / 'users'}\npool_mode = {mode}\nuser = {_user()}\n"
         + (f"ignore_startup_parameters = {SETTINGS}, {KEEPALIVES}\n" if ignored else "")
+        + options
     )
     (home / "users").write_text(f'"{parts.username}" "{unquote(parts.password or "")}"\n')
     server = Server([program, config], home / "log", lambda: listens(port))
     try:
         server.start()
         await server.serves()
-        yield dsn.replace(f":{parts.port}/", f":{port}/").replace("postgresql", "postgres-advisory")
+        yield dsn.replace(f":{parts.port}/", f":{port}/")
     finally:
         server.stop()
         shutil.rmtree(home)

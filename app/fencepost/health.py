@@ -1,0 +1,161 @@
+"""What /readyz and /metrics say, and how long they wait for PostgreSQL to say it: WAIT seconds, whatever it does.
+
+Each asks PostgreSQL anew. All that want the same at one time share the question, so probes do not pile up on a server
+that does not answer. When it has not answered within WAIT, the answer is made of what is known: not ready, and for how
+long PostgreSQL has been silent; or the metrics without what only the database knows. The question goes on for
+ASKED_FOR seconds, and its answer counts for those who ask until then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Literal, TypeVar
+
+import asyncpg
+
+from fencepost import wire
+from fencepost.gateway.core import Gateway
+from fencepost.observe.events import PruningFailed, QueueFailed
+from fencepost.observe.metrics import Metrics
+from fencepost.source_wiring import described_sources, known_sources
+from fencepost.storage import pruning, versions
+from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.origin import Standing
+
+WAIT: Final = 1.5
+"""Seconds that an answer waits for PostgreSQL's."""
+ASKED_FOR: Final = 10.0
+"""Seconds after which a question is given up, and the next caller asks anew."""
+
+T = TypeVar("T")
+
+
+class Question(Generic[T]):
+    """Something to be asked, once at a time. None is no answer."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T | None]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[T | None] | None = None
+        self._silent_since: float | None = None
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds it has not been answered; 0: it was, or is not asked."""
+        if self._silent_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._silent_since
+
+    async def answer(self) -> T | None:
+        """Give the answer; None: there is none within WAIT."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answered())
+        await asyncio.wait([self._asking], timeout=WAIT)
+        return self._asking.result() if self._asking.done() else None
+
+    async def close(self) -> None:
+        """Give up what is being asked."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    async def _answered(self) -> T | None:
+        if self._silent_since is None:
+            self._silent_since = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(ASKED_FOR):
+                answer = await self._ask()
+        except TimeoutError:
+            return None
+        if answer is not None:
+            self._silent_since = None
+        return answer
+
+
+class Health:
+    """What a gateway says of itself."""
+
+    def __init__(self, gateway: Gateway, metrics: Metrics) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+        self._readiness: Question[wire.Readiness] = Question(self._ask_readiness)
+        self._figures: Question[Literal[True]] = Question(self._ask_figures)
+
+    async def close(self) -> None:
+        """Give up what is being asked: the connections go."""
+        await self._readiness.close()
+        await self._figures.close()
+
+    async def ready(self) -> wire.Readiness:
+        """Say whether requests can be served."""
+        known = await self._readiness.answer()
+        if known is not None:
+            return known
+        silence = f"no answer from PostgreSQL for {self._readiness.silence:.1f} s"
+        if self._gateway.database.all_lent:
+            silence += ": all connections are in use, by requests for which it works or that wait for locks in it"
+        return self._described(silence, "unknown", None, {}, ready=False)
+
+    async def measure(self) -> None:
+        """Bring the metrics up to date, as far as PostgreSQL answers."""
+        self.publish()
+        await self._figures.answer()
+        self._metrics.silence(self._figures.silence)
+
+    def publish(self) -> None:
+        """Bring up to date what the process itself knows."""
+        self._metrics.pool(*self._gateway.database.sizes())
+        self._metrics.writes_waiting(self._gateway.group.waiting)
+        self._metrics.count()
+
+    def _described(
+        self, database: str, schema: str, standing: Standing | None, sources: dict[str, str], *, ready: bool
+    ) -> wire.Readiness:
+        loaded = self._gateway.catalog.current
+        return {
+            "status": "ready" if ready else "not ready",
+            "database": database,
+            "schema": schema,
+            "origin": "unknown" if standing is None else standing.describe(),
+            "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
+            "sources": sources,
+        }
+
+    async def _ask_readiness(self) -> wire.Readiness:
+        gateway = self._gateway
+        database, schema, standing = "reachable", None, None
+        try:
+            async with gateway.database.connection() as connection:
+                with translated(writing=False):
+                    schema = await versions.fit(connection)
+            standing = await gateway.database.standing()
+        except (StorageError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            database, schema = f"unreachable: {error}", None
+        ready = schema is not None and schema.works and standing is not None and standing.accepted
+        described = "unknown" if schema is None else schema.describe()
+        return self._described(database, described, standing, await described_sources(gateway), ready=ready)
+
+    async def _ask_figures(self) -> Literal[True] | None:
+        if not (await self._count_locks() and await self._measure_sizes()):
+            return None
+        for each in await known_sources(self._gateway):
+            self._metrics.source(each.name, each.generation, frozen=each.frozen is not None)
+        return True
+
+    async def _count_locks(self) -> bool:
+        try:
+            self._metrics.locks(*await self._gateway.locks.counts())
+        except StorageError as error:  # the metrics of the gateway itself are wanted all the more
+            self._gateway.emit(QueueFailed(f"locks could not be counted: {error}"))
+            return False
+        return True
+
+    async def _measure_sizes(self) -> bool:
+        try:
+            async with self._gateway.database.connection() as connection:
+                with translated(writing=False):
+                    found = await pruning.sizes(connection)
+        except StorageError as error:
+            self._gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
+            return False
+        for size in found:
+            self._metrics.size(size.what, size.records, size.bytes)
+        return True

@@ -1,0 +1,78 @@
+"""A table whose rows have lost their marks: the column was dropped, or renamed, while the table was protected.
+
+Nothing is written to such a table, for its functions fail. What the marks were is not known, but what is above them: a
+source that is known has issued every token that was accepted. Of an external one only an operator can say how far its
+tokens have got. All rows take that as their mark, and so does the floor, for the marks of keys that nothing has asked
+for since may be gone as well.
+"""
+
+from typing import Final
+
+from fencepost.fencing.token import BUILTIN, EXTERNAL
+from fencepost.storage.catalog import MARK_COLUMN
+from fencepost.storage.protect_check import CONSTRAINT, ProtectError, Target
+from fencepost.storage.protect_functions import dollar
+from fencepost.storage.protect_names import relation
+from fencepost.storage.protect_table import HIGHEST_MARK, MISMATCH
+from fencepost.storage.row_sql import literal
+
+SAY: Final = "--above N"
+LOST: Final = (
+    f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not known"
+    f" how far they have got. When no token up to N may write to it any more, say so: {SAY} (in Alembic: above=N). All"
+    " rows, and keys without a row, then take tokens above N only."
+)
+NOT_LOST: Final = (
+    f"{SAY} is for a table of an external source that is protected and has lost its column {MARK_COLUMN}; this one has"
+    " not."
+)
+
+
+def require_marks(target: Target, above: int | None) -> None:
+    """Refuse a table whose marks are lost beyond what is known, and a word that is not needed. Raises ProtectError."""
+    now = target.registered
+    lost = target.lost and now is not None and now.source == EXTERNAL
+    if lost and above is None:
+        raise ProtectError(target.name, [LOST])
+    if above is not None and not lost:
+        raise ProtectError(target.name, [NOT_LOST])
+    if above is not None and not 0 < above <= HIGHEST_MARK:
+        raise ProtectError(target.name, [f"--above {above}: a token is a positive number, of at most 2^62 here."])
+
+
+def restore_sql(table: str, above: int | None = None) -> str:
+    """Make the column anew where it is gone from a table whose rows have marks of their own, once the table is locked.
+
+    No row is rewritten: a constant default counts for all that are there.
+    """
+    add = (
+        f"ALTER TABLE {table.replace('%', '%%')} ADD COLUMN {MARK_COLUMN} bigint NOT NULL DEFAULT %s,"
+        f" ALTER COLUMN {MARK_COLUMN} SET DEFAULT 0"
+    )
+    body = f"""
+DECLARE
+  p fencepost.protected;
+  known bigint := {"NULL" if above is None else above};
+BEGIN
+  SELECT x.* INTO p FROM fencepost.protected x WHERE x.relation = {relation(table)} AND x.scope IS NULL;
+  IF NOT FOUND OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {relation(table)}
+                             AND a.attname = {literal(MARK_COLUMN)} AND NOT a.attisdropped) THEN
+    RETURN;
+  END IF;
+  -- Whatever was accepted had been issued before; what is drawn from now on is above it.
+  IF p.source = {literal(BUILTIN)} THEN
+    known := fencepost.issued();
+  ELSIF p.source <> {literal(EXTERNAL)} THEN
+    known := fencepost.issued(p.source);
+  ELSIF known IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(LOST)};
+  END IF;
+  known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
+                    (SELECT max(m.last_fence_token) FROM fencepost.marks m
+                      WHERE starts_with(m.resource, fencepost.enc(p.name) || '/')));
+  EXECUTE format({literal(add)}, known);
+  ALTER TABLE {table} ADD CONSTRAINT {CONSTRAINT} CHECK ({MARK_COLUMN} >= 0) NOT VALID;
+  INSERT INTO fencepost.floors AS f (name, floor) VALUES (p.name, known)
+  ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor);
+END"""
+    return "DO " + dollar(body)

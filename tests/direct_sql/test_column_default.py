@@ -1,0 +1,93 @@
+"""A default of last_fence_token is no token: what gives an INSERT one without a word is refused, found and mended."""
+
+import asyncpg
+import pytest
+from tests.interleave import Connect, Connection
+
+from fencepost.storage.inspect_tables import examine_tables
+from fencepost.storage.partitions import EVENT_TRIGGERS
+from fencepost.storage.protect import protect
+
+WITHOUT_A_TOKEN = "INSERT INTO public.items (id) VALUES (1)"
+DEFAULTS = ["999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"]
+
+
+@pytest.fixture(params=["plain", "partitioned"])
+async def owner(request: pytest.FixtureRequest, connect: Connect) -> Connection:
+    connection = await connect()
+    table = "CREATE TABLE public.items (id int PRIMARY KEY)"
+    if request.param == "partitioned":
+        table += " PARTITION BY RANGE (id); CREATE TABLE public.items_1 PARTITION OF public.items DEFAULT"
+    await connection.execute(table)
+    await protect(connection, "items")
+    return connection
+
+
+async def found(connection: Connection) -> list[str]:
+    return [finding.text for finding in await examine_tables(connection) if finding.level == "error"]
+
+
+async def disable(connection: Connection) -> None:
+    for trigger in EVENT_TRIGGERS:
+        await connection.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+async def test_another_default_is_refused(owner: Connection, default: str) -> None:
+    with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
+        await owner.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
+    assert refused.value.sqlstate == "FP428"
+    assert await found(owner) == []
+
+
+@pytest.mark.parametrize("default", ["0", "'0'", "0::bigint", "NULL"])
+async def test_no_default_and_zero_are_none(owner: Connection, default: str) -> None:
+    await owner.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
+    assert await found(owner) == []
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await owner.execute(WITHOUT_A_TOKEN)
+    assert refused.value.sqlstate == "FP428"
+
+
+async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(owner: Connection) -> None:
+    await disable(owner)
+    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
+    assert any("the default of last_fence_token is not 0 in items" in text for text in await found(owner))
+    await protect(owner, "items")
+    assert await found(owner) == []
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await owner.execute(WITHOUT_A_TOKEN)
+    assert refused.value.sqlstate == "FP428"
+
+
+async def test_protect_sets_back_what_came_before_the_event_triggers(owner: Connection) -> None:
+    await disable(owner)
+    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
+    for trigger in EVENT_TRIGGERS:
+        await owner.execute(f"ALTER EVENT TRIGGER {trigger} ENABLE")
+    await protect(owner, "items")
+    assert await found(owner) == []
+
+
+async def test_the_default_of_one_partition_is_seen(connect: Connect) -> None:
+    owner = await connect()
+    await owner.execute(
+        "CREATE TABLE public.items (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE public.items_1 PARTITION OF public.items DEFAULT"
+    )
+    await protect(owner, "items")
+    change = "ALTER TABLE public.items_1 ALTER last_fence_token SET DEFAULT 999"
+    with pytest.raises(asyncpg.PostgresError, match="items is protected"):
+        await owner.execute(change)
+    await disable(owner)
+    await owner.execute(change)
+    assert any("is not 0 in items_1" in text for text in await found(owner))
+
+
+async def test_a_scoped_tables_column_has_no_say(connect: Connect) -> None:
+    owner = await connect()
+    await owner.execute("CREATE TABLE public.items (id int PRIMARY KEY, box int NOT NULL)")
+    await protect(owner, "items")
+    await protect(owner, "items", scope="box/{box}")
+    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
+    assert await found(owner) == []

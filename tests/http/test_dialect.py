@@ -1,0 +1,276 @@
+"""What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+from tests.asking import Api, code
+from tests.shop import Shop, running_shop
+
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.protect import protect
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def some_orders(shop: Shop, count: int) -> tuple[str, list[str]]:
+    """Insert orders that share a code of their own: (a filter for them, their keys)."""
+    sku = shop.key()
+    keys = [await shop.order(10, sku=f"{sku}/{number}") for number in range(count)]
+    return f"sku=like.{sku}/*", keys
+
+
+# max-affected
+
+
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+async def test_one_row_more_than_max_affected_refuses_all(api: Api, shop: Shop, method: str) -> None:
+    body: object = {"status": "paid"} if method == "PATCH" else None
+    some, keys = await some_orders(shop, 4)
+    for prefer in ("max-affected=1", "handling=strict,max-affected=3", "return=representation, max-affected=1"):
+        answer = await api.ask(method, f"data/orders?{some}", body, token=11, prefer=prefer)
+        assert code(answer) == (400, "FP016")
+        assert "max-affected" in answer.json()["detail"]
+    assert [await shop.mark(key) for key in keys] == [10] * 4
+    done = await api.ask(method, f"data/orders?{some}", body, token=11, prefer="handling=strict,max-affected=4")
+    assert (done.status_code, done.headers["content-range"]) == (204, "0-3/*")
+    assert sorted(done.headers["preference-applied"].split(", ")) == ["handling=strict", "max-affected=4"]
+
+
+async def test_max_affected_counts_the_rows_of_a_body(api: Api, shop: Shop) -> None:
+    keys = [shop.key(), shop.key()]
+    rows = [{"order_id": key} for key in keys]
+    assert code(await api.ask("POST", "data/orders", rows, token=5, prefer="max-affected=1")) == (400, "FP016")
+    assert [await shop.mark(key) for key in keys] == [None, None]
+    assert (await api.ask("POST", "data/orders", rows, token=5, prefer="max-affected=2")).status_code == 201
+    changed = [{**row, "note": "x"} for row in rows]
+    assert code(await api.ask("PATCH", "data/orders", changed, token=6, prefer="max-affected=1")) == (400, "FP016")
+    assert [await shop.mark(key) for key in keys] == [5, 5]
+    assert (await api.ask("PATCH", "data/orders", changed, token=6, prefer="max-affected=2")).status_code == 204
+
+
+async def test_max_affected_holds_for_rows_that_share_a_mark(api: Api, shop: Shop) -> None:
+    await shop.sql("CREATE TABLE public.seats (id int PRIMARY KEY, hall int NOT NULL, taken bool)")
+    await shop.sql("INSERT INTO public.seats SELECT n, n % 2, false FROM generate_series(1, 4) n")
+    connection = await asyncpg.connect(shop.dsn)
+    await protect(connection, "seats", scope="hall/{hall}")
+    await connection.close()
+    for method, body in (("PATCH", {"taken": True}), ("DELETE", None)):
+        path = "data/seats?id=gt.0"
+        assert code(await api.ask(method, path, body, token=5, prefer="max-affected=3")) == (400, "FP016")
+    rows = await shop.sql("SELECT count(*) FROM public.seats WHERE NOT taken")
+    assert rows[0][0] == 4
+    assert (await api.ask("DELETE", path, token=5, prefer="max-affected=4")).status_code == 204
+
+
+# count
+
+
+async def test_a_write_counts_what_it_wrote(api: Api, shop: Shop) -> None:
+    some, _ = await some_orders(shop, 3)
+    for method, body, token in (("PATCH", {"status": "paid"}, 11), ("DELETE", None, 12)):
+        answer = await api.ask(method, f"data/orders?{some}", body, token=token, prefer="count=exact")
+        assert (answer.status_code, answer.headers["content-range"]) == (204, "0-2/3")
+    none = await api.ask("DELETE", f"data/orders?{some}", token=13, prefer="count=exact")
+    assert none.headers["content-range"] == "*/0"
+    rows = [{"order_id": shop.key()}, {"order_id": shop.key()}]
+    for prefer, size in (("count=exact,return=minimal", 2), ("count=exact", 2)):
+        rows = [{"order_id": shop.key()} for _ in range(size)]
+        answer = await api.ask("POST", "data/orders", rows, token=5, prefer=prefer)
+        assert (answer.status_code, answer.headers["content-range"]) == (201, "*/2")
+    assert "content-range" not in (await api.ask("POST", "data/orders", [], token=5)).headers
+
+
+async def test_a_single_object_is_counted_too(api: Api, shop: Shop) -> None:
+    key = await shop.order()
+    headers = {"Accept": "application/vnd.pgrst.object+json"}
+    answer = await api.ask("GET", f"data/orders?order_id=eq.{key}", prefer="count=exact", headers=headers)
+    assert (answer.status_code, answer.headers["content-range"]) == (200, "0-0/1")
+
+
+# The preference missing
+
+
+async def test_missing_default_is_done_where_nothing_is_missing(api: Api, shop: Shop) -> None:
+    """PostgREST would store the default, 1; without the preference it is null, which quantity cannot be."""
+    first, second = shop.key(), shop.key()
+    rows = [{"order_id": first}, {"order_id": second, "quantity": 4}]
+    path = "data/orders?columns=order_id,quantity"
+    refused = await api.ask("POST", path, rows, token=5, prefer="missing=default")
+    assert code(refused) == (400, "FP016")
+    assert "element 0 of the body lacks quantity" in refused.json()["detail"]
+    assert [await shop.mark(first), await shop.mark(second)] == [None, None]
+    whole = [{"order_id": first, "quantity": 2}, {"order_id": second, "quantity": 4}]
+    done = await api.ask("POST", path, whole, token=5, prefer="missing=default")
+    assert [row["quantity"] for row in done.json()] == [2, 4]
+    for key in (first, second):
+        keyed = f"data/orders/{key}?columns=quantity,note"
+        assert code(await api.ask("PATCH", keyed, {"quantity": 1}, token=6, prefer="missing=default")) == (400, "FP016")
+    without = await api.ask("POST", "data/orders", {"order_id": shop.key()}, token=5, prefer="missing=default")
+    assert without.json()[0]["quantity"] == 1
+
+
+# Bodies
+
+
+async def test_a_delete_takes_no_body_but_an_empty_object(api: Api, shop: Shop) -> None:
+    for body in (b"", b" ", b"{}", b" { } ", b"[]"):
+        key = await shop.order()
+        assert (await api.ask("DELETE", f"data/orders/{key}", token=11, content=body)).status_code == 204
+    key = await shop.order()
+    for body in (b'{"status": "new"}', b"[{}]", b"null", b"nonsense"):
+        for path in (f"data/orders/{key}", f"data/orders?order_id=eq.{key}"):
+            assert code(await api.ask("DELETE", path, token=11, content=body)) == (400, "FP016"), body
+    assert await shop.mark(key) == 10
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/merge-patch+json", "application/json-patch+json", "application/json; charset=iso-8859-1"]
+)
+async def test_a_patch_document_is_no_row(api: Api, shop: Shop, kind: str) -> None:
+    key = await shop.order()
+    for path in (f"data/orders/{key}", f"data/orders?order_id=eq.{key}"):
+        answer = await api.ask("PATCH", path, content=b'{"note": null}', token=11, headers={"Content-Type": kind})
+        assert code(answer) == (415, "FP022")
+    assert await shop.mark(key) == 10
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + "0" * 400, "9" * 2000 + ".5"])
+async def test_a_number_past_all_floats_is_read_and_sent_back(api: Api, shop: Shop, number: str) -> None:
+    await shop.sql("CREATE TABLE IF NOT EXISTS public.large (id text PRIMARY KEY, n numeric, j jsonb)")
+    connection = await asyncpg.connect(shop.dsn)
+    await protect(connection, "large")
+    await connection.close()
+    key, json_type = shop.key(), {"Content-Type": "application/json"}
+    body = f'{{"id": "{key}", "n": {number}, "j": {{"a": [{number}]}}}}'.encode()
+    made = await api.ask("POST", "data/large", content=body, token=1, headers=json_type)
+    assert made.status_code == 201, made.text
+    for token, (method, path) in enumerate(
+        (("PATCH", f"large/{key}"), ("PUT", f"large/{key}"), ("PATCH", f"large?id=eq.{key}"), ("PATCH", "large")), 2
+    ):
+        read = await api.ask("GET", f"data/large/{key}")
+        sent = read.content if path != "large" else b"[" + read.content + b"]"
+        if "?" in path:
+            sent = read.content.replace(f'"id":"{key}",'.encode(), b"")
+        back = await api.ask(method, f"data/{path}", content=sent, token=token, headers=json_type)
+        assert back.is_success, back.text
+        assert (await api.ask("GET", f"data/large/{key}")).content == read.content
+    rows = await shop.sql(
+        "SELECT n = ($1::text)::numeric, last_fence_token FROM public.large WHERE id = $2", number, key
+    )
+    assert tuple(rows[0]) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"note": NaN, "amount": 1e400}',
+        b'{"amount": 1e400,}',
+        b'{"\\ud800": 1e400}',
+        b"[" * 5000 + b"1e400",
+        b"\xff1e400",
+    ],
+)
+async def test_a_body_with_such_a_number_is_still_json(api: Api, shop: Shop, body: bytes) -> None:
+    key = await shop.order()
+    headers = {"Content-Type": "application/json"}
+    answer = await api.ask("PATCH", f"data/orders/{key}", content=body, token=11, headers=headers)
+    assert code(answer) == (400, "FP016")
+    assert answer.json()["detail"].startswith("body: ")
+
+
+async def test_a_number_past_all_floats_is_no_time_to_live(api: Api, shop: Shop) -> None:
+    body = f'{{"lock": "{shop.key()}", "ttl_ms": 1e400}}'.encode()
+    answer = await api.ask("POST", "leases", content=body, headers={"Content-Type": "application/json"})
+    assert code(answer) == (400, "FP016")
+    assert "ttl_ms" in answer.json()["detail"]
+
+
+async def test_a_token_on_a_read_is_not_looked_at(api: Api, shop: Shop) -> None:
+    key = await shop.order()
+    lease = (await api.ask("POST", "leases", {"lock": key, "ttl_ms": 60_000})).json()["lease_id"]
+    for path in (
+        f"data/orders/{key}", f"data/orders?order_id=eq.{key}", f"fences?resource=orders/{key}", f"leases/{lease}",
+        f"locks?name={key}", "elections", "elections?name=e",
+    ):  # fmt: skip
+        plain = await api.ask("GET", path)
+        for token in ("77", "0", "-1", "many", "9" * 40):
+            answer = await api.ask("GET", path, token=token)
+            assert answer.status_code == 200
+            if not path.startswith(("leases", "locks")):
+                assert answer.content == plain.content
+    assert await shop.mark(key) == 10
+
+
+# Schemas
+
+
+@pytest.fixture
+async def cafe(shop: Shop) -> AsyncIterator[str]:
+    name = "café 100%"
+    await shop.sql(f'CREATE SCHEMA IF NOT EXISTS "{name}"')
+    await shop.sql(f'CREATE TABLE IF NOT EXISTS "{name}".cups (id int PRIMARY KEY, label text)')
+    connection = await asyncpg.connect(shop.dsn)
+    await protect(connection, f"{name}.cups")
+    await connection.close()
+    yield name
+    await shop.sql(f'DROP SCHEMA "{name}" CASCADE')
+
+
+@pytest.mark.usefixtures("cafe")
+async def test_a_schema_of_any_name_is_chosen_by_profile(api: Api) -> None:
+    for number, spelled in enumerate(("caf%C3%A9 100%25", "café 100%25", "%63af%c3%a9%20100%25")):
+        row = f"/v1/data/cups/{number}".encode()
+        headers = [(b"Content-Profile", spelled.encode()), (b"X-Fence-Token", b"5")]
+        made = await api.raw("PUT", row, b'{"label": "x"}', headers=headers)
+        assert made.status == 201, spelled
+        read = await api.raw("GET", row, headers=[(b"Accept-Profile", spelled.encode())])
+        assert (read.status, read.json()) == (200, {"id": number, "label": "x"})
+
+
+@pytest.mark.parametrize("spelled", [b"caf\xe9 100%25", b"caf%E9", b"100%", b""])
+async def test_a_profile_that_is_no_name_is_400(api: Api, spelled: bytes) -> None:
+    for header in (b"Accept-Profile", b"Content-Profile"):
+        answer = await api.raw("GET", b"/v1/data/orders", headers=[(header, spelled)])
+        assert (answer.status, answer.json()["code"]) == (400, "FP016")
+        assert answer.json()["detail"].startswith(header.decode())
+
+
+async def test_of_two_profiles_that_differ_none_is_chosen(api: Api, shop: Shop) -> None:
+    """Both schemas have a table orders: the wrong one would be written."""
+    await shop.sql("INSERT INTO sales.orders VALUES (7, 'as it was', 1)")
+    key = await shop.order()
+    both = {"Accept-Profile": "sales", "Content-Profile": "sales"}
+    for method, body, headers in (
+        ("PATCH", {"label": "x"}, {"Accept-Profile": "sales"}),
+        ("DELETE", None, {"Accept-Profile": "sales"}),
+        ("DELETE", None, {"Accept-Profile": "public", "Content-Profile": "sales"}),
+        ("GET", None, {"Content-Profile": "sales"}),
+        ("GET", None, {"Content-Profile": "public", "Accept-Profile": "sales"}),
+    ):
+        answer = await api.ask(method, "data/orders/7", body, token=5, headers=headers)
+        assert code(answer) == (400, "FP016"), (method, headers)
+    assert (await api.ask("GET", "data/orders/7", headers=both)).json()["label"] == "as it was"
+    assert (await api.ask("DELETE", "data/orders/7", token=6, headers=both)).status_code == 204
+    assert (await api.ask("GET", f"data/orders/{key}", headers={"Content-Profile": "public"})).status_code == 200
+
+
+async def test_a_resource_names_its_schema_itself(api: Api, shop: Shop) -> None:
+    key = await shop.order()
+    for headers in ({"Accept-Profile": "sales"}, {"Content-Profile": "sales"}):
+        claim = await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=11, headers=headers)
+        assert code(claim) == (400, "FP016")
+        assert code(await api.ask("GET", f"fences?resource=orders/{key}", headers=headers)) == (400, "FP016")
+        wanted = {"lock": key, "claim": [f"orders/{key}"]}
+        assert code(await api.ask("POST", "leases", wanted, headers=headers)) == (400, "FP016")
+    assert await shop.mark(key) == 10

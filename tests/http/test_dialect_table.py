@@ -1,0 +1,189 @@
+"""The tables of docs/reading.md, row by row: each header and parameter on each route is done, harmless, or refused by
+name, and then nothing has happened.
+"""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+from tests.asking import Api
+from tests.shop import Shop, running_shop
+
+from fencepost.http import header_rules, preferences
+from fencepost.storage.embedded import PostgresServer
+
+DOCS: Final = (Path(__file__).parents[2] / "docs/reading.md").read_text()
+ROUTES: Final = (
+    "GET table", "GET row", "POST", "PATCH, DELETE table", "PATCH, PUT, DELETE row", "claims", "leases", "other GETs",
+)  # fmt: skip
+
+
+def table(first: str) -> dict[str, dict[str, str]]:
+    """Read the table whose first column is called so: what is said, and what each route does about it."""
+    heading = f"| {first} | {' | '.join(ROUTES)} |"
+    assert DOCS.count(heading) == 1
+    lines = DOCS.partition(heading)[2].split("\n\n")[0].splitlines()[2:]
+    found = {}
+    for line in lines:
+        said, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[said.strip("`")] = dict(zip(ROUTES, cells, strict=True))
+    return found
+
+
+HEADERS: Final = table("header")
+PARAMETERS: Final = table("parameter")
+
+
+@dataclass
+class Request:
+    """One request of a route. `token`: what it is sent with, unless the case has one."""
+
+    method: str
+    path: str
+    body: object = None
+    token: bool = True
+    secret: str = ""
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    with running_shop(postgres, template) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+async def requests(api: Api, shop: Shop, route: str) -> list[Request]:
+    """Requests of a route, each to a row or lock of its own."""
+    rows = [await shop.order(mark=10, note="as it was") for _ in range(3)]
+    note = {"note": "new"}
+    if route == "leases":
+        return await lease_requests(api, shop)
+    lease = (await a_lease(api, shop))[0] if route == "other GETs" else ""
+    of_route = {
+        "GET table": [Request("GET", f"data/orders?order_id=eq.{rows[0]}", token=False)],
+        "GET row": [Request("GET", f"data/orders/{rows[0]}", token=False)],
+        "POST": [Request("POST", "data/orders", {"order_id": shop.key(), **note})],
+        "PATCH, DELETE table": [
+            Request("PATCH", f"data/orders?order_id=eq.{rows[0]}", note),
+            Request("PATCH", "data/orders", [{"order_id": rows[1], **note}]),
+            Request("DELETE", f"data/orders?order_id=eq.{rows[2]}"),
+        ],
+        "PATCH, PUT, DELETE row": [
+            Request("PATCH", f"data/orders/{rows[0]}", note),
+            Request("PUT", f"data/orders/{rows[1]}", note),
+            Request("PUT", f"data/orders/{shop.key()}", note),
+            Request("DELETE", f"data/orders/{rows[2]}"),
+        ],
+        "claims": [Request("POST", "claims", {"resource": f"orders/{rows[0]}"})],
+        "other GETs": [
+            Request("GET", f"fences?resource=orders/{rows[0]}", token=False),
+            Request("GET", "locks?limit=1", token=False),
+            Request("GET", "elections?name=e", token=False),
+            Request("GET", f"leases/{lease}", token=False),
+        ],
+    }
+    return of_route[route]
+
+
+async def lease_requests(api: Api, shop: Shop) -> list[Request]:
+    async def of_lease(method: str, action: str, body: object) -> Request:
+        lease, secret = await a_lease(api, shop)
+        return Request(method, f"leases/{lease}{action}", body, token=False, secret=secret)
+
+    return [
+        Request("POST", "leases", {"lock": shop.key(), "ttl_ms": 60_000}, token=False),
+        await of_lease("POST", "/renew", {"ttl_ms": 90_000}),
+        await of_lease("POST", "/tokens", {"count": 2}),
+        await of_lease("DELETE", "", None),
+    ]
+
+
+async def a_lease(api: Api, shop: Shop) -> tuple[str, str]:
+    granted = await api.ask("POST", "leases", {"lock": shop.key(), "ttl_ms": 60_000})
+    assert granted.status_code == 201
+    return granted.json()["lease_id"], granted.json()["secret"]
+
+
+EVERYTHING: Final = """
+SELECT (SELECT jsonb_agg(to_jsonb(o) ORDER BY order_id) FROM public.orders AS o),
+       (SELECT jsonb_agg(to_jsonb(m) ORDER BY resource) FROM fencepost.marks AS m),
+       (SELECT jsonb_agg(to_jsonb(l) ORDER BY to_jsonb(l)) FROM fencepost.locks AS l),
+       (SELECT jsonb_agg(to_jsonb(l) ORDER BY to_jsonb(l)) FROM fencepost.leases AS l),
+       (SELECT count(*) FROM fencepost.idempotency)"""
+"""All that a request of these tests could change."""
+
+
+async def send(api: Api, request: Request, headers: dict[str, str], parameter: str = "") -> httpx.Response:
+    sent = dict(headers)
+    if request.token:
+        sent.setdefault("X-Fence-Token", "77")
+    if request.secret:
+        sent["X-Lease-Secret"] = request.secret
+    if "Idempotency-Key" in sent:  # each write is one of its own
+        sent["Idempotency-Key"] += str(abs(hash((request.method, request.path, str(request.body)))))
+    path = request.path
+    if parameter:
+        path += ("&" if "?" in path else "?") + parameter
+    return await api.ask(request.method, path, request.body, headers=sent)
+
+
+async def check(api: Api, shop: Shop, name: str, cells: dict[str, str], headers: dict[str, str], said: str) -> None:
+    for route, cell in cells.items():
+        for request in await requests(api, shop, route):
+            if said.startswith("note=") and isinstance(request.body, list):
+                continue  # an array names its rows by their keys, and takes no filter (test_patch_rows_bodies.py)
+            before = await shop.sql(EVERYTHING) if cell.isdigit() else []
+            answer = await send(api, request, headers, said)
+            where = (route, request, answer.text)
+            if cell in ("yes", "same"):
+                assert answer.is_success, where
+                # A PUT of a new row, and writes whose answer is another, are looked at by tests of their own.
+                if cell == "same" and request.method == "GET" and not request.path.startswith(("locks", "leases")):
+                    assert answer.content == (await send(api, request, {})).content, where
+            else:
+                assert answer.status_code == int(cell), where
+                assert answer.json()["code"] in {"400": {"FP016"}, "406": {"FP021"}, "415": {"FP022"}}[cell], where
+                assert name.lower() in answer.json()["detail"].lower(), where
+                assert await shop.sql(EVERYTHING) == before, where
+
+
+@pytest.mark.parametrize("said", HEADERS)
+async def test_a_header_is_heeded_or_harmless_or_refused_by_name(api: Api, shop: Shop, said: str) -> None:
+    header, _, value = said.partition(": ")
+    named = value.partition(";nulls")[2] and "nulls"
+    if header == "Prefer":
+        named = value.partition("=")[0]
+    await check(api, shop, named or header, HEADERS[said], {header: value}, "")
+
+
+@pytest.mark.parametrize("said", PARAMETERS)
+async def test_a_parameter_is_heeded_or_refused_by_name(api: Api, shop: Shop, said: str) -> None:
+    await check(api, shop, "", PARAMETERS[said], {}, said)
+
+
+def test_the_table_has_all_that_the_code_knows() -> None:
+    """What is honoured, harmless and refused in the code has its row; so a new one cannot be left out."""
+    said = {each.lower() for each in HEADERS}
+    names = {each.partition(": ")[0].lower() for each in HEADERS}
+    for name in header_rules.REFUSED:
+        spelled = (
+            name.decode().replace("x-http-method", "x-http-method-override").replace("-override-override", "-override")
+        )
+        assert spelled.replace("x-method-override", "x-http-method-override") in names
+    for preference in (*preferences.HONOURED, *preferences.HARMLESS):
+        if "=" in preference:
+            assert f"prefer: {preference.lower()}" in said
+        else:
+            assert any(each.startswith(f"prefer: {preference}=") for each in said)
+    told = " ".join(said)
+    assert all(re.search(rf"\b{name}\b", told) for name in preferences.HARMLESS_NAMES)
+    assert all(f"return={value}" in told for value in ("minimal", "representation", "headers-only"))

@@ -1,0 +1,104 @@
+"""`protect` is repeated, or undone and done again, while DELETEs wait for the table: each is decided, none is a 500."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from tests.in_process import in_process
+from tests.interleave import Connect, Connection, blocks_somebody
+
+from fencepost.storage.protect import plan_protect, plan_unprotect, protect
+
+TABLE = "CREATE TABLE public.t (a int, b text, PRIMARY KEY (a, b))"
+ROWS = "INSERT INTO public.t (a, b, last_fence_token) SELECT n, 'x', 1 FROM generate_series(1, 9) n"
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> Connection:
+    connection = await connect()
+    await connection.execute(TABLE)
+    await protect(connection, "t")
+    await connection.execute(ROWS)
+    return connection
+
+
+@pytest.fixture
+async def gateway(owner: Connection, database: str) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ARG001 - makes it
+    # One connection each: the second DELETE of a session has what PostgreSQL remembers of the first.
+    async with in_process(database, pool_size=1, lanes=1) as client:
+        yield client
+
+
+async def delete(gateway: httpx.AsyncClient, key: str, headers: dict[str, str]) -> httpx.Response:
+    keyed = {name: value + key for name, value in headers.items()}
+    return await gateway.delete(f"/v1/data/t/{key}", headers={"X-Fence-Token": "5"} | keyed)
+
+
+async def delete_meanwhile(
+    gateway: httpx.AsyncClient, owner: Connection, observer: Connection, statements: list[str], headers: dict[str, str]
+) -> None:
+    """Run the statements of a plan; while they hold the table's lock, a DELETE begins. It is done afterwards."""
+    assert (await delete(gateway, "1,x", headers)).status_code == 204
+    for key in ("2,x", "3,x"):
+        await owner.execute("BEGIN")
+        await owner.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        for statement in statements:
+            await owner.execute(statement)
+        waiting = asyncio.create_task(delete(gateway, key, headers))
+        await blocks_somebody(owner, observer)
+        await owner.execute("COMMIT")
+        answer = await waiting
+        assert answer.status_code == 204, answer.text
+        marks = "SELECT last_fence_token FROM fencepost.marks WHERE resource = $1 AND row_absent"
+        assert await observer.fetchval(marks, f"t/{key}") == 5
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
+@pytest.mark.parametrize("shared", [True, False])
+async def test_protect_again_while_a_delete_waits(
+    gateway: httpx.AsyncClient, owner: Connection, connect: Connect, *, headers: dict[str, str], shared: bool
+) -> None:
+    if not shared:  # a trigger of the user's own keeps the writes of the table out of batches
+        await owner.execute(
+            "CREATE FUNCTION public.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+            "CREATE TRIGGER theirs AFTER DELETE ON public.t FOR EACH ROW EXECUTE FUNCTION public.theirs()"
+        )
+    plan = await plan_protect(owner, "t", None, None)
+    await delete_meanwhile(gateway, owner, await connect(), plan.statements, headers)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
+async def test_unprotect_and_protect_while_a_delete_waits(
+    gateway: httpx.AsyncClient, owner: Connection, connect: Connect, headers: dict[str, str]
+) -> None:
+    taken_away = await plan_unprotect(owner, "t")
+    made = await plan_protect(owner, "t", None, None)
+    await delete_meanwhile(gateway, owner, await connect(), [*taken_away.statements, *made.statements], headers)
+
+
+@pytest.mark.parametrize("scope", [None, "b/{b}"])
+async def test_functions_stay_the_same_objects(owner: Connection, scope: str | None) -> None:
+    functions = "SELECT proname, oid FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace ORDER BY oid"
+    await protect(owner, "t", scope=scope)
+    before = await owner.fetch(functions)
+    await protect(owner, "t", rule="lease")
+    assert await owner.fetch(functions) == before
+
+
+async def test_of_a_key_in_another_order_one_function_is_left(owner: Connection) -> None:
+    await owner.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (b, a)")
+    await protect(owner, "t")
+    found = await owner.fetch(
+        "SELECT oidvectortypes(f.proargtypes) FROM pg_proc f"
+        " JOIN fencepost.protected p ON f.proname = p.functions || '_delete'"
+    )
+    assert [row[0] for row in found] == ["text, integer, bigint, boolean"]
+
+
+async def test_no_function_is_left_of_the_name_that_a_table_with_a_scope_had(owner: Connection) -> None:
+    await protect(owner, "t", scope="b/{b}")
+    stem = await owner.fetchval("SELECT functions FROM fencepost.protected")
+    await owner.execute("ALTER TABLE public.t RENAME TO u")
+    await protect(owner, "u")
+    assert await owner.fetch("SELECT proname FROM pg_proc WHERE starts_with(proname, $1)", stem) == []

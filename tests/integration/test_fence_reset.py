@@ -1,0 +1,256 @@
+"""`fencepost fence reset`: a mark that somebody made up is lowered, recorded, and lets no stale holder in unseen."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.glass import OPERATOR, STRANGER, operators
+from tests.interleave import Connect
+from tests.racing import Race, open_race, outcome, written
+
+from fencepost.cli.main import main
+from fencepost.storage.protect import protect
+from fencepost.storage.reset import Reset, ResetError, reset
+
+BOGUS = 2**61
+WHY = "INC-7: a script made the token up"
+Run = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def run(database: str) -> Run:
+    async def run(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, main, ["fence", "--database-url", database, *arguments])
+
+    return run
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    """Orders under external tokens: `k` has a bogus mark, `other` 40, `gone` was deleted under a bogus token."""
+    race = await open_race(connect, database)
+    await race.insert(race.a, "k", BOGUS)
+    await race.insert(race.a, "other", 40)
+    await race.insert(race.a, "gone", 41)
+    await race.delete(race.a, "gone", BOGUS)
+    return race
+
+
+async def logged(race: Race) -> list[tuple[object, ...]]:
+    rows = await race.observer.fetch(
+        "SELECT verb, resource, old_mark, new_mark, reason FROM fencepost.break_glass_log ORDER BY at, resource"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def test_a_rows_mark_is_lowered_and_recorded(race: Race, run: Run) -> None:
+    done = await run("reset", "orders/k", "--to", "50", "--reason", WHY)
+    assert done.exit_code == 0, done.output
+    assert done.output == (
+        f"orders/k: its mark was {BOGUS} and is 50 now, which is recorded. Tokens up to it are refused: whoever holds"
+        " one acquires the lock anew.\n"
+    )
+    assert await logged(race) == [("RESET", "orders/k", BOGUS, 50, WHY)]
+    assert (await race.live_mark("k"), await race.recorded("k")) == (50, (50, False))
+    assert not written(await race.update(race.a, "k", 50)), "a token up to the new mark is stale or spent"
+    assert await race.verdict("k", 49) == "stale"
+    assert written(await race.update(race.a, "k", 51))
+    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", race.dsn])
+    assert f"RESET  orders/k: {BOGUS} to 50  {WHY}" in " ".join(status.output.split(" "))
+
+
+async def test_a_key_without_a_row(race: Race, run: Run) -> None:
+    assert (await run("reset", "orders/gone", "--to", "50", "--reason", WHY)).exit_code == 0
+    assert await race.recorded("gone") == (50, True)
+    assert await outcome(race.insert(race.a, "gone", 49)) == "FP409"
+    assert written(await race.insert(race.a, "gone", 51))
+    assert await logged(race) == [("RESET", "orders/gone", BOGUS, 50, WHY)]
+
+
+async def test_a_scope_and_a_floor(race: Race, run: Run) -> None:
+    await race.observer.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, account int NOT NULL); INSERT INTO items VALUES (1, 42), (2, 7)"
+    )
+    await protect(race.observer, "items", scope="account/{account}")
+    entering = "SELECT refused_by FROM fencepost.enter('account', ARRAY[$1], $2)"
+    assert await race.observer.fetchval(entering, "account/42", BOGUS) is None
+    assert await race.observer.fetchval(entering, "account/7", 90) is None
+    low = await run("reset", "account/42", "--to", "89", "--reason", WHY)
+    assert (low.exit_code, "is below 90, the next lower mark (or floor) of account" in low.output) == (1, True)
+    assert (await run("reset", "account/42", "--to", "90", "--reason", WHY)).exit_code == 0
+    assert await race.observer.fetchval(entering, "account/42", 90) == 90
+    assert await race.observer.fetchval(entering, "account/42", 91) is None
+    row = await run("reset", "items/1", "--to", "90", "--reason", WHY)
+    assert (row.exit_code, "items has the scope account/{account}, whose mark it is: name the scope" in row.output) == (
+        1,
+        True,
+    )
+
+    await race.observer.execute("SELECT fencepost.prune('account', $1::bigint)", BOGUS)
+    assert (await run("reset", "account", "--to", "91", "--reason", WHY)).exit_code == 0
+    assert await race.observer.fetchval("SELECT floor FROM fencepost.floors WHERE name = 'account'") == 91
+    assert [each[:4] for each in await logged(race)] == [
+        ("RESET", "account/42", BOGUS, 90),
+        ("RESET", "account", BOGUS, 91),
+    ]
+
+
+REFUSED = [
+    (("orders/nothing", "--to", "50"), "orders/nothing has no mark: there is nothing to mend"),
+    (("orders/other", "--to", "40"), "orders/other has the mark 40, which is not above 40: there is nothing to mend"),
+    (("orders/other", "--to", "41"), "there is nothing to mend"),
+    (("orders/k", "--to", "39"), "39 is below 40, the next lower mark (or floor) of orders"),
+    (("orders/k", "--to", str(2**62)), "there is nothing to mend"),
+    (("orders/k",), "--to is needed: the newest token that the lock service of orders has given out"),
+    (("nowhere/k", "--to", "50"), "there is no table or scope nowhere"),
+    (("free/1", "--to", "50"), "free is not protected"),
+    (("orders/k,2", "--to", "50"), "the key of orders has 1 value(s), order_id, not 2"),
+    (("numbers/x", "--to", "50"), 'invalid input syntax for type integer: "x"'),
+    (("orders/%zz", "--to", "50"), "must be followed by two hexadecimal digits"),
+    (("nowhere", "--to", "50"), "there is no floor of this name"),
+    (("orders", "--to", "50"), "orders has no mark: there is nothing to mend"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[" ".join(each[0]) for each in REFUSED])
+async def test_what_cannot_be_mended_is_said(race: Race, run: Run, arguments: tuple[str, ...], said: str) -> None:
+    await race.observer.execute("CREATE TABLE free (id int PRIMARY KEY); CREATE TABLE numbers (id int PRIMARY KEY)")
+    await protect(race.observer, "numbers")
+    result = await run("reset", *arguments, "--reason", WHY)
+    assert (result.exit_code, said in result.output) == (1, True), result.output
+    assert "Traceback" not in result.output
+    assert (await logged(race), await race.live_mark("k")) == ([], BOGUS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("orders/k", "--to", "50"), "Missing option '--reason'"),
+        (("orders/k", "--to", "50", "--reason", "  "), "a reason is needed"),
+        (("orders/k", "--to", "0", "--reason", WHY), "0 is not in the range"),
+        (("--reason", WHY), "Missing argument 'RESOURCE'"),
+    ],
+)
+async def test_what_is_missing_is_said(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    result = await run("reset", *arguments)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+async def test_marks_of_the_same_making_do_not_stand_in_each_others_way(race: Race) -> None:
+    for key in ("k", "gone"):
+        assert (await reset(race.observer, f"orders/{key}", 40, WHY)).new == 40
+    await race.observer.execute("SELECT fencepost.prune('orders', $1::bigint)", BOGUS)
+    assert await reset(race.observer, "orders", 40, WHY) == Reset("orders", BOGUS, 40)
+
+
+async def test_a_source_says_how_far_it_is(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER USER")
+    await race.observer.execute(f"UPDATE orders SET last_fence_token = {BOGUS}")
+    await race.observer.execute("ALTER TABLE orders ENABLE TRIGGER USER")
+    with pytest.raises(ResetError, match="has issued 1000 by now, and the mark can be set to that only"):
+        await reset(race.observer, "orders/k", 31, WHY)
+    assert await reset(race.observer, "orders/k", None, WHY) == Reset("orders/k", BOGUS, 1000)
+    assert await race.verdict("k", 1000) == "spent", "no token that is outstanding passes"
+    with pytest.raises(ResetError, match="nothing to mend"):
+        await reset(race.observer, "orders/k", None, WHY)
+
+
+async def test_only_who_may_break_the_glass(race: Race) -> None:
+    async with operators(race.observer):
+        for login, may in ((STRANGER, False), (OPERATOR, True)):
+            await race.observer.execute(
+                f"GRANT SELECT ON fencepost.protected TO {login}; SET SESSION AUTHORIZATION {login}"
+            )
+            answer = await outcome(reset(race.observer, "orders/k", 50, WHY))
+            await race.observer.execute("RESET SESSION AUTHORIZATION")
+            assert answer == (Reset("orders/k", BOGUS, 50) if may else "42501")
+
+
+async def test_the_record_is_the_permission(race: Race) -> None:
+    """An operator who writes a lower value without a record lowers nothing; nor does the setting that marks have."""
+    lower = "UPDATE public.orders SET last_fence_token = 50 WHERE order_id = 'k'"
+    for setting in ("fencepost.break_glass", "fencepost.lowering"):
+        async with race.observer.transaction():
+            await race.observer.execute("SELECT set_config($1, 'orders/k', true)", setting)
+            await outcome(race.observer.execute(f"SAVEPOINT s; {lower}"))
+            await race.observer.execute("ROLLBACK TO s") if setting == "fencepost.lowering" else None
+        assert await race.live_mark("k") == BOGUS
+    async with race.observer.transaction():  # a record of another fall
+        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
+        await race.observer.execute("SELECT fencepost.reset_mark('orders', 'orders/k', $1, 60)", BOGUS)
+        await race.observer.execute(lower)
+    assert await race.live_mark("k") == BOGUS
+    async with race.observer.transaction():  # a record of an earlier transaction
+        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
+        await race.observer.execute(lower.replace("50", "60"))
+    assert await race.live_mark("k") == BOGUS
+
+
+async def test_a_write_under_way_is_waited_for(race: Race) -> None:
+    await reset(race.observer, "orders/gone", 50, WHY)
+    holder = await race.begin(race.a)
+    assert written(await race.update(race.a, "k", BOGUS + 1))
+    resetting = await race.waits(race.b, reset(race.b, "orders/k", 50, WHY))
+    await holder.commit()
+    assert await resetting == Reset("orders/k", BOGUS + 1, 50)
+    assert await race.update(race.a, "k", 50) is None
+    assert written(await race.update(race.a, "k", 51))
+
+
+async def test_a_claim_under_way_of_a_key_without_a_row_is_waited_for(race: Race) -> None:
+    await reset(race.observer, "orders/k", 50, WHY)
+    holder = await race.begin(race.a)
+    assert await race.claim_absent(race.a, "gone", BOGUS + 5) is None
+    resetting = await race.waits(race.b, reset(race.b, "orders/gone", 50, WHY))
+    await holder.commit()
+    assert await resetting == Reset("orders/gone", BOGUS + 5, 50)
+
+
+async def test_a_row_that_comes_while_its_mark_is_waited_for_is_lowered(race: Race) -> None:
+    await reset(race.observer, "orders/k", 50, WHY)
+    holder = await race.begin(race.a)
+    assert written(await race.insert(race.a, "gone", BOGUS + 5))
+    resetting = await race.waits(race.b, reset(race.b, "orders/gone", 50, WHY))
+    await holder.commit()
+    assert await resetting == Reset("orders/gone", BOGUS + 5, 50)
+    assert (await race.live_mark("gone"), await race.recorded("gone")) == (50, (50, False))
+
+
+async def test_a_trigger_that_keeps_the_row_from_being_written_undoes_it(race: Race) -> None:
+    await race.observer.execute(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TRIGGER keep BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION keep()"
+    )
+    with pytest.raises(ResetError, match="a trigger or rule of orders keeps its mark from being written"):
+        await reset(race.observer, "orders/k", 50, WHY)
+    assert (await race.live_mark("k"), await logged(race)) == (BOGUS, [])
+
+
+async def test_a_bogus_mark_does_not_spread(connect: Connect, database: str) -> None:
+    """A mark above the ceiling is refused where `protect` would carry it on, with the command that mends it."""
+    race = await open_race(connect, database)
+    owner = race.observer
+    await protect(owner, "orders", max_token=2**63 - 1)
+    for key, token in (("k", 2**62), ("gone", 50)):
+        await owner.execute(f"INSERT INTO orders (order_id, last_fence_token) VALUES ('{key}', {token})")
+    refused = "orders/k has the mark 4611686018427387904, above 4611686018427387903, the highest token"
+    mend = "fencepost fence reset 'orders/k' --to N --reason"
+    for change in ({"max_token": 2**62 - 1}, {"max_token": 2**62 - 1, "scope": "state/{status}"}):
+        with pytest.raises(Exception, match=refused) as caught:
+            await protect(owner, "orders", **change)
+        assert mend in str(caught.value)
+    await reset(owner, "orders/k", 50, WHY)
+    await protect(owner, "orders", max_token=2**62 - 1, scope="state/{status}")
+
+    await protect(owner, "orders", max_token=2**63 - 1)
+    await owner.execute("SELECT fencepost.enter('state', ARRAY['state/new'], $1)", 2**62)
+    with pytest.raises(Exception, match="state/new has the mark 4611686018427387904") as caught:
+        await protect(owner, "orders", max_token=2**62 - 1, scope="")
+    assert "fencepost fence reset 'state/new' --to N" in str(caught.value)
+    assert await owner.fetchval("SELECT max(floor) FROM fencepost.floors") < 2**62
+    await reset(owner, "state/new", 50, WHY)
+    await protect(owner, "orders", max_token=2**62 - 1, scope="")
+    assert await race.live_mark("k") == 50

@@ -1,0 +1,136 @@
+"""What /readyz and /metrics say while PostgreSQL hangs, and that they say it at once."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+from tests.cutting_proxy import cutting_proxy
+from tests.in_process import in_process
+from tests.interleave import blocks_somebody, eventually
+from tests.processes import descendants
+from tests.serving import serving
+
+from fencepost.storage.demo import load
+from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
+from fencepost.storage.migrate import upgrade
+
+AT_ONCE = 2.4
+"""Seconds: the 1.5 that an answer waits for PostgreSQL, and what a busy machine adds."""
+
+
+@pytest.fixture
+async def server(short_dir: Path) -> AsyncIterator[PostgresServer]:
+    """Run a PostgreSQL of the test's own, with the demo table."""
+    with PostgresServer(bin_dir=embedded_bin_dir(), data_dir=short_dir / "data") as server:
+        await upgrade(server.url)
+        await load(server.url)
+        yield server
+
+
+@contextmanager
+def hanging(data: Path) -> Iterator[None]:
+    """Stop all of a server's processes until the block ends."""
+    postmaster = int(next(data.rglob("postmaster.pid")).read_text().split()[0])
+    stopped = [postmaster, *descendants(postmaster)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def answers_at_once(client: httpx.AsyncClient) -> None:
+    for _ in range(2):
+        async with asyncio.timeout(AT_ONCE):
+            ready = await client.get("/readyz")
+        assert ready.status_code == 503
+        assert re.match(r"no answer from PostgreSQL for \d+\.\d s", ready.json()["database"]), ready.text
+        async with asyncio.timeout(AT_ONCE):
+            metrics = await client.get("/metrics")
+        assert metrics.status_code == 200
+        silence = re.search(r"^fencepost_database_silence_seconds (\S+)$", metrics.text, re.MULTILINE)
+        assert silence, metrics.text
+        assert float(silence[1]) > 1
+        async with asyncio.timeout(1):
+            assert (await client.get("/healthz")).status_code == 200
+
+
+async def ready_again(client: httpx.AsyncClient) -> None:
+    async def ready() -> bool:
+        return (await client.get("/readyz")).status_code == 200
+
+    await eventually(ready, what="/readyz is 200")
+    found = await client.get("/metrics")
+    assert "fencepost_database_silence_seconds 0.0" in found.text
+
+
+async def test_health_is_answered_while_all_processes_of_postgresql_are_stopped(
+    server: PostgresServer, short_dir: Path
+) -> None:
+    async with in_process(server.url) as client:
+        await ready_again(client)
+        with hanging(short_dir / "data"):
+            writes = [
+                asyncio.create_task(
+                    client.patch("/v1/data/orders/order-123", json={"note": "x"}, headers={"X-Fence-Token": str(token)})
+                )
+                for token in range(50, 80)
+            ]
+            await answers_at_once(client)
+        await ready_again(client)
+        await asyncio.gather(*writes)
+
+
+async def test_a_gateway_without_a_free_connection_says_so_and_not_that_postgresql_hangs(database: str) -> None:
+    await load(database)
+    owner = await asyncpg.connect(database)
+    try:
+        async with in_process(database, pool_size=1) as client:
+            await ready_again(client)
+            async with owner.transaction():
+                await owner.execute("LOCK TABLE orders")
+                waiting = asyncio.create_task(client.get("/v1/data/orders"))
+                await blocks_somebody(owner, owner)
+                ready = await client.get("/readyz")
+            assert ready.status_code == 503
+            assert "all connections are in use" in ready.json()["database"]
+            assert (await waiting).status_code == 200
+            await ready_again(client)
+    finally:
+        await owner.close()
+
+
+async def test_health_is_answered_while_the_network_swallows_everything(database: str) -> None:
+    await load(database)
+    async with cutting_proxy(database) as (proxy, url), in_process(url) as client:
+        await ready_again(client)
+        proxy.mute_all()
+        await answers_at_once(client)
+        proxy.muting = False
+        proxy.cut_all(half_open=False)
+        await ready_again(client)
+
+
+async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: PostgresServer, short_dir: Path) -> None:
+    (directory := short_dir / "gateway").mkdir()
+    async with (
+        serving(directory, "--database-url", server.url, "--shutdown-timeout", "3") as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=60) as client,
+    ):
+        headers = {"X-Fence-Token": "50"}
+        with hanging(short_dir / "data"):
+            write = asyncio.create_task(client.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=headers))
+            await answers_at_once(client)
+            os.kill(gateway.process.pid, signal.SIGTERM)
+            assert await gateway.ended(within=15) == 0, "statements may take 30 seconds, and were waited for"
+            answer = await write
+        assert (answer.status_code, answer.json()["code"]) == (503, "FP009")

@@ -1,0 +1,57 @@
+"""No statement lowers a mark or a floor; one statement may, which names it (R6)."""
+
+import asyncpg
+import pytest
+from tests.interleave import Connect
+from tests.racing import Race, open_race, outcome
+
+from fencepost.storage.protect import protect
+
+LOWERINGS = {
+    "marks": "UPDATE fencepost.marks SET last_fence_token = last_fence_token - 1 WHERE resource = 't/1'",
+    "marks by an upsert": "INSERT INTO fencepost.marks AS k VALUES ('t/1', 3, '0', true) ON CONFLICT (resource)"
+    " DO UPDATE SET last_fence_token = excluded.last_fence_token",
+    "floors": "UPDATE fencepost.floors SET floor = floor - 1 WHERE name = 't'",
+}
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    race = await open_race(connect, database, "strict")
+    await race.observer.execute("SET search_path = public")
+    return race
+
+
+async def made(race: Race, table: str) -> None:
+    await race.observer.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+    await protect(race.observer, table)
+
+
+async def deleted_under(race: Race, table: str, token: int) -> None:
+    assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", token - 1) == "ok"
+    assert await race.direct(race.a, f"DELETE FROM {table} WHERE id = 1", token) == "ok"
+
+
+@pytest.mark.parametrize("what", LOWERINGS)
+async def test_no_statement_lowers_a_mark_or_a_floor(race: Race, what: str) -> None:
+    await made(race, "t")
+    await deleted_under(race, "t", 50)
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 40 WHERE name = 't'")
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="marks never fall"):
+        await race.observer.execute(LOWERINGS[what])
+
+
+@pytest.mark.parametrize("what", LOWERINGS)
+async def test_who_names_the_mark_that_is_to_fall_lowers_this_one_and_no_other(race: Race, what: str) -> None:
+    await made(race, "t")
+    await deleted_under(race, "t", 50)
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 40 WHERE name = 't'")
+    name = "t" if what == "floors" else "t/1"
+    async with race.observer.transaction():
+        await race.observer.execute(f"SET LOCAL fencepost.lowering = '{name}'")
+        await race.observer.execute(LOWERINGS[what])
+    async with race.observer.transaction():
+        await race.observer.execute("SET LOCAL fencepost.lowering = 't/2'")
+        assert (
+            await outcome(race.observer.execute(LOWERINGS[what].replace("- 1", "- 2").replace("3,", "2,"))) == "55000"
+        )

@@ -1,0 +1,289 @@
+"""The DDL actor: one change of the tables after the other, at random, beside the writers.
+
+Where Fencepost or PostgreSQL refuses a change of a protected table the actor does what an operator would do then:
+unprotect, change, protect again.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from tests.robustness.ddl_storm.actor import Actor
+from tests.robustness.ddl_storm.emitter import Emitter
+from tests.robustness.ddl_storm.partitions import Partitions
+from tests.robustness.ddl_storm.world import TYPES, Kind, Shape, World
+
+NAMES: Final = tuple(f"f{letter}" for letter in "abcdefghij")
+MOST: Final = 6
+"""Tables at a time."""
+FIRST: Final[tuple[Kind, ...]] = ("plain", "plain", "pair", "parts")
+PAIR_ORDER: Final = ([0, 1], [1, 0])
+
+
+class Ddl:
+    """Chooses and does it."""
+
+    def __init__(self, world: World, emitter: Emitter, extra: dict[Callable[[Actor], Awaitable[None]], int]) -> None:
+        self.actor = Actor(world, emitter)
+        self._world, self._dice = world, self.actor.dice
+        self._partitions = Partitions(self.actor)
+        self._extra = extra
+        self._last_of_extra = 0
+        self._actions: dict[Callable[[Shape], Awaitable[None]], int] = {
+            self.repeat: 3, self.options: 6, self.away_and_back: 6, self.rename: 4, self.replace: 5, self.drop: 3,
+            self.swap: 3, self.retype: 7, self.rename_column: 3, self.reorder: 4, self.partition: 6,
+            self.lose_the_column: 3, self.truncate: 2, self.raise_generation: 1,
+        }  # fmt: skip
+
+    async def begin(self) -> None:
+        """Make the first tables."""
+        for kind in FIRST:
+            shape = await self._create(self._free_name(), kind)
+            await self.actor.protect_somehow(shape)
+
+    async def act(self) -> None:
+        """Go on until the storm is over."""
+        seldom = dict(self._extra)
+        while self._world.running:
+            self._world.act()
+            due = [action for action, at in seldom.items() if at <= self._world.finished]
+            if due:
+                seldom[due[0]] += self._extra[due[0]]
+                await due[0](self.actor)
+            else:
+                action = self._dice.choices(list(self._actions), list(self._actions.values()))[0]
+                fit = [shape for shape in self._world.shapes if self._fits(action.__name__, shape)]
+                if fit:
+                    self._world.ddl[action.__name__] += 1
+                    await action(self._dice.choice(fit))
+            await self._world.after(self._dice.randrange(30))
+
+    def _fits(self, action: str, shape: Shape) -> bool:
+        """Whether this is something to do to that table."""
+        kinds: dict[str, Kind] = {"retype": "plain", "reorder": "pair", "partition": "parts"}
+        if action == "lose_the_column":
+            return shape.protected and not shape.scoped
+        if action in ("drop", "replace"):
+            return shape.kind != "parts" and (action == "replace" or len(self._world.shapes) > len(FIRST))
+        return kinds.get(action, shape.kind) == shape.kind
+
+    def _free_name(self) -> str:
+        taken = {shape.name for shape in self._world.shapes}
+        return self._dice.choice([name for name in NAMES if name not in taken])
+
+    async def _create(self, name: str, kind: Kind) -> Shape:
+        columns = ["k0", "k1"] if kind == "pair" else ["k0"]
+        shape = Shape(self._world.line(), name, kind, columns, list(range(len(columns))))
+        if kind == "plain":
+            shape.type = self._dice.choice(tuple(TYPES))
+        keys = ", ".join(f"{column} {shape.type} NOT NULL" for column in columns)
+        primary = f"CONSTRAINT {shape.line}_key PRIMARY KEY ({', '.join(columns)})"
+        said = await self.actor.sql(
+            shape,
+            f'CREATE TABLE public."{name}" ({keys}, g integer NOT NULL, lk text NOT NULL, op text, tok bigint,'
+            f" CONSTRAINT is_lk CHECK ({shape.check()}), {primary})"
+            + (" PARTITION BY RANGE (k0)" if kind == "parts" else ""),
+            f'ALTER TABLE public."{name}" REPLICA IDENTITY FULL',
+            f"COMMENT ON TABLE public.\"{name}\" IS '{shape.line}'",
+        )
+        assert not said, said
+        if kind == "parts":
+            for third in range(3):
+                await self._partitions.create(shape, third)
+        self._world.shapes.append(shape)
+        return shape
+
+    # How a table is protected
+
+    async def repeat(self, shape: Shape) -> None:
+        if shape.protected:
+            await self.actor.protect(shape)
+        else:
+            await self.actor.protect_somehow(shape)
+
+    async def options(self, shape: Shape) -> None:
+        if not shape.protected:
+            await self.actor.protect_somehow(shape)
+            return
+        match self._dice.randrange(3):
+            case 0:
+                await self.actor.protect(shape, rule="lease" if shape.rule == "strict" else "strict")
+            case 1:
+                await self.actor.protect(shape, source="builtin" if shape.source == "external" else "external")
+            case _ if shape.scoped:
+                await self.actor.protect(shape, scoped=False)
+            case _:
+                others = [other for other in self._world.shapes if other.scoped]
+                like = others[0] if others else shape
+                await self.actor.protect(shape, like.rule, like.source, scoped=True)
+
+    async def away_and_back(self, shape: Shape) -> None:
+        if not shape.protected or await self.actor.unprotect(shape):
+            await self._world.after(self._dice.randrange(30))
+            await self.actor.protect_somehow(shape)
+
+    async def _unprotected(self, shape: Shape, change: Callable[[], Awaitable[str]], *, try_first: bool) -> bool:
+        """Change a table, without its protection where that is in the way; protects it again."""
+        if shape.protected and try_first:
+            said = await change()
+            self._world.ddl[f"{'refused' if said else 'passed'} while protected"] += 1
+            if not said:
+                await self._world.after(self._dice.randrange(20))
+                await self.actor.protect(shape)
+                return True
+        if shape.protected and not await self.actor.unprotect(shape):
+            return False
+        await self._world.after(self._dice.randrange(12))
+        said = await change()
+        await self._world.after(self._dice.randrange(12))
+        await self.actor.protect_somehow(shape)
+        return not said
+
+    # Names
+
+    async def _rename(self, shape: Shape, name: str) -> str:
+        async with self.actor.moving(shape):
+            said = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME TO "{name}"')
+            if not said:
+                shape.name = name
+        return said
+
+    async def rename(self, shape: Shape) -> None:
+        name = self._free_name()
+        await self._unprotected(shape, lambda: self._rename(shape, name), try_first=self._dice.random() < 0.5)
+
+    async def replace(self, shape: Shape) -> None:
+        """Another table takes its name."""
+        if len(self._world.shapes) >= MOST:
+            await self.drop(shape)
+            return
+        if self._dice.random() < 0.7 and shape.protected and not await self.actor.unprotect(shape):
+            return
+        name = shape.name
+        if await self._rename(shape, self._free_name()):
+            return
+        other = await self._create(name, self._dice.choice(("plain", "plain", "pair")))
+        for each in self._dice.sample([shape, other], 2):
+            await self._world.after(self._dice.randrange(20))
+            await self.actor.protect_somehow(each)
+
+    async def swap(self, shape: Shape) -> None:
+        """Two tables take each other's names."""
+        other = self._dice.choice([each for each in self._world.shapes if each is not shape])
+        both = [shape, other]
+        if not all([not each.protected or await self.actor.unprotect(each) for each in both]):
+            return
+        await self._world.after(self._dice.randrange(12))
+        one, two, between = shape.name, other.name, self._free_name()
+        async with self.actor.moving(shape), self.actor.moving(other):
+            said = await self.actor.sql(
+                shape,
+                f'ALTER TABLE public."{one}" RENAME TO "{between}"',
+                f'ALTER TABLE public."{two}" RENAME TO "{one}"',
+                f'ALTER TABLE public."{between}" RENAME TO "{two}"',
+            )
+            if not said:
+                shape.name, other.name = two, one
+        for each in self._dice.sample(both, 2):
+            await self.actor.protect_somehow(each)
+
+    async def raise_generation(self, _: Shape) -> None:
+        await self.actor.fencepost(None, "generation", "raise", "--reason", "a storm")
+
+    async def drop(self, shape: Shape) -> None:
+        if self._dice.random() < 0.6 and shape.protected and not await self.actor.unprotect(shape):
+            return
+        shape.version += 1
+        said = await self.actor.sql(shape, f'DROP TABLE public."{shape.name}" CASCADE')
+        if said:
+            shape.version += 1
+        else:
+            self._world.shapes.remove(shape)
+
+    async def rename_column(self, shape: Shape) -> None:
+        async def change() -> str:
+            async with self.actor.moving(shape):
+                old = self._dice.choice([*shape.columns, shape.group])
+                new = f"c{self._dice.randrange(10**6)}"
+                said = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME COLUMN {old} TO {new}')
+                if not said:
+                    shape.columns = [new if column == old else column for column in shape.columns]
+                    shape.group = new if shape.group == old else shape.group
+            return said
+
+        await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
+
+    # Keys
+
+    async def retype(self, shape: Shape) -> None:
+        new = self._dice.choice([name for name in TYPES if name != shape.type])
+
+        async def change() -> str:
+            async with self.actor.moving(shape):
+                column, before = shape.columns[0], shape.type
+                using = TYPES[new].make.format(TYPES[before].read.format(column))
+                shape.type = new
+                said = await self.actor.sql(
+                    shape,
+                    f'ALTER TABLE public."{shape.name}" DROP CONSTRAINT is_lk, ALTER COLUMN {column} TYPE {new}'
+                    f" USING ({using}), ADD CONSTRAINT is_lk CHECK ({shape.check()})",
+                )
+                if said:
+                    shape.type = before
+            return said
+
+        await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
+
+    async def reorder(self, shape: Shape) -> None:
+        async def change() -> str:
+            async with self.actor.moving(shape):
+                shape.order.reverse()
+                said = await self.actor.sql(
+                    shape,
+                    f'ALTER TABLE public."{shape.name}" DROP CONSTRAINT {shape.line}_key,'
+                    f" ADD CONSTRAINT {shape.line}_key PRIMARY KEY ({', '.join(shape.key())})",
+                )
+                if said:
+                    shape.order.reverse()
+            return said
+
+        await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
+
+    # Rows and columns
+
+    async def partition(self, shape: Shape) -> None:
+        for third in {0, 1, 2} - set(shape.partitions.values()):
+            await self._partitions.create(shape, third)
+        change = self._dice.choice(self._partitions.changes)
+        await self._unprotected(shape, lambda: change(shape), try_first=self._dice.random() < 0.6)
+
+    async def truncate(self, shape: Shape) -> None:
+        said = await self.actor.sql(shape, f'TRUNCATE public."{shape.name}"')
+        if shape.protected and not said:
+            self._world.complaints.append(f"TRUNCATE of {shape} passed")
+
+    async def lose_the_column(self, shape: Shape) -> None:
+        """Somebody renames the column of the marks, or drops it, and then does what `fencepost` says."""
+        table = f'public."{shape.name}"'
+        if self._dice.random() < 0.3:
+            name = f"c{self._dice.randrange(10**6)}"
+            if not await self.actor.sql(shape, f"ALTER TABLE {table} RENAME COLUMN last_fence_token TO {name}"):
+                await self._world.after(self._dice.randrange(20))
+                await self.actor.protect(shape)  # refused: it says what the column is called now
+                await self.actor.sql(shape, f"ALTER TABLE {table} RENAME COLUMN {name} TO last_fence_token")
+            return
+        # Its triggers go with it: from here on the table is not protected, whatever is written down.
+        state = f'{{"line": "{shape.line}", "rule": null, "source": null, "scope": null}}'
+        said = await self.actor.sql(
+            shape,
+            f"ALTER TABLE {table} DROP COLUMN last_fence_token CASCADE",
+            f"SELECT pg_logical_emit_message(true, 'state', '{state}')",
+        )
+        if said:
+            return
+        await self._world.after(self._dice.randrange(20))
+        if shape.source == "external":
+            if self._dice.random() < 0.3:
+                await self.actor.protect(shape)  # refused: nobody but its operator knows how far its tokens have got
+            await self.actor.protect(shape, above=self._world.top)
+        else:
+            await self.actor.protect(shape)

@@ -1,0 +1,137 @@
+"""The DDL storm: a server of its own, two gateways with two workers each, writers, the DDL actor, and the oracle."""
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+from tests.conftest import in_database
+from tests.interleave import Connection
+from tests.processes import all_gone, descendants
+from tests.robustness.ddl_storm import log
+from tests.robustness.ddl_storm.actor import SQL
+from tests.robustness.ddl_storm.answers import compare
+from tests.robustness.ddl_storm.ddl import Ddl
+from tests.robustness.ddl_storm.direct_writers import direct_writers
+from tests.robustness.ddl_storm.emitter import Emitter
+from tests.robustness.ddl_storm.http_writers import http_writers
+from tests.robustness.ddl_storm.oracle import Oracle
+from tests.robustness.ddl_storm.restores import Restores
+from tests.robustness.ddl_storm.world import World
+from tests.serving import STARTS_WITHIN, launch
+from tests.standby import new_directory
+
+from fencepost.storage.binaries import Binaries, reachable_binaries
+from fencepost.storage.embedded import PostgresServer
+from fencepost.storage.migrate import upgrade
+from fencepost.storage.process import Account
+
+HTTP, DIRECT = 10, 5
+"""Writers of each kind."""
+
+
+@dataclass
+class Server:
+    """PostgreSQL with a database `storm`, whose log can be read."""
+
+    url: str
+    binaries: Binaries
+
+    @property
+    def dsn(self) -> str:
+        return in_database(self.url, "storm")
+
+
+@dataclass
+class Storm:
+    """What came of it."""
+
+    wrong: list[str]
+    answers: Counter[str]
+    ddl: Counter[str]
+    fenced: Counter[str]
+
+
+@contextmanager
+def server(bin_dir: Path) -> Iterator[Server]:
+    """Run a server for one storm."""
+    directory = new_directory()
+    options = {"wal_level": "logical", "max_replication_slots": "10", "autovacuum_naptime": "5s"}
+    postgres = PostgresServer(bin_dir=bin_dir, data_dir=directory / "data", options=options)
+    try:
+        postgres.start()
+        yield Server(postgres.url, reachable_binaries(bin_dir, Account.choose(directory / "data")))
+    finally:
+        postgres.stop()
+        shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def _gateway(dsn: str, errors: Path) -> AsyncIterator[str]:
+    process = launch("--port", "0", "--workers", "2", "--log-level", "error", errors=errors, FENCEPOST_DATABASE_URL=dsn)
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), STARTS_WITHIN)
+        found = [word for word in line.split() if word.startswith("http://")]
+        assert found, line
+        yield found[0].rstrip("/")
+    finally:
+        everything = [process.pid, *descendants(process.pid)]
+        process.kill()
+        await asyncio.to_thread(process.communicate, timeout=30)
+        await all_gone(everything)
+
+
+async def _prepare(running: Server, sabotage: str) -> None:
+    connection = await asyncpg.connect(running.url)
+    await connection.execute("CREATE DATABASE storm")
+    await connection.close()
+    await upgrade(running.dsn)
+    connection = await asyncpg.connect(running.dsn)
+    await connection.execute(SQL)
+    if sabotage:
+        await connection.execute(sabotage)
+    await log.begin(connection)
+    await connection.close()
+
+
+async def rage(running: Server, directory: Path, seed: int, operations: int, sabotage: str = "") -> Storm:
+    """Let the storm loose, and judge it. `sabotage` is SQL that is run after `fencepost migrate`."""
+    await _prepare(running, sabotage)
+    world = World(running.dsn, seed, operations)
+    emitter = Emitter(world)
+    decoder, read = log.Decoder(), []
+
+    async def keep(connection: Connection) -> None:
+        nonlocal decoder
+        read.extend(await log.drain(connection, decoder))
+        decoder = log.Decoder()
+
+    restores = Restores(world, running.url, running.binaries, directory)
+    restores.drained.append(keep)
+    ddl = Ddl(world, emitter, {restores.dump_or_restore: min(operations // 3, 2500)})
+    async with AsyncExitStack() as stack:
+        await ddl.begin()
+        urls = [await stack.enter_async_context(_gateway(running.dsn, directory / f"gateway{n}")) for n in range(2)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(http_writers(world, emitter, urls, HTTP))
+            group.create_task(direct_writers(world, DIRECT))
+            group.create_task(ddl.act())
+    await emitter.close()
+    await ddl.actor.close()
+    connection = await asyncpg.connect(running.dsn)
+    await keep(connection)
+    await log.end(connection)
+    await connection.close()
+    oracle = Oracle(world.operations)
+    for transaction in read:
+        oracle.read(transaction)
+    told = compare(world.operations.values(), oracle.applied, oracle.bare)
+    return Storm([*oracle.wrong, *told, *world.complaints], world.answers, world.ddl, oracle.fenced)
+
+
+__all__ = ["Server", "Storm", "rage", "server"]

@@ -1,0 +1,51 @@
+"""DDL, restores and generations at random beside writers of all kinds; the log of PostgreSQL's commits is the judge.
+
+FENCEPOST_STORM_OPERATIONS=40000 makes it the long run, and FENCEPOST_STORM_SEED one that was seen before.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from tests.conftest import server_bin_dir
+from tests.robustness.ddl_storm.sabotage import SABOTAGE
+from tests.robustness.ddl_storm.storm import Storm, rage, server
+
+OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 3000)
+CONTROL = 3000
+
+
+def storm_over(server_name: str, directory: Path, seed: int, operations: int, sabotage: str = "") -> Storm:
+    within = 120 + operations / 20  # seconds, of which it takes a tenth on two cores that do nothing else
+    with server(server_bin_dir(server_name)) as running:
+        return asyncio.run(asyncio.wait_for(rage(running, directory, seed, operations, sabotage), within))
+
+
+def again(server_name: str, seed: int, test: str) -> str:
+    """Say how to see it again: the same choices, if not the same moments."""
+    return (
+        f"FENCEPOST_STORM_SEED={seed} FENCEPOST_STORM_OPERATIONS={OPERATIONS}"
+        f" .venv/bin/pytest tests/robustness/test_ddl_storm.py -k '{test} and {server_name.partition('-')[0]}'"
+    )
+
+
+@pytest.mark.parametrize("server_name", ["embedded-18", "debian-15"])
+def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str, short_dir: Path, seed: int) -> None:
+    storm = storm_over(server_name, short_dir, seed, OPERATIONS)
+    told = [again(server_name, seed, "no_stale"), str(storm.answers), str(storm.ddl), str(storm.fenced)]
+    assert not storm.wrong, "\n".join([*told[:1], *storm.wrong[:20], *told[1:]])
+    # It was a storm, and not a row of refusals.
+    assert min(storm.fenced["external"], storm.fenced["builtin"]) > OPERATIONS / 50, told
+    assert storm.ddl["protect ok"] > OPERATIONS / 200, told
+    assert storm.ddl["unprotect ok"] > OPERATIONS / 1000, told
+    assert storm.ddl["pg_restore"] > 0, told
+    assert storm.ddl["generation ok"] >= storm.ddl["pg_restore"], told
+
+
+@pytest.mark.parametrize("hole", SABOTAGE)
+def test_the_oracle_sees_a_fence_with_a_hole(hole: str, short_dir: Path, seed: int) -> None:
+    """The control."""
+    storm = storm_over("embedded-18", short_dir, seed, CONTROL, SABOTAGE[hole])
+    told = "\n".join([f"FENCEPOST_STORM_SEED={seed}", *storm.wrong[:5], str(storm.answers), str(storm.ddl)])
+    assert any("was accepted after" in each for each in storm.wrong), told

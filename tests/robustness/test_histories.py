@@ -1,0 +1,126 @@
+"""Two histories of one database that know nothing of one another, and each raises a generation (R19).
+
+Two standbys of one primary are promoted, the second after the first has been written to. Two point-in-time restores of
+one backup are the same: both end in two servers with one system identifier, on timeline 2, that had the same history.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.conftest import in_database, server_bin_dir
+from tests.in_process import in_process
+from tests.interleave import eventually
+from tests.robustness.test_copies import raised as raised_with
+from tests.robustness.test_failover import (
+    REFUSED,
+    _holder,
+    _minted,
+    acquire,
+    by_road,
+    code,
+    first_token,
+    holder,
+    of_standby,
+    patch,
+    put,
+    raised,
+    read,
+    shop,
+)
+
+
+@pytest.fixture(params=["embedded-18", "debian-15"])
+def bin_dir(request: pytest.FixtureRequest) -> Path:
+    return server_bin_dir(request.param)
+
+
+async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ended(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+        first = await holder(http, "first", tokens=9)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        third = await pair.another()
+        await pair.caught_up()
+        await pair.caught_up(third)
+        pair.kill_primary()
+        await pair.promote()
+        pair.road.lead_to(pair.standby.url)
+        assert (await raised(of_standby(pair))).exit_code == 0
+        paused = await eventually(lambda: _holder(http, "B"), what="a lease of the second server")
+        await paused.mint(2)
+        assert (await patch(http, "k", paused.tokens[0], "second")).status_code == 200
+
+        pair.standby.stop()  # with what B wrote
+        await pair.promote(third)
+        pair.road.lead_to(third.url)
+        assert await read(http, "k") == "first", "the third server never followed the second"
+        assert code(await patch(http, "k", paused.tokens[1], "ZOMBIE")) == REFUSED
+        other = in_database(third.url, "shop")
+        assert (await raised(other)).exit_code == 0
+        refusal = await patch(http, "k", paused.tokens[1], "ZOMBIE")
+        assert code(refusal) == REFUSED, "raised by an operator who knew nothing of B"
+        body = refusal.json()
+        assert "its history does not know the generation" in body["detail"]
+        assert (await first_token(other)) != paused.tokens[0] or body["met"]["identity"] != body["known"]["identity"]
+        assert int(body["met"]["generation"]) == paused.tokens[0] >> 48
+        assert code(await acquire(http, "C")) == REFUSED
+        ready = await http.get("/readyz")
+        assert (ready.status_code, "its history does not know" in ready.json()["origin"]) == (503, True)
+
+        ended = await raised_with(other, "--above", str(paused.tokens[0]))
+        assert ended.exit_code == 0, ended.output
+        assert code(await patch(http, "k", paused.tokens[1], "ZOMBIE")) == (409, "FP001")
+        successor = await holder(http, "C", tokens=3)
+        assert min(successor.tokens) > max(paused.tokens)
+        assert (await patch(http, "k", successor.tokens[0], "third")).status_code == 200
+        assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_tokens_of_another_history_are_refused_by_gateways_that_never_met_it(bin_dir: Path) -> None:
+    """By the gap that each raise leaves; it is by chance, so both are raised again if they took one number."""
+    async with shop(bin_dir) as pair:
+        third = await pair.another()
+        async with in_process(by_road(pair)) as http:
+            first = await holder(http, "first")
+            assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+            await pair.caught_up()
+            await pair.caught_up(third)
+        pair.kill_primary()
+        await pair.promote()
+        await pair.promote(third)
+        urls = of_standby(pair), in_database(third.url, "shop")
+        for _ in range(3):
+            for url in urls:
+                assert (await raised(url)).exit_code == 0
+            if await first_token(urls[0]) != await first_token(urls[1]):
+                break
+        async with in_process(urls[0]) as one, in_process(urls[1]) as other:
+            b, c = await asyncio.gather(holder(one, "B", tokens=3), holder(other, "C", tokens=3))
+            assert set(b.tokens).isdisjoint(c.tokens)
+            for token in b.tokens:
+                assert code(await patch(other, "k", token, "ZOMBIE")) in ((409, "FP001"), (409, "FP018"))
+            for token in c.tokens:
+                assert code(await patch(one, "k", token, "ZOMBIE")) in ((409, "FP001"), (409, "FP018"))
+
+
+async def test_a_history_that_was_refused_does_not_keep_the_met_one_out(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+        third = await pair.another()
+        await pair.caught_up()
+        await pair.caught_up(third)
+        pair.kill_primary()
+        await pair.promote()
+        await pair.promote(third)
+        for url in (of_standby(pair), in_database(third.url, "shop")):
+            assert (await raised(url)).exit_code == 0
+        pair.road.lead_to(pair.standby.url)
+        met = await eventually(lambda: _holder(http, "B"), what="a lease of the second server")
+        pair.road.lead_to(third.url)
+
+        async def refused() -> bool:
+            return "its history does not know" in (await http.get("/readyz")).json()["origin"]
+
+        await eventually(refused, what="the third server met")
+        pair.road.lead_to(pair.standby.url)
+        await eventually(lambda: _minted(met), what="a token of the second server")
+        assert (await put(http, "new", met.tokens[-1], "second")).status_code == 201

@@ -1,0 +1,52 @@
+"""A gateway that is asked to stop while a lock service hangs ends in time, and names the locks that it leaves."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.conformance.bench import Bench
+from tests.conformance.conftest import start_bench
+from tests.serving import serving
+
+HOLDS = 20
+SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each
+MORE = 12.0  # seconds that everything else may take on a busy machine, PostgreSQL's own end included
+
+
+@pytest.fixture(params=["zookeeper", "advisory"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Run a service whose holds live by the gateway's sessions."""
+    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Bench, short_dir: Path) -> None:
+    arguments = ("--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN))
+    async with serving(short_dir, *arguments) as gateway, httpx.AsyncClient(base_url=gateway.url, timeout=30) as client:
+        asked = [
+            client.post("/v1/leases", json={"source": "locks", "lock": f"orders/{n}", "ttl_ms": 600_000})
+            for n in range(HOLDS)
+        ]
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {201}
+        await bench.pause()
+        try:
+            gateway.interrupt()
+            assert await gateway.ended(within=SHUTDOWN + MORE) == 0
+        finally:
+            await bench.resume()
+        said = gateway.errors.read_text()
+    assert f"could not release {HOLDS} of its locks" in said
+    assert "orders/0, orders/1, orders/10, " in said
+
+
+async def test_holds_of_a_service_that_answers_are_released(bench: Bench, short_dir: Path) -> None:
+    async with serving(short_dir, "--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN)) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as client:
+            for n in range(HOLDS):
+                asked = {"source": "locks", "lock": f"orders/{n}", "ttl_ms": 600_000}
+                assert (await client.post("/v1/leases", json=asked)).status_code == 201
+        gateway.interrupt()
+        assert await gateway.ended(within=SHUTDOWN + MORE) == 0
+        assert "could not release" not in gateway.errors.read_text()

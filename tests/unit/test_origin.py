@@ -1,0 +1,96 @@
+"""What a process remembers of the database, and what it makes of answers that come in any order (R19)."""
+
+from dataclasses import replace
+
+from fencepost.storage.errors import UnavailableError
+from fencepost.storage.origin import Origin, Place, Standing, Watch
+
+HERE = Place(7, 1, 5, 16400)
+
+
+def origin(flushed: int, generation: int = 1, identity: str = "x", *, place: Place = HERE, knows: str = "") -> Origin:
+    """Give a database that its newest generation was raised on."""
+    history = frozenset({f"{generation}/{identity}", *knows.split()})
+    return Origin(False, place, flushed, generation, identity, place, history, None)
+
+
+def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
+    """Ask, hear the answer at once, and write if one may."""
+    watch.heard(answer, watch.met)
+    watch.accepts(answer)
+    return watch.problem(answer)
+
+
+def text(error: UnavailableError | None) -> str:
+    assert error is not None
+    return str(error)
+
+
+def test_a_position_behind_what_was_known_before_the_question_is_an_older_copy_for_good() -> None:
+    watch = Watch()
+    assert seen(watch, origin(1000)) is None
+    assert seen(watch, origin(2000)) is None
+    assert "found at 0/7CF after it had been safe up to 0/7D0" in text(seen(watch, origin(1999)))
+    assert "older copy" in text(seen(watch, origin(5000))), "the copy's own writes carry it past that"
+    assert seen(watch, origin(100, 2, "y", knows="1/x")) is None, "until the generation is raised"
+    assert watch.met is not None
+    assert watch.met.flushed == 100
+
+
+def test_answers_that_arrive_in_another_order_than_they_were_given_in_are_no_copy() -> None:
+    watch = Watch()
+    seen(watch, origin(1000))
+    early = watch.met  # a question is sent here, and read at 1500 by the server
+    assert seen(watch, origin(2000)) is None
+    watch.heard(origin(1500), early)
+    assert watch.problem(origin(1500)) is None
+    watch.heard(origin(1500), None)  # sent before anything was met
+    assert watch.problem(origin(1500)) is None
+
+
+def test_a_position_of_another_timeline_or_generation_is_not_compared() -> None:
+    watch = Watch()
+    seen(watch, origin(1000))
+    watch.heard(origin(10, place=replace(HERE, timeline=2)), watch.met)
+    watch.heard(origin(10, 2, "y"), watch.met)
+    assert watch.problem(origin(1000)) is None
+
+
+def test_one_number_with_two_identities_is_two_histories() -> None:
+    watch = Watch()
+    seen(watch, origin(1000, 3, "x"))
+    refused = watch.problem(origin(1000, 3, "y"))
+    assert "its history does not know the generation 3" in text(refused)
+    assert "raise --above 844424930131968 --reason" in text(refused)
+    assert "does not know" in text(watch.problem(origin(1, 9, "y", knows="3/y"))), "a higher number is no excuse"
+    assert "does not know" in text(watch.problem(origin(1, 2, "y"))), "nor a lower one"
+    assert watch.problem(origin(1, 9, "y", knows="3/x")) is None
+    assert watch.problem(replace(origin(1, 9, "y", knows="3/y"), above=3 << 48)) is None
+    assert watch.problem(replace(origin(1, 9, "y", knows="3/y"), above=(3 << 48) - 1)) is not None
+
+
+def test_what_came_before_what_was_met_is_a_former_primary() -> None:
+    watch = Watch()
+    seen(watch, origin(1000, 3, "x", knows="0/a 2/b"))
+    assert "former primary" in text(watch.problem(origin(9, 2, "b", knows="0/a")))
+
+
+def test_connections_that_were_accepted_before_a_restore_are_asked_again() -> None:
+    watch = Watch()
+    before = origin(1000)
+    assert seen(watch, before) is None
+    restored = replace(before, found=replace(HERE, relation=17000))
+    assert "a dump was restored over it" in text(seen(watch, restored))
+    assert "made anew in it since" in text(watch.problem(before))
+    mended = origin(1000, 2, "y", place=replace(HERE, relation=17000), knows="1/x")
+    assert seen(watch, mended) is None
+
+
+def test_a_change_is_reported_once() -> None:
+    told: list[Standing] = []
+    watch = Watch(told.append)
+    for answer in (origin(5), origin(6), origin(5), origin(4)):
+        watch.heard(answer, watch.met)
+        watch.accepts(answer)
+        watch.judge(answer)
+    assert [standing.accepted for standing in told] == [True, False]

@@ -1,0 +1,93 @@
+"""Prefer as RFC 7240 spells it: several headers, commas, any case, quoted values; what is not done is refused."""
+
+import pytest
+
+from fencepost.http.preferences import NONE, Preferences, read_preferences
+from fencepost.http.problem_response import RequestError
+from fencepost.http.reading_requests import by_name
+
+
+def read(prefer: str, route: str = "many") -> Preferences:
+    return read_preferences(prefer.encode("latin-1"), route)  # type: ignore[arg-type]
+
+
+def refused(prefer: str, route: str = "many") -> str:
+    with pytest.raises(RequestError) as error:
+        read(prefer, route)
+    assert error.value.problem.http_status == 400
+    return error.value.problem.detail
+
+
+def test_without_the_header_nothing_is_preferred() -> None:
+    assert read_preferences(None, "many") is NONE
+    assert read(" , ,") == NONE
+
+
+@pytest.mark.parametrize(
+    "prefer",
+    [
+        "return=minimal,count=exact",
+        "Return=Minimal, COUNT = exact",
+        ' return="minimal" ,count="exact";',
+        "return=minimal, count=exact, return=minimal",
+        "count=exact,handling=lenient, return=minimal,tx=commit",
+    ],
+)
+def test_one_meaning_has_many_spellings(prefer: str) -> None:
+    preferences = read(prefer)
+    assert (preferences.answer, preferences.count) == ("minimal", True)
+    assert set(preferences.applied.split(b", ")) == {b"return=minimal", b"count=exact"}
+
+
+def test_several_headers_are_one_list() -> None:
+    headers = by_name([(b"prefer", b"return=minimal"), (b"host", b"a"), (b"prefer", b"max-affected=3")])
+    preferences = read_preferences(headers[b"prefer"], "many")
+    assert (preferences.answer, preferences.most) == ("minimal", 3)
+
+
+def test_a_comma_in_quotes_separates_nothing() -> None:
+    assert "a, return=minimal" in refused('foo="a, return=minimal"')
+
+
+@pytest.mark.parametrize(
+    ("prefer", "named"),
+    [
+        ("max-afected=1", "max-afected=1"),
+        ("return=everything", "return takes minimal, representation, headers-only"),
+        ("return", "return takes"),
+        ("return=", "return takes"),
+        ("count=many", "count takes exact, planned, estimated"),
+        ("max-affected=0", "max-affected=0"),
+        ("max-affected=-1", "whole number"),
+        ("max-affected=1.5", "whole number"),
+        ("max-affected=\N{SUPERSCRIPT TWO}", "whole number"),
+        ("return=minimal, return=representation", "contradict"),
+        ("max-affected=1, max-affected=2", "contradict"),
+        ("return=minimal; count=exact", "parameter after a semicolon"),
+        ('return="minimal', "not closed"),
+        ("=minimal", "name=value"),
+        ("two words", "name=value"),
+        ("tx=rollback", "tx=rollback"),
+        ("tx=", "tx"),
+        ("missing=anything", "missing=anything"),
+        ("handling=odd", "handling=odd"),
+        ("timezone=utc", "timezone=utc"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(prefer: str, named: str) -> None:
+    assert named in refused(prefer)
+
+
+def test_a_read_affects_nothing_and_has_one_answer() -> None:
+    assert read("return=minimal, max-affected=1", "row") == Preferences(most=1)
+    assert "count" in refused("count=exact", "row")
+
+
+def test_of_two_headers_that_say_different_things_none_is_chosen() -> None:
+    for name in (b"content-type", b"accept-profile", b"content-profile"):
+        with pytest.raises(RequestError):
+            by_name([(name, b"a"), (name, b"b")])
+        assert by_name([(name, b"a"), (name, b"a")]) == {name: b"a"}
+    assert by_name([(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")]) == {
+        b"content-encoding": b"identity, gzip"
+    }

@@ -1,0 +1,19 @@
+"""How much time is left for the end."""
+
+import pytest
+from tests.client.manual_clock import ManualClock
+
+from fencepost.stopping import LEAST, Stopping
+
+
+async def test_time_counts_from_the_first_signal() -> None:
+    clock = ManualClock()
+    stopping = Stopping(30, clock.now)
+    await clock.advance(100)
+    assert stopping.left() == 30, "nobody has asked"
+    stopping.ask()
+    await clock.advance(10)
+    stopping.ask()
+    assert stopping.left() == pytest.approx(20)
+    await clock.advance(100)
+    assert stopping.left() == LEAST
