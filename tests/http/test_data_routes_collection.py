@@ -1,4 +1,4 @@
-"""/v1/data/{table}: many rows, over real HTTP (DESIGN §3, R10)."""
+"""/v1/data/{table}: many rows, over real HTTP (R10)."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes (DESIGN §3)."""
+"""Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

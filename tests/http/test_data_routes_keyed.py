@@ -1,4 +1,4 @@
-"""/v1/data/{table}/{key}: one row at a time, over real HTTP (DESIGN §3)."""
+"""/v1/data/{table}/{key}: one row at a time, over real HTTP."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""A lease's life over real HTTP: acquire, look, renew, mint, release, and what becomes of it (DESIGN §3)."""
+"""A lease's life over real HTTP: acquire, look, renew, mint, release, and what becomes of it."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,4 +1,4 @@
-"""What the routes of leases refuse: every error says what and where, and no secret is ever told (DESIGN §3)."""
+"""What the routes of leases refuse: every error says what and where, and no secret is ever told."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Locks over real HTTP: who holds, who waits, in what order; and the numbers that are told of them (DESIGN §3)."""
+"""Locks over real HTTP: who holds, who waits, in what order; and the numbers that are told of them."""
 
 import asyncio
 import json

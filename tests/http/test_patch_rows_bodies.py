@@ -1,4 +1,4 @@
-"""What a PATCH with an array may look like, and what is refused: 400 before 428, 428 before 409 (DESIGN §3)."""
+"""What a PATCH with an array may look like, and what is refused: 400 before 428, 428 before 409."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,4 +1,4 @@
-"""Waiting for locks at two gateways: in order, without a herd, and whoever goes away holds nobody up (DESIGN R9)."""
+"""Waiting for locks at two gateways: in order, without a herd, and whoever goes away holds nobody up (R9)."""
 
 import asyncio
 import itertools

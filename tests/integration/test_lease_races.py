@@ -1,4 +1,4 @@
-"""The product survives every interleaving of the lease_scenarios (DESIGN R9)."""
+"""The product survives every interleaving of the lease_scenarios (R9)."""
 
 import pytest
 from tests.interleave import Connect

@@ -11,7 +11,7 @@ from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale
 
-# DESIGN §3: never reused, never changed.
+# A code that was given out is never reused and never changed.
 CONTRACT = {
     "FP001": (409, "stale-token"),
     "FP002": (409, "spent-token"),

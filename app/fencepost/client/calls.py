@@ -1,4 +1,4 @@
-"""Each method of the client as the request that it sends (DESIGN §3). No I/O here."""
+"""Each method of the client as the request that it sends. No I/O here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

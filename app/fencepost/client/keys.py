@@ -1,4 +1,4 @@
-"""Rows' keys in paths and in resource names: values joined by `,`, each percent-encoded (DESIGN §3)."""
+"""Rows' keys in paths and in resource names: values joined by `,`, each percent-encoded."""
 
 from typing import TypeAlias
 from urllib.parse import quote, unquote

@@ -1,4 +1,4 @@
-"""An error's body, read: RFC 9457's members, PostgREST's, and what Fencepost adds (DESIGN §3, R18).
+"""An error's body, read: RFC 9457's members, PostgREST's, and what Fencepost adds (R18).
 
 Reading never raises: an answer that is not quite a problem still has to become an error with what it does say.
 """

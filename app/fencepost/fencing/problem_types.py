@@ -1,4 +1,4 @@
-"""Every kind of error that a caller can meet: its code, status and page (DESIGN §3).
+"""Every kind of error that a caller can meet: its code, status and page.
 
 Codes are added at the end and never reused. A refusal that comes from PostgreSQL itself carries its SQLSTATE as `code`
 instead; its ProblemType has no code of its own.

@@ -1,4 +1,4 @@
-"""One error, as it happened, and the body that carries it (DESIGN §3).
+"""One error, as it happened, and the body that carries it.
 
 One body serves two conventions, RFC 9457's `type title status detail` and PostgREST's `code message details hint`.
 """

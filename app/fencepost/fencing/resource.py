@@ -1,4 +1,4 @@
-"""Resource names: `{table}/{key}`, the key's values joined by commas, each percent-encoded (DESIGN §3).
+"""Resource names: `{table}/{key}`, the key's values joined by commas, each percent-encoded.
 
 The same grammar serves paths, bodies and `fencepost.marks`. PostgreSQL renders names (`fencepost.enc`), from typed
 values, so that one row has one name; this module only reads them.

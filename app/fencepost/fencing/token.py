@@ -1,4 +1,4 @@
-"""Fencing tokens: what one looks like, and how a rule compares two of them (DESIGN R1, R2, R11)."""
+"""Fencing tokens: what one looks like, and how a rule compares two of them (R1, R2, R11)."""
 
 import re
 from typing import Final, Literal, NewType, assert_never

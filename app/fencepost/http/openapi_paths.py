@@ -1,4 +1,4 @@
-"""The routes of one table, as OpenAPI path items (DESIGN §3)."""
+"""The routes of one table, as OpenAPI path items."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
