@@ -11,8 +11,8 @@ from pathlib import Path
 import asyncpg
 import hypothesis
 import pytest
-from tests.clones import clone
-from tests.interleave import Connect, Connection
+from tests.support.clones import clone
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
 

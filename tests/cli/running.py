@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 FENCEPOST = (sys.executable, "-m", "fencepost")
 

@@ -8,8 +8,8 @@ import pytest
 from tests.cli.running import Running, StartLock, release, variables_in, waiters, whole_lines, written
 from tests.client.gateways import gateway_process
 from tests.client.proxy import proxy_to
-from tests.interleave import eventually
-from tests.processes import alive
+from tests.support.interleave import eventually
+from tests.support.processes import alive
 
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 

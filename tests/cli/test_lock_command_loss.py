@@ -11,8 +11,8 @@ from tests.cli.running import StartLock, locks, release, variables_in, waiters, 
 from tests.client.gateways import gateway_process
 from tests.client.proxy import proxy_to
 from tests.http.conftest import StartGateway
-from tests.interleave import eventually
-from tests.processes import alive, all_gone
+from tests.support.interleave import eventually
+from tests.support.processes import alive, all_gone
 
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 

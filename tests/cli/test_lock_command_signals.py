@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
-from tests.interleave import eventually
-from tests.processes import all_gone, descendants
+from tests.support.interleave import eventually
+from tests.support.processes import all_gone, descendants
 
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost.cli.child import Child, members
 from fencepost.cli.relay import Relay

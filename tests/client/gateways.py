@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.processes import all_gone, descendants
-from tests.serving import STARTS_WITHIN, launch, read_greeting
+from tests.support.processes import all_gone, descendants
+from tests.support.serving import STARTS_WITHIN, launch, read_greeting
 
 if TYPE_CHECKING:
     import subprocess

@@ -1,6 +1,6 @@
 """Waiting until a lock is nobody's."""
 
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost import Client
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from tests.client.idle import nobody_has
 from tests.client.proxy import Proxy
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost import Client, LeaseLost
 

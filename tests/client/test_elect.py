@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.client.gateways import gateway_process
 from tests.client.proxy import Proxy
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost import Client, Leader, LeaseLost, LockHeld, Retry, StaleToken, SyncClient, SyncTerm, Term, Unavailable
 from fencepost.client import BadRequest

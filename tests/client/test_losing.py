@@ -11,7 +11,7 @@ from tests.client.counting import Counting
 from tests.client.gateways import gateway_process
 from tests.client.idle import nobody_has
 from tests.client.proxy import Proxy
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost import Client, LeaseLost, LockHeld, OutcomeUnknown, Retry, Unavailable
 

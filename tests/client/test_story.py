@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.client.counting import Counting
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost import Client, LeaseLost, LockHeld, RowNotFound, SpentToken, StaleToken
 from fencepost.client import BadRequest, ConstraintViolated, Forbidden, NotFound

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import asyncpg
 from tests.conftest import server_bin_dir
-from tests.interleave import Connection, eventually
-from tests.processes import all_gone, descendants
-from tests.servers import free_port
-from tests.standby import new_directory
+from tests.support.interleave import Connection, eventually
+from tests.support.processes import all_gone, descendants
+from tests.support.servers import free_port
+from tests.support.standby import new_directory
 
 from fencepost.locks.advisory import AdvisorySource, from_url
 from fencepost.locks.registry import Surroundings

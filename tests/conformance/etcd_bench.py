@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.interleave import eventually
-from tests.servers import Server, free_port, listens
+from tests.support.interleave import eventually
+from tests.support.servers import Server, free_port, listens
 
 # The least TTL is one and a half election timeouts, in whole seconds.
 TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from tests.servers import Server, free_port, listens
+from tests.support.servers import Server, free_port, listens
 
 from fencepost.locks.kubernetes_lease import hashed_name
 

@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.servers import Server, free_port
+from tests.support.servers import Server, free_port
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 

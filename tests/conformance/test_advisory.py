@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import ROOT, Asking
-from tests.interleave import Connection, eventually
+from tests.support.interleave import Connection, eventually
 
 from fencepost.locks.advisory import LEAST_TTL_MS
 from fencepost.locks.advisory_session import Session

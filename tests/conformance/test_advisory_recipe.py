@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.conformance.test_row_locks import ROOT, cut, recipes_of
-from tests.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, start
 
 RECIPES = recipes_of(ROOT / "docs" / "sources" / "postgres-advisory.md")
 

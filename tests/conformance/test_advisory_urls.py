@@ -7,9 +7,9 @@ import asyncpg
 import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import Asking
-from tests.interleave import Connection, eventually
-from tests.pooler import pooled
-from tests.standby import replicated
+from tests.support.interleave import Connection, eventually
+from tests.support.pooler import pooled
+from tests.support.standby import replicated
 
 from fencepost.locks.advisory import AdvisorySource
 from fencepost.locks.advisory_url import parse

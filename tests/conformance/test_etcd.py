@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost.locks.etcd import EtcdSource
 from fencepost.locks.etcd_api import Api, target

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interleave import eventually
 from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 from tests.kube.manifests import FOLDER, objects
+from tests.support.interleave import eventually
 
 from fencepost.locks import kubernetes_lease
 from fencepost.locks.kubernetes import KubernetesLeases, from_url

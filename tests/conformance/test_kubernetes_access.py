@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interleave import eventually
 from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 from tests.kube.manifests import object_of, objects
-from tests.servers import free_port
+from tests.support.interleave import eventually
+from tests.support.servers import free_port
 
 from fencepost.locks import kubernetes_access, kubernetes_api
 from fencepost.locks.kubernetes import KubernetesLeases, from_url

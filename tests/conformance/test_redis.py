@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_server, running
-from tests.cutting_proxy import cutting_proxy
-from tests.interleave import eventually
-from tests.servers import free_port
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.interleave import eventually
+from tests.support.servers import free_port
 
 from fencepost.locks.redis_node import AT_ONCE
 from fencepost.locks.redis_scripts import GRANT

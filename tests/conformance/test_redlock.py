@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.conformance.redis_bench import RedisBench, command, running_several
 from tests.conformance.redlock_bench import NODE_TIMEOUT_MS, redlock_url
-from tests.cutting_proxy import cutting_proxy
-from tests.interleave import eventually
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.interleave import eventually
 
 from fencepost.locks.redlock import from_url, validity_ms
 from fencepost.locks.registry import Surroundings, make

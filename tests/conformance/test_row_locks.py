@@ -8,7 +8,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import serving
-from tests.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, start
 
 from fencepost.settings import Settings
 from fencepost.storage.protect import protect

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.conformance.conftest import Asking, HolderProcess
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost.locks.source import (
     MOST_NATIVE,

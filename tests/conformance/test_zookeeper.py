@@ -16,8 +16,8 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running, said
-from tests.cutting_proxy import cutting_proxy
-from tests.interleave import eventually
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.interleave import eventually
 
 from fencepost.locks import zookeeper_session
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.zookeeper_bench import client, needs_zookeeper, said, server
-from tests.interleave import eventually
-from tests.servers import Server, free_port
+from tests.support.interleave import eventually
+from tests.support.servers import Server, free_port
 
 from fencepost.locks.source import Grant, SourceUnavailableError
 from fencepost.locks.zookeeper import ZooKeeperSource

@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
-from tests.servers import Server, free_port
+from tests.support.servers import Server, free_port
 
 from fencepost.locks.zookeeper_nodes import parent_of
 

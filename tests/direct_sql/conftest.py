@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.direct_sql.sqlalchemy_orm import Orm
-from tests.orm_shop import OrmShop, orm_shop
+from tests.scenarios.orm_shop import OrmShop, orm_shop
 
 from fencepost.storage.embedded import PostgresServer
 

@@ -11,7 +11,7 @@ import django
 import pytest
 from django.conf import settings
 from django.db import DatabaseError, connection
-from tests.recipes import run_recipe
+from tests.support.recipes import run_recipe
 
 _keys = itertools.count(1)
 

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import asyncpg
 import psycopg
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 Driver = Literal["asyncpg", "psycopg"]
 OWNER = "plain_owner"

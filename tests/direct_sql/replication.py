@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 
 import asyncpg
-from tests.interleave import Connection, eventually
-from tests.recipes import recipe
+from tests.support.interleave import Connection, eventually
+from tests.support.recipes import recipe
 
 from fencepost.storage.origin import ORIGIN, Origin
 

@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.pool import NullPool
-from tests.orm_shop import OrmShop
-from tests.recipes import run_recipe
+from tests.scenarios.orm_shop import OrmShop
+from tests.support.recipes import run_recipe
 
 
 class Base(DeclarativeBase):

@@ -5,9 +5,9 @@ from urllib.parse import quote as percent
 
 import asyncpg
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection, start
-from tests.racing import Race, open_race, outcome, owner
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection, start
+from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.fenced_rows import ask_rows
 from fencepost.storage.marks import in_key_order

@@ -2,7 +2,7 @@
 
 import asyncpg
 import pytest
-from tests.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.partitions import EVENT_TRIGGERS

@@ -13,8 +13,8 @@ from django.db.migrations import RunSQL
 from django.db.migrations.state import ProjectState
 from django.db.models import F
 from tests.direct_sql.django_orm import fenced, lead_to, make, new_key, refused, row, shop_models, under
-from tests.orm_shop import OrmShop, orm_shop
-from tests.recipes import recipe
+from tests.scenarios.orm_shop import OrmShop, orm_shop
+from tests.support.recipes import recipe
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.protect import plan_protect, protect

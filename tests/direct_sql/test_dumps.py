@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from tests.conftest import in_database
 from tests.direct_sql.replication import write
-from tests.interleave import Connect
+from tests.support.interleave import Connect
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.protect import protect

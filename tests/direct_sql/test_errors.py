@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.glass import OPERATOR, REASON, STRANGER, operators
-from tests.interleave import Connect, Connection
-from tests.racing import owner
+from tests.support.glass import OPERATOR, REASON, STRANGER, operators
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner
 
 from fencepost.storage import generations
 from fencepost.storage.protect import protect

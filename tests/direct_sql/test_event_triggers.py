@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.interleave import Connect, Connection
-from tests.racing import outcome
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import outcome
 
 from fencepost.storage import migrate
 from fencepost.storage.partitions import EVENT_TRIGGERS, unwatched

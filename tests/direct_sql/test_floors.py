@@ -1,8 +1,8 @@
 """Where no floor is seen nothing passes; rows of partitions that are attached take up the marks of deleted keys."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protect import protect
 

@@ -4,8 +4,8 @@ An ORM writes all columns: the value in the column is then what it has read, and
 """
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 UPSERT = (
     "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.direct_sql.drivers import CLERK, people
-from tests.glass import REASON, run
-from tests.interleave import Connect, Connection
-from tests.racing import Race, open_race, outcome, owner
+from tests.support.glass import REASON, run
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage import generations
 from fencepost.storage.inspect_ceilings import examine_marks

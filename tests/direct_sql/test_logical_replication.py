@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
-from tests.clones import clone
 from tests.conftest import in_database
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
-from tests.interleave import eventually
-from tests.standby import new_directory
+from tests.support.clones import clone
+from tests.support.interleave import eventually
+from tests.support.standby import new_directory
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.errors import QuarantinedError

@@ -1,8 +1,8 @@
 """Partitions that come and go: no mark is forgotten, and TRUNCATE is refused from the first moment."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.inspect_partitions import examine_partitions
 from fencepost.storage.protect import protect

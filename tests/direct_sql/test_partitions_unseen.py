@@ -2,8 +2,8 @@
 
 import pytest
 from tests.direct_sql.test_partitions import ATTACH, COPY, TABLE, insert, unfollowed
-from tests.interleave import Connect, Connection
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, open_race
 
 from fencepost.storage import migrate
 from fencepost.storage.inspect_partitions import examine_partitions

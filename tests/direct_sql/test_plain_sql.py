@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, Driver, Session, people, session
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 MARK = 30
 

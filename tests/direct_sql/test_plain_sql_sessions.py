@@ -6,8 +6,8 @@ import asyncpg
 import psycopg
 import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, Driver, people, session
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"

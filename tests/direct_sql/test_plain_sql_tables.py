@@ -3,8 +3,8 @@
 import asyncpg
 import pytest
 from tests.direct_sql.drivers import Driver, session
-from tests.interleave import Connect, Connection
-from tests.racing import Race, open_race, outcome, owner
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protect import protect
 

@@ -2,9 +2,9 @@
 
 import asyncpg
 import pytest
-from tests.glass import REASON
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome
+from tests.support.glass import REASON
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protect import protect
 

@@ -12,11 +12,11 @@ from alembic.operations import Operations
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from tests.clones import clone
 from tests.conftest import in_database
 from tests.http.conftest import serving
-from tests.interleave import Connect
-from tests.recipes import PAGE, recipe, recipes, run, run_recipe, steps
+from tests.support.clones import clone
+from tests.support.interleave import Connect
+from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.settings import Settings
 from fencepost.storage import demo

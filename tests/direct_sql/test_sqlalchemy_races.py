@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.direct_sql.sqlalchemy_orm import FencedSession, Order, Orm, state
-from tests.interleave import Connection, start
-from tests.orm_shop import OrmShop
+from tests.scenarios.orm_shop import OrmShop
+from tests.support.interleave import Connection, start
 
 
 @dataclass

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cli.running import Running, whole_lines, written
-from tests.interleave import eventually
-from tests.processes import all_gone, descendants
-from tests.recipes import surroundings
+from tests.support.interleave import eventually
+from tests.support.processes import all_gone, descendants
+from tests.support.recipes import surroundings
 
 from fencepost.storage.embedded import PostgresServer
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.asking import Api, code
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
 
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN

@@ -5,10 +5,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.asking import Api, code
 from tests.http.conftest import StartGateway
-from tests.interleave import eventually
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
+from tests.support.interleave import eventually
 
 from fencepost.gateway.core import Outcome
 from fencepost.http import data

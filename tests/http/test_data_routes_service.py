@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from tests.asking import Api, code
 from tests.http.conftest import StartGateway
-from tests.interleave import eventually
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
+from tests.support.interleave import eventually
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.migrate import newest

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.asking import Api, code
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
 
 from fencepost.storage.embedded import PostgresServer
 

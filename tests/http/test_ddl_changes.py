@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.asking import Api, code
 from tests.conftest import in_database
 from tests.http.conftest import StartGateway
-from tests.interleave import Connection, eventually
+from tests.support.asking import Api, code
+from tests.support.interleave import Connection, eventually
 
 from fencepost.storage.protect import protect, unprotect
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 from tests.http.conftest import StartGateway
-from tests.interleave import eventually
-from tests.serving import launch
+from tests.support.interleave import eventually
+from tests.support.serving import launch
 
 from fencepost.storage.protect import protect, unprotect
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import httpx
 import pytest
-from tests.asking import Api
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api
 
 from fencepost.http import header_rules, preferences
 from fencepost.storage.embedded import PostgresServer

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.interleave import eventually
-from tests.serving import Gateway, serving
+from tests.support.interleave import eventually
+from tests.support.serving import Gateway, serving
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: gateway\r\n"
 REQUEST = HEAD + b"\r\n"

@@ -7,12 +7,12 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.asking import Api
-from tests.events import streaming
 from tests.http.conftest import StartGateway
-from tests.interleave import eventually
-from tests.lease_http import post, release, running
-from tests.serving import serving as serve
+from tests.support.asking import Api
+from tests.support.events import streaming
+from tests.support.interleave import eventually
+from tests.support.lease_http import post, release, running
+from tests.support.serving import serving as serve
 
 
 async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
-from tests.asking import code
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
+from tests.support.asking import code
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.protect import protect
 

@@ -3,8 +3,8 @@
 import asyncpg
 import httpx
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.protect import ProtectError, protect
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import asyncpg
 import httpx
 import pytest
-from tests.asking import Api, code
-from tests.interleave import Connection, eventually
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
+from tests.support.interleave import Connection, eventually
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.protect import protect

@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.asking import Api, code
-from tests.lease_asking import (
+from tests.scenarios.shop import Shop
+from tests.support.asking import Api, code
+from tests.support.lease_asking import (
     SECRETS,
     TIME,
     TOKEN,
@@ -18,7 +19,6 @@ from tests.lease_asking import (
     new_secret,
     of,
 )
-from tests.shop import Shop
 
 from fencepost.storage.embedded import PostgresServer
 

@@ -5,8 +5,9 @@ import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.asking import Api, code
-from tests.lease_asking import (
+from tests.scenarios.shop import Shop
+from tests.support.asking import Api, code
+from tests.support.lease_asking import (
     SECRETS,
     Said,
     acquire,
@@ -17,7 +18,6 @@ from tests.lease_asking import (
     new_secret,
     of,
 )
-from tests.shop import Shop
 
 from fencepost.storage.embedded import PostgresServer
 

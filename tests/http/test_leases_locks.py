@@ -8,9 +8,10 @@ from functools import partial
 
 import httpx
 import pytest
-from tests.asking import Api, code
-from tests.interleave import eventually
-from tests.lease_asking import (
+from tests.scenarios.shop import Shop
+from tests.support.asking import Api, code
+from tests.support.interleave import eventually
+from tests.support.lease_asking import (
     TIME,
     Said,
     acquire,
@@ -21,7 +22,6 @@ from tests.lease_asking import (
     new_secret,
     of,
 )
-from tests.shop import Shop
 
 from fencepost.storage.embedded import PostgresServer
 

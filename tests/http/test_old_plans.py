@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.protect import protect
 

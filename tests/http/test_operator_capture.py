@@ -11,8 +11,8 @@ from itertools import product
 
 import httpx
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection, eventually
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection, eventually
 
 from fencepost.storage.protect import protect
 

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.asking import Api, code
-from tests.in_process import in_process
-from tests.interleave import Connect
-from tests.shop import Shop, running_shop
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api, code
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.protect import protect

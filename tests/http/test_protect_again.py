@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection, blocks_somebody
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection, blocks_somebody
 
 from fencepost.storage.protect import plan_protect, plan_unprotect, protect
 

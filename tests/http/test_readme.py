@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.serving import serving
+from tests.support.serving import serving
 
 from fencepost.storage.embedded import embedded_bin_dir
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
-from tests.asking import Api, code
 from tests.http.conftest import StartGateway
+from tests.support.asking import Api, code
 
 from fencepost.storage.embedded import embedded_bin_dir
 from fencepost.storage.protect import ProtectError, protect

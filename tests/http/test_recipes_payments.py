@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from tests.recipes import DOCS, recipe, recipes, run, run_recipe, steps
+from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps
 
 from fencepost.storage.embedded import PostgresServer
 

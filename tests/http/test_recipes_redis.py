@@ -10,8 +10,8 @@ import httpx
 import pytest
 from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
-from tests.recipes import DOCS, recipe, recipes, run, steps
-from tests.servers import free_port
+from tests.support.recipes import DOCS, recipe, recipes, run, steps
+from tests.support.servers import free_port
 
 from fencepost.storage.embedded import PostgresServer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.http.lock_machines import Machines
-from tests.interleave import Connect, Connection, eventually
-from tests.recipes import DOCS, recipe, recipes, run, steps
+from tests.support.interleave import Connect, Connection, eventually
+from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.storage.embedded import PostgresServer
 

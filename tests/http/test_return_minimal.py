@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.asking import Api, code
 from tests.http.conftest import StartGateway
+from tests.support.asking import Api, code
 
 from fencepost.cli.main import main
 from fencepost.storage.protect import protect

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.asking import Api, code
 from tests.http.conftest import StartGateway
-from tests.interleave import Connect, Connection
+from tests.support.asking import Api, code
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.protect import protect
 

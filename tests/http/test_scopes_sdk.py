@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.test_scopes import DDL
-from tests.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection
 
 from fencepost import Client, StaleToken
 from fencepost.client import BadRequest

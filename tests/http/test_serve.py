@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.interleave import Connection, eventually
-from tests.processes import all_gone, descendants, mentioning
-from tests.serving import STARTS_WITHIN, launch, serving
+from tests.support.interleave import Connection, eventually
+from tests.support.processes import all_gone, descendants, mentioning
+from tests.support.serving import STARTS_WITHIN, launch, serving
 
 from fencepost.storage.embedded import running_url
 

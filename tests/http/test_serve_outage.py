@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 
 import httpx
-from tests.interleave import eventually
-from tests.processes import mentioning
-from tests.serving import Gateway, serving
+from tests.support.interleave import eventually
+from tests.support.processes import mentioning
+from tests.support.serving import Gateway, serving
 
 from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
 from fencepost.storage.migrate import upgrade

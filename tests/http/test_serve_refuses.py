@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.processes import alive
-from tests.serving import refused, serving
+from tests.support.processes import alive
+from tests.support.serving import refused, serving
 
 from fencepost.storage.embedded import PostgresServer
 

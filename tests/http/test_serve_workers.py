@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.interleave import eventually
-from tests.processes import all_gone, established, mentioning
-from tests.serving import Gateway, serving
+from tests.support.interleave import eventually
+from tests.support.processes import all_gone, established, mentioning
+from tests.support.serving import Gateway, serving
 
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

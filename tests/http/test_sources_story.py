@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.conformance.redis_bench import redis_server
 from tests.http.test_readme import run, story
-from tests.servers import free_port
-from tests.serving import serving
+from tests.support.servers import free_port
+from tests.support.serving import serving
 
 from fencepost.storage.embedded import embedded_bin_dir
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.lease_http import post, release
-from tests.serving import serving
+from tests.support.lease_http import post, release
+from tests.support.serving import serving
 
 PACKAGE = Path(__file__).parents[1] / "third_party"
 

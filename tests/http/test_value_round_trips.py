@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.in_process import in_process
+from tests.support.in_process import in_process
 
 from fencepost.storage.protect import protect
 

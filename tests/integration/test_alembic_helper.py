@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from tests.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection, eventually
 
 from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.migrate import downgrade

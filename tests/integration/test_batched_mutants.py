@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, keyed, open_gateway, outcome, told
-from tests.scope_scenarios import mark, scoped_race
+from tests.scenarios.scopes import mark, scoped_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, keyed, open_gateway, outcome, told
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.gateway.write import patch

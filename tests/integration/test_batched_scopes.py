@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.idempotency_scenarios import once
-from tests.interleave import Connect
-from tests.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
-from tests.scope_scenarios import mark, scoped_race
+from tests.scenarios.idempotency import once
+from tests.scenarios.scopes import mark, scoped_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
 
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.write import delete, patch, put

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.idempotency_scenarios import once
-from tests.interleave import Connect, eventually
-from tests.racing import ISSUED, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
+from tests.scenarios.idempotency import once
+from tests.support.interleave import Connect, eventually
+from tests.support.racing import ISSUED, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Gateway, Outcome

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.glass import DELETE, INSERT, OPERATOR, REASON, ROLE, STRANGER, UPDATE, count, operators, records, run
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
-from tests.racing import Race, keyed, open_gateway, open_race, outcome, posted, racer, told
+from tests.support.glass import DELETE, INSERT, OPERATOR, REASON, ROLE, STRANGER, UPDATE, count, operators, records, run
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, racer, told
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Token

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests import race_scenarios_ceilings as scenarios
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.scenarios import races_ceilings as scenarios
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.fencing.token import Rule
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from click.testing import CliRunner
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection, eventually
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection, eventually
 
 from fencepost.cli.main import main
 from fencepost.cli.migrate import GRANTS

@@ -7,8 +7,8 @@ import asyncio
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 from fencepost.storage.inspect_functions import FOR_ALL, FOR_NOBODY, NOT_FOR_ALL

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.interleave import Connect, Connection
-from tests.racing import owner
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner
 
 from fencepost.cli.main import main
 from fencepost.storage.protect import protect

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.processes import all_gone, mentioning
+from tests.support.processes import all_gone, mentioning
 
 from fencepost.storage import binaries
 from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 from tests.integration.test_owner_role import House, building
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.inspect_functions import examine_functions

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.glass import OPERATOR, STRANGER, operators
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome, written
+from tests.support.glass import OPERATOR, STRANGER, operators
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome, written
 
 from fencepost.cli.main import main
 from fencepost.storage.protect import protect

@@ -7,12 +7,12 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests import generation_scenarios as scenarios
-from tests.in_process import in_process
 from tests.integration.test_mutants import SqlMutant, mutate
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario, assert_seen
-from tests.racing import open_race, owner
+from tests.scenarios import generations as scenarios
+from tests.scenarios.races import Scenario, assert_seen
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect
+from tests.support.racing import open_race, owner
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule

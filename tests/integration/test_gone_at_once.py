@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.integration.test_mutants import SqlMutant, mutate
-from tests.interleave import Connect
-from tests.race_scenarios import assert_seen
-from tests.racing import Race, keyed, open_gateway, open_race, outcome, posted, told
+from tests.scenarios.races import assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, told
 
 from fencepost.gateway.write import patch, put
 from fencepost.gateway.write_many import insert

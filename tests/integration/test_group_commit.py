@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.interleave import Connect
+from tests.support.interleave import Connect
 
 from fencepost.storage.connection import Connection, Limits
 from fencepost.storage.engine import Database

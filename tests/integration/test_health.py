@@ -11,11 +11,11 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.cutting_proxy import cutting_proxy
-from tests.in_process import in_process
-from tests.interleave import blocks_somebody, eventually
-from tests.processes import descendants
-from tests.serving import serving
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.in_process import in_process
+from tests.support.interleave import blocks_somebody, eventually
+from tests.support.processes import descendants
+from tests.support.serving import serving
 
 from fencepost.storage.demo import load
 from fencepost.storage.embedded import PostgresServer, embedded_bin_dir

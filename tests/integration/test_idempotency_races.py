@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests import idempotency_scenarios as scenarios
-from tests.idempotency_scenarios import audited_race
-from tests.interleave import Connect
-from tests.racing import Race
+from tests.scenarios import idempotency as scenarios
+from tests.scenarios.idempotency import audited_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway import once

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.integration.test_mutants import mutate
-from tests.interleave import Connect
-from tests.racing import Race, keyed, open_gateway, open_race, outcome, told
+from tests.support.interleave import Connect
+from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, told
 
 from fencepost.gateway.write import put
 from fencepost.storage.protect import protect, unprotect

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.interleave import Connect, eventually
-from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
+from tests.support.interleave import Connect, eventually
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

@@ -8,14 +8,14 @@ nextval.
 from dataclasses import dataclass
 
 import pytest
-from tests import lease_scenarios as scenarios
-from tests import lease_scenarios_clock as clock
-from tests import lease_scenarios_queue as queue
-from tests import lease_scenarios_secrets as secrets
-from tests import lease_scenarios_sweep as sweeping
-from tests.interleave import Connect
-from tests.lease_racing import LeaseRace, open_lease_race
-from tests.lease_scenarios import LeaseScenario
+from tests.scenarios import leases as scenarios
+from tests.scenarios import leases_clock as clock
+from tests.scenarios import leases_queue as queue
+from tests.scenarios import leases_secrets as secrets
+from tests.scenarios import leases_sweep as sweeping
+from tests.scenarios.leases import LeaseScenario
+from tests.support.interleave import Connect
+from tests.support.lease_racing import LeaseRace, open_lease_race
 
 ACQUIRE = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer)"
 EXTEND = "fencepost.extend(bigint, bytea, integer, integer)"

@@ -6,9 +6,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.interleave import Connect, Connection, blocked, eventually
-from tests.lease_gateways import Side, in_line, open_side
-from tests.lease_racing import MINUTE
+from tests.support.interleave import Connect, Connection, blocked, eventually
+from tests.support.lease_gateways import Side, in_line, open_side
+from tests.support.lease_racing import MINUTE
 
 from fencepost.gateway.acquire import hashed
 from fencepost.storage import leases

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
-from tests.interleave import Connect, Connection, eventually
-from tests.lease_gateways import Side, Tries, in_line, open_side, out_of_line
-from tests.lease_racing import MINUTE
+from tests.support.interleave import Connect, Connection, eventually
+from tests.support.lease_gateways import Side, Tries, in_line, open_side, out_of_line
+from tests.support.lease_racing import MINUTE
 
 from fencepost.gateway.acquire import hashed
 from fencepost.locks.queue import Queue

@@ -1,13 +1,13 @@
-"""The product survives every interleaving of the lease_scenarios (R9)."""
+"""The product survives every interleaving of tests/scenarios/leases.py (R9)."""
 
 import pytest
-from tests.interleave import Connect
-from tests.lease_racing import open_lease_race
-from tests.lease_scenarios import SCENARIOS, LeaseScenario
-from tests.lease_scenarios_clock import CLOCK_SCENARIOS
-from tests.lease_scenarios_queue import QUEUE_SCENARIOS
-from tests.lease_scenarios_secrets import SECRET_SCENARIOS
-from tests.lease_scenarios_sweep import SWEEP_SCENARIOS
+from tests.scenarios.leases import SCENARIOS, LeaseScenario
+from tests.scenarios.leases_clock import CLOCK_SCENARIOS
+from tests.scenarios.leases_queue import QUEUE_SCENARIOS
+from tests.scenarios.leases_secrets import SECRET_SCENARIOS
+from tests.scenarios.leases_sweep import SWEEP_SCENARIOS
+from tests.support.interleave import Connect
+from tests.support.lease_racing import open_lease_race
 
 ALL = SCENARIOS + SECRET_SCENARIOS + SWEEP_SCENARIOS + QUEUE_SCENARIOS + CLOCK_SCENARIOS
 

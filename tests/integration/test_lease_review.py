@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 from tests.integration.test_lease_claims import MINUTE, ask, asking, lease
-from tests.interleave import Connect, blocks_somebody, eventually
-from tests.lease_gateways import open_side, out_of_line
-from tests.lease_racing import SHORT, LeaseRace, open_lease_race
-from tests.racing import Race, open_gateway, open_race, outcome
+from tests.support.interleave import Connect, blocks_somebody, eventually
+from tests.support.lease_gateways import open_side, out_of_line
+from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
+from tests.support.racing import Race, open_gateway, open_race, outcome
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.acquire import Granted, hashed

@@ -1,8 +1,8 @@
 """A protected table that has lost its column of marks: no mark is forgotten by what `protect` makes of it (R6)."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.protect import ProtectError, apply, plan_protect, protect, unprotect

@@ -2,8 +2,8 @@
 
 import asyncpg
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protect import protect
 

@@ -7,10 +7,10 @@ that the race tests run against the product) must fail with an AssertionError.
 from dataclasses import dataclass
 
 import pytest
-from tests import race_scenarios as scenarios
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario, assert_seen
-from tests.racing import Race, open_race
+from tests.scenarios import races as scenarios
+from tests.scenarios.races import Scenario, assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.fencing.token import Rule
 

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests import race_scenarios_ceilings as scenarios
 from tests.integration.test_mutants import SqlMutant, mutate
-from tests.interleave import Connect
-from tests.race_scenarios import assert_seen
-from tests.racing import Race, open_race
+from tests.scenarios import races_ceilings as scenarios
+from tests.scenarios.races import assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.storage.reset import Reset, ResetError, reset
 

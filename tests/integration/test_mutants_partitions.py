@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 from tests.direct_sql import test_partitions as seen_by
 from tests.integration.test_mutants import mutate
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.storage.protect import protect
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests import race_scenarios as scenarios
-from tests import race_scenarios_answers as answers
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario, assert_seen
-from tests.racing import open_race
+from tests.scenarios import races as scenarios
+from tests.scenarios import races_answers as answers
+from tests.scenarios.races import Scenario, assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import open_race
 
 import fencepost.gateway.claim
 import fencepost.gateway.fence

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import asyncpg
 import pytest
-from tests import race_scenarios_tokens as scenarios
-from tests import token_scenarios as moving
 from tests.integration.test_mutants import SqlMutant, mutate
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario, assert_seen
-from tests.racing import open_race
+from tests.scenarios import races_tokens as scenarios
+from tests.scenarios import tokens as moving
+from tests.scenarios.races import Scenario, assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import open_race
 
 import fencepost.gateway.fence
 from fencepost.fencing.token import Token

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.integration.test_mutants import mutate
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.storage.protect import protect, unprotect
 

@@ -3,9 +3,9 @@
 import asyncpg
 import httpx
 import pytest
-from tests.asking import code
-from tests.in_process import in_process
-from tests.interleave import Connect
+from tests.support.asking import code
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect
 
 from fencepost.storage.protect import protect, unprotect
 

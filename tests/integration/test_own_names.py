@@ -1,8 +1,8 @@
 """Columns that are called as the variables and aliases of the SQL that `protect` writes (R6)."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
 
 from fencepost.storage.inspect_ceilings import examine_marks
 from fencepost.storage.inspect_tables import examine_tables

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.conftest import in_database
-from tests.in_process import in_process
-from tests.interleave import Connection
+from tests.support.in_process import in_process
+from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 from fencepost.storage.embedded import PostgresServer

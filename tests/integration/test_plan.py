@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.catalog import Table
 from fencepost.storage.catalog_load import load

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.integration.test_plan import KEYS, plan_of, table_with
-from tests.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.catalog import Fence, Table
 from fencepost.storage.catalog_load import load

@@ -5,9 +5,9 @@ import asyncio
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
-from tests.pooler import pooled
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
+from tests.support.pooler import pooled
 
 from fencepost.cli.database import on_database
 from fencepost.cli.main import main

@@ -5,7 +5,7 @@ import subprocess
 
 import asyncpg
 import pytest
-from tests.interleave import Connect, Connection, eventually, start
+from tests.support.interleave import Connect, Connection, eventually, start
 
 from fencepost.storage.catalog_load import load
 from fencepost.storage.embedded import embedded_bin_dir

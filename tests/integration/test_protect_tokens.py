@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests import token_scenarios as scenarios
-from tests.interleave import Connect, Connection, blocked, start
-from tests.racing import keyed, open_gateway, open_race, outcome, told
-from tests.token_scenarios import HIGH, draw, issued, table, with_token
+from tests.scenarios import tokens as scenarios
+from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
+from tests.support.interleave import Connect, Connection, blocked, start
+from tests.support.racing import keyed, open_gateway, open_race, outcome, told
 
 from fencepost.cli.main import main
 from fencepost.gateway.write import patch

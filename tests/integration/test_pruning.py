@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 from click.testing import CliRunner
-from tests import prune_scenarios as scenarios
 from tests.integration.test_mutants import SqlMutant, mutate
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario, assert_seen
-from tests.racing import Race, open_gateway, open_race, owner
+from tests.scenarios import pruning as scenarios
+from tests.scenarios.races import Scenario, assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_gateway, open_race, owner
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule

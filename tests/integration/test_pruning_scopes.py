@@ -1,7 +1,7 @@
 """Marks of scopes are pruned like those of keys without a row, and a generation voids tokens for them (R6, R8, R19)."""
 
-from tests.interleave import Connect, Connection
-from tests.racing import ISSUED, WITHOUT_FLOORS, outcome, owner
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import ISSUED, WITHOUT_FLOORS, outcome, owner
 
 from fencepost.storage import generations, pruning
 

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, quoted, trees
-from tests.interleave import Connect, Connection
+from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, quoted, trees
+from tests.support.interleave import Connect, Connection
 
 from fencepost.http.query_params import parse_query
 from fencepost.storage.catalog import Table

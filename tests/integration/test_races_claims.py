@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

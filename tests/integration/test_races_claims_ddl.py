@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
-from tests.interleave import Connect, Connection
-from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

@@ -2,8 +2,8 @@
 
 import asyncpg
 import pytest
-from tests.interleave import Connect
-from tests.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, outcome, owner, posted, told
+from tests.support.interleave import Connect
+from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, outcome, owner, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

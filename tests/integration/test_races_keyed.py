@@ -1,8 +1,8 @@
 """R1, R2, R4, R5: single-row writes by key, stepped against each other through the use cases; and tempting variants."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Key, Race, gateway_pid, open_gateway, open_race, outcome, told
+from tests.support.interleave import Connect
+from tests.support.racing import Key, Race, gateway_pid, open_gateway, open_race, outcome, told
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token

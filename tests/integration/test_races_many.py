@@ -1,8 +1,8 @@
 """R10: multi-row writes are all or nothing, over the rows that matched and still match once they are locked."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, posted, told
+from tests.support.interleave import Connect
+from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token

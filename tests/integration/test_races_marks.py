@@ -1,8 +1,8 @@
 """R6: marks outlive rows, through deletes and re-creations, unprotect and protect, renames; and tempting variants."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import ORDERS, Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.interleave import Connect
+from tests.support.racing import ORDERS, Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
 
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert

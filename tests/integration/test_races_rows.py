@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.idempotency_scenarios import once
-from tests.interleave import Connect, eventually
-from tests.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, rows_patch, told
+from tests.scenarios.idempotency import once
+from tests.support.interleave import Connect, eventually
+from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, rows_patch, told
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem

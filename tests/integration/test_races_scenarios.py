@@ -1,11 +1,11 @@
-"""Every interleaving of tests/race_scenarios.py against the product, under both rules."""
+"""Every interleaving of tests/scenarios/races.py against the product, under both rules."""
 
 import pytest
-from tests import race_scenarios as scenarios
-from tests import race_scenarios_answers as answers
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario
-from tests.racing import open_race
+from tests.scenarios import races as scenarios
+from tests.scenarios import races_answers as answers
+from tests.scenarios.races import Scenario
+from tests.support.interleave import Connect
+from tests.support.racing import open_race
 
 from fencepost.fencing.token import Rule
 

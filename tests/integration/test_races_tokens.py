@@ -1,15 +1,15 @@
-"""Every interleaving of tests/race_scenarios_tokens.py against the product, under both rules.
+"""Every interleaving of tests/scenarios/races_tokens.py against the product, under both rules.
 
 And some of those of fences, which a table of the built-in source survives as well.
 """
 
 import pytest
-from tests import race_scenarios as fences
-from tests import race_scenarios_answers as answers
-from tests import race_scenarios_tokens as scenarios
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario
-from tests.racing import open_race
+from tests.scenarios import races as fences
+from tests.scenarios import races_answers as answers
+from tests.scenarios import races_tokens as scenarios
+from tests.scenarios.races import Scenario
+from tests.support.interleave import Connect
+from tests.support.racing import open_race
 
 from fencepost.fencing.token import Rule
 

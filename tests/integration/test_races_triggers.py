@@ -1,8 +1,8 @@
 """R14 as far as R6 stands on it, R11: the triggers apply the same rule to psql, an ORM, a cron job."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, open_race, outcome, owner
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protect import protect
 

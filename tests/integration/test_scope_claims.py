@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from tests.interleave import Connect, Connection
-from tests.racing import Race, gateway_pid, keyed, open_gateway, told
-from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource, parse_resource

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
-from tests.scope_scenarios import entered, mark, scoped_race
-from tests.scope_scenarios_direct import CASCADES, PARTS
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.scenarios.scopes_direct import CASCADES, PARTS
+from tests.support.interleave import Connect
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token

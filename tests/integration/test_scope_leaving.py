@@ -1,9 +1,9 @@
 """Marks go along when a table leaves a scope or enters one, whatever it and its columns are called by then (R6, R8)."""
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race
-from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race
 
 from fencepost.storage.inspect_tables import examine_tables
 from fencepost.storage.protect import protect, unprotect

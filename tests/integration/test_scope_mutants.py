@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from tests import scope_scenarios as scenarios
-from tests import scope_scenarios_direct as direct
-from tests.interleave import Connect
-from tests.racing import Race
+from tests.scenarios import scopes as scenarios
+from tests.scenarios import scopes_direct as direct
+from tests.support.interleave import Connect
+from tests.support.racing import Race
 
 from fencepost.fencing.token import Rule
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.cutting_proxy import CuttingProxy
-from tests.idempotency_scenarios import assert_applied
-from tests.interleave import Connect
-from tests.lost_answers import cut, cut_off, swallowed, waiting_instead_of
-from tests.racing import NEW, Race, body, gateway_pid, keyed, posted, rows_patch, told
-from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scenarios.idempotency import assert_applied
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.interleave import Connect
+from tests.support.lost_answers import cut, cut_off, swallowed, waiting_instead_of
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

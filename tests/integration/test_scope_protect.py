@@ -5,11 +5,11 @@ import asyncio
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
-from tests.racing import Race, outcome
-from tests.racing import owner as connected
-from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import Race, outcome
+from tests.support.racing import owner as connected
 
 from fencepost.cli.main import main
 from fencepost.storage.protect import ProtectError, protect

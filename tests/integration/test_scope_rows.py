@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
-from tests.idempotency_scenarios import once
-from tests.interleave import Connect
-from tests.racing import Race, gateway_pid, open_gateway, rows_patch, told
-from tests.scope_scenarios import entered, mark, scoped_race
+from tests.scenarios.idempotency import once
+from tests.scenarios.scopes import entered, mark, scoped_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, open_gateway, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Done, Gateway, Outcome

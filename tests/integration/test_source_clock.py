@@ -2,8 +2,8 @@
 
 import asyncpg
 import pytest
-from tests.interleave import Connect
-from tests.lease_racing import MINUTE, step_back
+from tests.support.interleave import Connect
+from tests.support.lease_racing import MINUTE, step_back
 
 from fencepost.gateway.acquire import hashed
 from fencepost.storage import source_leases, sources

@@ -2,10 +2,10 @@
 
 import asyncpg
 import pytest
-from tests import source_scenarios as scenarios
-from tests.interleave import Connect
-from tests.race_scenarios import Scenario
-from tests.racing import outcome
+from tests.scenarios import sources as scenarios
+from tests.scenarios.races import Scenario
+from tests.support.interleave import Connect
+from tests.support.racing import outcome
 
 from fencepost.fencing.token import Rule
 from fencepost.storage import raising, sources

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.interleave import Connect
-from tests.racing import Race, keyed, open_gateway, open_race, told
+from tests.support.interleave import Connect
+from tests.support.racing import Race, keyed, open_gateway, open_race, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded

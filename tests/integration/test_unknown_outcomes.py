@@ -8,11 +8,11 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.cutting_proxy import CuttingProxy
-from tests.idempotency_scenarios import assert_applied, audited_race, has_landed, once
-from tests.interleave import Connect, eventually
-from tests.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
-from tests.racing import NEW, Race, gateway_pid, keyed, posted, rows_patch, told
+from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.interleave import Connect, eventually
+from tests.support.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
+from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-from tests.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.idempotency_scenarios import applied, audited_race, once
-from tests.interleave import Connect
-from tests.lost_answers import TOKEN, cut, cut_off, swallowed
-from tests.racing import Race, gateway_pid, keyed, open_gateway, posted, told
+from tests.scenarios.idempotency import applied, audited_race, once
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.interleave import Connect
+from tests.support.lost_answers import TOKEN, cut, cut_off, swallowed
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, told
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem

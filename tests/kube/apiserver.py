@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.servers import Server, free_port, listens
+from tests.support.servers import Server, free_port, listens
 
 VERSION = "v1.35.4"
 ADMIN = "admin-token"

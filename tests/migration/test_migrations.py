@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.conftest import in_database
-from tests.interleave import Connection, eventually
+from tests.support.interleave import Connection, eventually
 
 from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
 from fencepost.storage.migrate import current, downgrade, newest, upgrade, upgrade_sql

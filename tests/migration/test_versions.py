@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.in_process import in_process
-from tests.interleave import Connect, eventually
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, eventually
 
 from fencepost.cli.main import main
 from fencepost.startup import StartupError

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import httpx
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 from fencepost import ApiError, Client, OutcomeUnknown, Retry, Unavailable
 

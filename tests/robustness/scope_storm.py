@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 import httpx
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 ACCOUNTS = (1, 2, 3)
 

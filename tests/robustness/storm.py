@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 from fencepost.fencing.token import Rule
 

@@ -18,11 +18,11 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conftest import in_database, server_bin_dir
-from tests.in_process import in_process
-from tests.interleave import Connection, eventually
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
-from tests.servers import free_port
-from tests.standby import new_directory
+from tests.support.in_process import in_process
+from tests.support.interleave import Connection, eventually
+from tests.support.servers import free_port
+from tests.support.standby import new_directory
 
 from fencepost.cli.main import main
 from fencepost.storage.embedded import PostgresServer

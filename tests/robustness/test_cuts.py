@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 from pydantic import SecretStr
-from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.http.conftest import serving
-from tests.interleave import Connect, Connection
-from tests.racing import owner
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner
 
 from fencepost.settings import Settings
 from fencepost.storage.protect import protect

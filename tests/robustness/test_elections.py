@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.client.proxy import proxy_to
 from tests.conformance import etcd_bench, zookeeper_bench
-from tests.elections import WITHIN, Candidate, Contest, contest
-from tests.interleave import eventually
-from tests.lease_http import running
-from tests.servers import Server, free_port
+from tests.support.elections import WITHIN, Candidate, Contest, contest
+from tests.support.interleave import eventually
+from tests.support.lease_http import running
+from tests.support.servers import Server, free_port
 
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conftest import in_database, server_bin_dir
-from tests.in_process import in_process
-from tests.interleave import Connection, eventually
-from tests.standby import Pair, replicated
+from tests.support.in_process import in_process
+from tests.support.interleave import Connection, eventually
+from tests.support.standby import Pair, replicated
 
 from fencepost.cli.main import main
 from fencepost.storage.migrate import upgrade

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import in_database, server_bin_dir
-from tests.in_process import in_process
-from tests.interleave import eventually
 from tests.robustness.test_copies import raised as raised_with
 from tests.robustness.test_failover import (
     REFUSED,
@@ -28,6 +26,8 @@ from tests.robustness.test_failover import (
     read,
     shop,
 )
+from tests.support.in_process import in_process
+from tests.support.interleave import eventually
 
 
 @pytest.fixture(params=["embedded-18", "debian-15"])

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.interleave import Connect, Connection, eventually
-from tests.lease_gateways import in_line, look_on
-from tests.lease_http import post, release, running
-from tests.serving import Gateway, serving
+from tests.support.interleave import Connect, Connection, eventually
+from tests.support.lease_gateways import in_line, look_on
+from tests.support.lease_http import post, release, running
+from tests.support.serving import Gateway, serving
 
 from fencepost.storage import demo
 from fencepost.storage.embedded import PostgresServer, embedded_bin_dir

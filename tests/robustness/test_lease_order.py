@@ -15,13 +15,13 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clones import clone
 from tests.conftest import in_database
-from tests.interleave import Connection
-from tests.lease_gateways import Side, open_side
-from tests.lease_history import Grant, History
-from tests.lease_racing import EXPIRED, LeaseRace, sweep_all
-from tests.processes import all_gone, descendants
+from tests.support.clones import clone
+from tests.support.interleave import Connection
+from tests.support.lease_gateways import Side, open_side
+from tests.support.lease_history import Grant, History
+from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
+from tests.support.processes import all_gone, descendants
 
 from fencepost.gateway.acquire import hashed
 from fencepost.storage import leases

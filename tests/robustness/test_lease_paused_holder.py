@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.interleave import Connect, Connection, eventually
-from tests.lease_http import running
-from tests.lease_paused_holder import LOCK
+from tests.support.interleave import Connect, Connection, eventually
+from tests.support.lease_http import running
+from tests.support.lease_paused_holder import LOCK
 
 from fencepost.storage import demo
 
@@ -67,7 +67,7 @@ async def holder(http: httpx.AsyncClient, database: str) -> AsyncIterator[Holder
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.lease_paused_holder",
+        "tests.support.lease_paused_holder",
         str(http.base_url),
         database,
         stdin=asyncio.subprocess.PIPE,

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import httpx
 from tests.conftest import in_database
-from tests.in_process import in_process
-from tests.interleave import Connection, eventually
 from tests.robustness.test_failover import (
     acquire,
     bin_dir,
@@ -21,7 +19,9 @@ from tests.robustness.test_failover import (
     shop,
     sql,
 )
-from tests.standby import Pair
+from tests.support.in_process import in_process
+from tests.support.interleave import Connection, eventually
+from tests.support.standby import Pair
 
 __all__ = ["bin_dir"]  # a fixture
 

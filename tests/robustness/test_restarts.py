@@ -17,10 +17,10 @@ import asyncpg
 import pytest
 from tests.client.gateways import gateway_process
 from tests.conftest import in_database, server_bin_dir
-from tests.interleave import eventually
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
-from tests.servers import free_port
-from tests.standby import new_directory
+from tests.support.interleave import eventually
+from tests.support.servers import free_port
+from tests.support.standby import new_directory
 
 from fencepost.storage.embedded import PostgresServer
 from fencepost.storage.migrate import upgrade

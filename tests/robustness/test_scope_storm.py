@@ -4,10 +4,10 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.in_process import in_process
-from tests.interleave import Connect, Connection
-from tests.racing import owner
 from tests.robustness.scope_storm import NAMES, ORACLE, TABLES, Storm, judge
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner
 
 from fencepost.storage.protect import protect
 

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import pytest
 from pydantic import SecretStr
 from tests.http.conftest import serving
-from tests.interleave import Connect, Connection
-from tests.racing import owner
 from tests.robustness.storm import ORACLE, SCHEMA, TABLE, TABLES, Storm, judge
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner
 
 from fencepost.settings import Settings
 from fencepost.storage.protect import protect

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import BENCHES, start_bench
-from tests.in_process import in_process
+from tests.support.in_process import in_process
 
 from fencepost.storage.protect import protect
 

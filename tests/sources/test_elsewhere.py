@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 import asyncpg
 import pytest
 from tests.conformance.bench import Bench, opened
-from tests.in_process import in_process
 from tests.sources.conftest import Api, orders
+from tests.support.in_process import in_process
 
 from fencepost.locks.source import Grant
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.interleave import Connect, Connection, eventually
-from tests.racing import open_gateway
+from tests.support.interleave import Connect, Connection, eventually
+from tests.support.racing import open_gateway
 
 from fencepost.locks import source_claims, source_grants
 from fencepost.locks.postgres import Attempted, Overtaken

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.conformance import etcd_bench, zookeeper_bench
 from tests.conformance.redis_bench import DURABLE, redis_server
-from tests.in_process import in_process
-from tests.interleave import eventually
-from tests.servers import free_port
 from tests.sources.conftest import Api, orders
+from tests.support.in_process import in_process
+from tests.support.interleave import eventually
+from tests.support.servers import free_port
 
 from fencepost.cli.main import main
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import start_bench
-from tests.serving import serving
+from tests.support.serving import serving
 
 HOLDS = 20
 SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each

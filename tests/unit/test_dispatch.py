@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost.cli.dispatch import REPORT, SILENT_AFTER, Dispatcher
 from fencepost.cli.listening import listen

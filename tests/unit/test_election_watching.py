@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.interleave import eventually
+from tests.support.interleave import eventually
 
 from fencepost.election.state import Election, Leader
 from fencepost.election.watching import Subscription, Watches

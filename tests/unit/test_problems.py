@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from tests.asking import PROBLEM_MEMBERS
+from tests.support.asking import PROBLEM_MEMBERS
 
 from fencepost.fencing.problem_types import PROBLEM_TYPES, SPENT_TOKEN, STALE_TOKEN, ProblemType
 from fencepost.fencing.problems import Problem, problem_of

@@ -8,9 +8,9 @@ from typing import Final
 
 import asyncpg
 from click.testing import CliRunner
-from tests.interleave import Connection
 from tests.robustness.ddl_storm.emitter import Emitter
 from tests.robustness.ddl_storm.world import PREFIX, Shape, World
+from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 

@@ -4,8 +4,8 @@ import asyncio
 from typing import Final, Literal
 
 import asyncpg
-from tests.interleave import Connection
 from tests.robustness.ddl_storm.world import KEYS, Operation, Shape, World, group_of
+from tests.support.interleave import Connection
 
 Level = Literal["read_committed", "repeatable_read", "serializable"]
 LEVELS: Final[tuple[Level, ...]] = ("read_committed", "repeatable_read", "serializable")

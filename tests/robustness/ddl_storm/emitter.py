@@ -8,7 +8,7 @@ import asyncpg
 from tests.robustness.ddl_storm.world import World
 
 if TYPE_CHECKING:
-    from tests.interleave import Connection
+    from tests.support.interleave import Connection
 
 GONE: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 

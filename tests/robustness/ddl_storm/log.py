@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.interleave import Connection
+from tests.support.interleave import Connection
 
 SLOT: Final = "(SELECT 'storm_' || oid FROM pg_database WHERE datname = current_database())"
 """SQL: a slot belongs to one database, and its name to all."""

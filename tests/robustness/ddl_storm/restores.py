@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 from tests.conftest import in_database
-from tests.interleave import Connection, eventually
 from tests.robustness.ddl_storm import log
 from tests.robustness.ddl_storm.actor import TRIES, Actor
 from tests.robustness.ddl_storm.world import Shape, World
+from tests.support.interleave import Connection, eventually
 
 from fencepost.storage.binaries import Binaries
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import asyncpg
 from tests.conftest import in_database
-from tests.interleave import Connection
-from tests.processes import all_gone, descendants
 from tests.robustness.ddl_storm import log
 from tests.robustness.ddl_storm.actor import SQL
 from tests.robustness.ddl_storm.answers import compare
@@ -22,8 +20,10 @@ from tests.robustness.ddl_storm.http_writers import http_writers
 from tests.robustness.ddl_storm.oracle import Oracle
 from tests.robustness.ddl_storm.restores import Restores
 from tests.robustness.ddl_storm.world import World
-from tests.serving import STARTS_WITHIN, launch
-from tests.standby import new_directory
+from tests.support.interleave import Connection
+from tests.support.processes import all_gone, descendants
+from tests.support.serving import STARTS_WITHIN, launch
+from tests.support.standby import new_directory
 
 from fencepost.storage.binaries import Binaries, reachable_binaries
 from fencepost.storage.embedded import PostgresServer

@@ -1,0 +1,190 @@
+"""Idempotency keys in bad orders, step by step (R16). Each must fail when the line that it is about is taken out."""
+
+import asyncio
+from dataclasses import replace
+
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, told
+
+from fencepost.fencing.token import Rule
+from fencepost.gateway.core import Done
+from fencepost.gateway.once import Once, Replayed
+from fencepost.gateway.write import patch
+from fencepost.storage import idempotency
+from fencepost.storage.idempotency import Recorded
+
+AUDIT = """
+CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);
+CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO public.applied (verb, order_id) VALUES (TG_OP, coalesce(NEW.order_id, OLD.order_id));
+  RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.audit();
+"""
+
+RECORD = """
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
+VALUES ('', 'k1', 'payload', 200, '{}', 'theirs')"""
+LOOK_UP_AGAIN = "SELECT * INTO r FROM fencepost.idempotency i WHERE i.caller = p_caller AND i.key = p_key;"
+TRY = "IF NOT pg_try_advisory_xact_lock"
+
+
+async def audited_race(connect: Connect, database: str, rule: Rule, *, counting: bool = True) -> Race:
+    """Give the order k with mark 30, and count every write that lands. Not `counting`: writes go in batches."""
+    race = await open_race(connect, database, rule)
+    await race.insert(race.a, "k", 30)
+    if counting:
+        await race.observer.execute(AUDIT)
+    return race
+
+
+async def applied(race: Race) -> int:
+    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
+    return count
+
+
+async def assert_applied(race: Race, count: int) -> None:
+    """Hold against the audit's count how many writes landed. Without its trigger, where batches do the work, nobody
+    counts, and only whether any landed can be told: from the marks, and from the column n, which is 0 at first.
+    """
+    if await race.observer.fetchval("SELECT to_regclass('public.applied') IS NOT NULL"):
+        assert await applied(race) == count
+        return
+    changed = any([await _exists(race, f"FROM {table} WHERE n <> 0") for table in await _written(race)])
+    if count > 0:
+        assert changed or await has_landed(race)
+    else:
+        assert not changed
+
+
+async def has_landed(race: Race) -> bool:
+    """Whether a write has raised a mark above that of the order k."""
+    tables = ["fencepost.marks", *await _written(race)]
+    return any([await _exists(race, f"FROM {table} WHERE last_fence_token > 30") for table in tables])
+
+
+async def _written(race: Race) -> list[str]:
+    """Return which of the two tables that tests write are there."""
+    tables: list[str] = await race.observer.fetchval(
+        "SELECT array_agg(t) FROM unnest('{public.orders,public.items}'::text[]) t WHERE to_regclass(t) IS NOT NULL"
+    )
+    return tables
+
+
+async def _exists(race: Race, where: str) -> bool:
+    found: bool = await race.observer.fetchval(f"SELECT EXISTS (SELECT {where})")
+    return found
+
+
+def once(name: str = "k1", payload: bytes = b"payload") -> Once:
+    return Once(name, payload, lambda done: Recorded(200, (), "".join(done.rows).encode()))
+
+
+async def two_racers_with_one_key_land_once(race: Race) -> None:
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
+        second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), once=once())), 5)
+        assert told(second) == "FP013", "it does not wait"
+        await holder.commit()
+        assert isinstance(await first, Done)
+        assert isinstance(await patch(two, replace(keyed("k", 32, n=1), once=once())), Replayed)
+    assert await applied(race) == 1
+
+
+async def a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> None:
+    """The second look-up is a statement of its own: the step between the two is held open by a lock of the test's."""
+    begin = await race.observer.fetchval(
+        "SELECT pg_get_functiondef('fencepost.idem_begin(text, text, bytea)'::regprocedure)"
+    )
+    held_open = "PERFORM pg_advisory_xact_lock(4242);\n    " + TRY
+    assert TRY in begin
+    await race.observer.execute(begin.replace(TRY, held_open))
+    step = await race.begin(race.b)
+    await race.b.execute("SELECT pg_advisory_xact_lock(4242)")
+    async with open_gateway(race.dsn) as gateway:
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await race.observer.execute(RECORD)
+        await step.commit()
+        answer = await write
+    assert isinstance(answer, Replayed)
+    assert answer.answer == Recorded(200, (), b"theirs")
+    assert await applied(race) == 0
+
+
+async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
+    """Somebody's record is there at the end although nobody had the key's lock: the primary key is the last line."""
+    async with open_gateway(race.dsn) as gateway:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(gateway)
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        await race.observer.execute(RECORD)
+        await holder.commit()
+        answer = await write
+    assert isinstance(answer, Replayed)
+    assert answer.answer == Recorded(200, (), b"theirs")
+    assert await applied(race) == 0
+
+
+async def a_refusal_gives_its_key_back(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        refused = await patch(gateway, replace(keyed("k", 29, n=1), once=once()))
+        assert told(refused) == "FP001"
+        assert await race.observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+
+
+async def a_key_is_for_one_payload(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+        other = await patch(gateway, replace(keyed("k", 32, n=2), once=once(payload=b"other")))
+        assert told(other) == "FP014"
+    assert await applied(race) == 1
+
+
+async def a_write_that_landed_is_replayed_after_the_lock_changed_hands(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+        assert told(await patch(gateway, keyed("k", 40, n=2))) == "ok"
+        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), once=once())), Replayed)
+        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once("k2")))) == "FP001"
+    assert await race.live_mark("k") == 40
+    assert await applied(race) == 2
+
+
+async def a_write_that_landed_is_replayed_whoever_has_its_lock(race: Race) -> None:
+    """Somebody looks at the same key at this moment: that is no reason to say that it is in flight."""
+    await race.observer.execute(RECORD)
+    await race.begin(race.a)
+    await race.a.execute("SELECT pg_advisory_xact_lock(hashtextextended('0:k1', 7234))")
+    async with open_gateway(race.dsn) as gateway:
+        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), once=once())), Replayed)
+        other = await patch(gateway, replace(keyed("k", 31, n=1), once=once("k2")))
+        assert told(other) == "ok", "another key, another lock"
+
+
+async def only_old_records_are_forgotten(race: Race) -> None:
+    await race.observer.execute(RECORD)
+    await race.observer.execute(RECORD.replace("'k1'", "'old'"))
+    await race.observer.execute(
+        "UPDATE fencepost.idempotency SET created_at = created_at - interval '61 s' WHERE key = 'old'"
+    )
+    assert await idempotency.prune(race.observer, 60) == 1
+    assert await race.observer.fetchval("SELECT array_agg(key) FROM fencepost.idempotency") == ["k1"]
+    assert await idempotency.prune(race.observer, 60) == 0
+
+
+ALL = (
+    two_racers_with_one_key_land_once,
+    a_record_that_commits_between_look_up_and_lock_is_seen,
+    a_lock_that_was_got_around_ends_in_a_replay,
+    a_refusal_gives_its_key_back,
+    a_key_is_for_one_payload,
+    a_write_that_landed_is_replayed_after_the_lock_changed_hands,
+    a_write_that_landed_is_replayed_whoever_has_its_lock,
+    only_old_records_are_forgotten,
+)

@@ -1,0 +1,274 @@
+"""What the queues of locks must survive, one function each, as in leases.py: order, waking, and who counts."""
+
+from uuid import uuid4
+
+from tests.scenarios.leases import LeaseScenario, granted
+from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, told
+
+from fencepost.storage import leases
+
+SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '4 s' WHERE gateway = $1"
+GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"
+
+
+async def nobody_passes_those_who_wait(race: LeaseRace) -> None:
+    """The lock is free and its first waiter not there yet: whoever comes meanwhile gets in line behind it."""
+    holder = granted(await race.acquire(race.a, "x", secret="holder", owner="holder"))
+    first = await race.queue(race.b, "x", secret="first")
+    assert await race.release(race.a, holder.lease_id, "holder")
+    passer_by = await race.acquire(race.c, "x", secret="passer-by")
+    assert (passer_by.verdict, passer_by.lock, passer_by.lease_id, passer_by.waiting) == ("held", "x", None, 1)
+    second = await race.queue(race.c, "x", secret="second")
+    assert await race.waiting("x") == ["first", "second"]
+    assert (await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)).verdict == "queued"
+    one = granted(await race.acquire(race.b, "x", secret="first", visit=first, wait_ms=MINUTE))
+    assert await race.waiting("x") == ["second"]
+    behind = await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)
+    assert (behind.verdict, behind.first, behind.lease_id) == ("queued", True, one.lease_id)
+    assert await race.release(race.b, one.lease_id, "first")
+    two = granted(await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE))
+    assert min(two.tokens) > max(one.tokens)
+    assert await race.waiting("x") == []
+
+
+async def release_wakes_the_first_and_nobody_else(race: LeaseRace) -> None:
+    """No herd: of three waiters one is told."""
+    heard = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    visits = [await race.queue(race.b, "x", secret=name) for name in ("first", "second", "third")]
+    assert await race.release(race.b, holder.lease_id, "not the holder") is False
+    assert await told(race.observer, heard) == []
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await told(race.observer, heard) == [visits[0]]
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await told(race.observer, heard) == [], "released twice, woken once"
+
+
+async def release_tells_its_own_gateway_directly(race: LeaseRace) -> None:
+    """The first waiter of each lock is told once: by NOTIFY elsewhere, without it at the gateway that releases."""
+    heard = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "a", "b", "c", secret="holder"))
+    both = await race.queue(race.b, "b", "a", secret="both")
+    await race.queue(race.b, "a", secret="a")
+    elsewhere = await race.queue(race.b, "c", secret="c")
+    await race.observer.execute("INSERT INTO fencepost.gateways VALUES ($1, clock_timestamp())", ELSEWHERE)
+    await race.observer.execute("UPDATE fencepost.waiters SET gateway = $1 WHERE visit = $2", ELSEWHERE, elsewhere)
+    there = await race.listen(race.observer, ELSEWHERE)
+    woken = await race.release_here(race.a, holder.lease_id, "holder")
+    assert woken is not None
+    assert set(woken) == {both}
+    assert await told(race.observer, heard) == []
+    assert await told(race.observer, there) == [elsewhere]
+
+
+async def release_sees_a_ticket_that_it_waited_for(race: LeaseRace) -> None:
+    """Somebody gets in line while the holder releases: either it finds the lock free, or it is woken."""
+    heard = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    queueing = await race.begin(race.b)
+    visit = await race.queue(race.b, "x", secret="waiter")
+    release = await race.waits(race.a, race.release(race.a, holder.lease_id, "holder"))
+    await queueing.commit()
+    assert await release is True
+    assert await told(race.observer, heard) == [visit]
+
+
+async def leaving_wakes_the_next(race: LeaseRace) -> None:
+    """The first waiter was woken and is gone: the one behind it is told, whichever way the first one left."""
+    heard = await race.listen(race.observer)
+    for number, way in enumerate(("leaves", "last try", "a heartbeat says so", "gateway retires")):
+        name = f"x{number}"
+        holder = granted(await race.acquire(race.a, name, secret=f"holder{number}"))
+        first, second = [await race.queue(race.b, name, secret=f"{who}{number}") for who in ("first", "second")]
+        third = await race.queue(race.b, name, secret=f"third{number}")
+        other = uuid4()
+        if way == "gateway retires":
+            await race.observer.execute("UPDATE fencepost.waiters SET gateway = $1 WHERE visit = $2", other, first)
+        assert await race.release(race.a, holder.lease_id, f"holder{number}")
+        await told(race.observer, heard)
+        match way:
+            case "leaves":
+                await leases.leave(race.b, first)
+            case "last try":
+                foreign = granted(await race.acquire_past(race.c, name, secret=f"foreign{number}"))
+                last = await race.acquire(race.b, name, secret=f"first{number}", visit=first)
+                assert (last.verdict, last.lease_id) == ("held", foreign.lease_id)
+            case "a heartbeat says so":
+                await race.beat(second, third, left=(first,))
+            case _:
+                await leases.retire(race.b, other)
+        assert await told(race.observer, heard) == [second], way
+        assert await race.waiting(name) == [f"second{number}", f"third{number}"]
+        await race.observer.execute("DELETE FROM fencepost.waiters")
+
+
+async def nobody_waits_for_the_dead(race: LeaseRace) -> None:
+    """Waiters that gave up, or whose gateway is silent, do not count: the lock goes to who is there."""
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    gone = await race.queue(race.b, "x", secret="given up")
+    await race.observer.execute(GIVEN_UP, gone)
+    here = await race.queue(race.b, "x", secret="here")
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await race.waiting("x") == ["here"]
+    one = granted(await race.acquire(race.b, "x", secret="here", visit=here, wait_ms=MINUTE))
+    await race.queue(race.b, "x", secret="at a silent gateway")
+    await race.observer.execute(SILENT, race.gateway)
+    assert await race.release(race.b, one.lease_id, "here")
+    assert await race.waiting("x") == []
+    granted(await race.acquire(race.c, "x", secret="passer-by"))
+
+
+async def silent_gateway_that_speaks_again_is_counted(race: LeaseRace) -> None:
+    """A gateway that was away for a while has its places back as soon as it beats."""
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    visit = await race.queue(race.b, "x", secret="waiter")
+    await race.observer.execute(SILENT, race.gateway)
+    assert await race.waiting("x") == []
+    await race.beat(visit)
+    assert await race.waiting("x") == ["waiter"]
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert (await race.acquire(race.c, "x", secret="passer-by")).verdict == "held"
+
+
+async def beat_tells_who_is_first(race: LeaseRace) -> None:
+    """A gateway hears, once a second, which of its waiters are to try, and when: now, or when the lease expires."""
+    holder = granted(await race.acquire(race.a, "held", secret="holder"))
+    held = [await race.queue(race.b, "held", secret=f"held{number}") for number in (1, 2)]
+    lease = granted(await race.acquire(race.a, "free", secret="had it"))
+    free = await race.queue(race.b, "free", secret="free")
+    assert await race.release(race.a, lease.lease_id, "had it")
+    # First for a lock that is free, and third for another one: it need not try.
+    waits_for_two = await race.queue(race.b, "held", "alone", secret="two")
+    due = await race.beat(*held, free, waits_for_two)
+    assert due.keys() == {held[0], free}
+    assert due[free] == 0
+    assert MINUTE - 10_000 < due[held[0]] <= MINUTE
+    await race.expire(holder.lease_id)
+    assert (await race.beat(*held, free, waits_for_two))[held[0]] == 0
+
+
+async def beat_tells_those_without_a_place(race: LeaseRace) -> None:
+    """A waiter whose place is gone (a crash, a repeated request) is told to look, or it would sleep until its end."""
+    granted(await race.acquire(race.a, "x", secret="holder"))
+    placed = [await race.queue(race.b, "x", secret=name) for name in ("first", "second")]
+    lost = await race.queue(race.b, "x", secret="third")
+    await race.observer.execute("DELETE FROM fencepost.waiters WHERE visit = $1", lost)
+    due = await race.beat(*placed, lost)
+    assert due.keys() == {placed[0], lost}
+    assert due[lost] == 0
+
+
+async def repeat_keeps_the_place(race: LeaseRace) -> None:
+    """A waiter that asks again with its secret keeps its ticket; woken is the request that is there."""
+    heard = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "x", "y", secret="holder"))
+    first = await race.queue(race.b, "x", "y", secret="first")
+    ticket = await race.tickets("first")
+    await race.queue(race.b, "x", secret="second")
+    again = await race.queue(race.b, "y", "x", secret="first")
+    assert again != first
+    assert await race.tickets("first") == ticket
+    assert len(set(ticket)) == 1
+    assert await race.waiting("x") == ["first", "second"]
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await told(race.observer, heard) == [again]
+
+
+async def earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None:
+    """The first request of two with one secret ends, by its last try or by leaving: the place is the second's."""
+    granted(await race.acquire(race.a, "x", secret="holder"))
+    for number, way in enumerate(("leaves", "last try")):
+        secret = f"waiter{number}"
+        first = await race.queue(race.b, "x", secret=secret)
+        await race.queue(race.b, "x", secret=secret)
+        ticket = await race.tickets(secret)
+        if way == "leaves":
+            await leases.leave(race.b, first)
+        else:
+            assert (await race.acquire(race.b, "x", secret=secret, visit=first)).verdict == "held"
+        assert await race.tickets(secret) == ticket, way
+
+
+async def place_is_kept_for_a_while(race: LeaseRace) -> None:
+    """Between two requests of a waiter its place holds others up; when it does not come back, it is gone."""
+    heard = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    first = await race.queue(race.b, "x", secret="first")
+    second = await race.queue(race.b, "x", secret="second")
+    ticket = await race.tickets("first")
+    await leases.leave(race.b, first, 3000)
+    assert await race.waiting("x") == ["first", "second"]
+    await race.beat(second)
+    assert await race.waiting("x") == ["first", "second"], "the beat of its gateway does not know it any more"
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await told(race.observer, heard) == [], "nobody is there to be woken"
+    assert (await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)).verdict == "queued"
+    back = uuid4()
+    one = granted(await race.acquire(race.b, "x", secret="first", visit=back, wait_ms=MINUTE))
+    # Once more; and this time it stays away for too long.
+    third = await race.queue(race.b, "x", secret="third")
+    await leases.leave(race.b, second, 3000)
+    await race.observer.execute(GIVEN_UP, second)
+    assert await race.release(race.b, one.lease_id, "first")
+    due = await race.beat(third)
+    assert due == {third: 0}
+    fourth = await race.queue(race.c, "x", secret="second")
+    assert await race.waiting("x") == ["third", "second"], "it comes back, behind those who were there"
+    assert min(await race.tickets("second")) > min(ticket)
+    granted(await race.acquire(race.b, "x", secret="third", visit=third, wait_ms=MINUTE))
+    await leases.leave(race.c, fourth)
+
+
+async def several_locks_are_not_starved(race: LeaseRace) -> None:
+    """Who waits for two locks is passed on neither, though each is free for a moment again and again."""
+    heard = await race.listen(race.observer)
+    a = granted(await race.acquire(race.a, "a", secret="holds a"))
+    b = granted(await race.acquire(race.a, "b", secret="holds b"))
+    both = await race.queue(race.b, "b", "a", secret="both")
+    only_a = await race.queue(race.b, "a", secret="only a")
+    only_b = await race.queue(race.b, "b", secret="only b")
+    assert await race.release(race.a, a.lease_id, "holds a")
+    assert await told(race.observer, heard) == [both]
+    waits = await race.acquire(race.b, "a", "b", secret="both", visit=both, wait_ms=MINUTE)
+    assert (waits.verdict, waits.lock, waits.first) == ("queued", "b", True)
+    assert (await race.acquire(race.c, "a", secret="only a", visit=only_a, wait_ms=MINUTE)).verdict == "queued"
+    assert (await race.acquire(race.c, "a", secret="passer-by")).verdict == "held"
+    assert await race.release(race.a, b.lease_id, "holds b")
+    assert await told(race.observer, heard) == [both]
+    assert (await race.acquire(race.c, "b", secret="only b", visit=only_b, wait_ms=MINUTE)).verdict == "queued"
+    two = granted(await race.acquire(race.b, "a", "b", secret="both", visit=both, wait_ms=MINUTE))
+    assert await race.release(race.b, two.lease_id, "both")
+    assert set(await told(race.observer, heard)) == {only_a, only_b}
+    granted(await race.acquire(race.b, "a", secret="only a", visit=only_a, wait_ms=MINUTE))
+    granted(await race.acquire(race.b, "b", secret="only b", visit=only_b, wait_ms=MINUTE))
+
+
+async def waiting_is_all_or_none_too(race: LeaseRace) -> None:
+    """Who waits for two locks holds neither: it is in both queues, and the free one is nobody's."""
+    granted(await race.acquire(race.a, "b", secret="holder"))
+    await race.queue(race.b, "a", "b", secret="both")
+    assert await race.holder("a") is None
+    assert await leases.lock_counts(race.observer) == (1, 1)
+    states = await leases.lock_states(race.observer, None, None, 10)
+    assert [(state.name, state.lease_id is not None, state.waiters.count("both")) for state in states] == [
+        ("a", False, 1),
+        ("b", True, 1),
+    ]
+
+
+QUEUE_SCENARIOS: tuple[LeaseScenario, ...] = (
+    nobody_passes_those_who_wait,
+    release_wakes_the_first_and_nobody_else,
+    release_tells_its_own_gateway_directly,
+    release_sees_a_ticket_that_it_waited_for,
+    leaving_wakes_the_next,
+    nobody_waits_for_the_dead,
+    silent_gateway_that_speaks_again_is_counted,
+    beat_tells_who_is_first,
+    beat_tells_those_without_a_place,
+    repeat_keeps_the_place,
+    earlier_request_does_not_take_the_place_along,
+    place_is_kept_for_a_while,
+    several_locks_are_not_starved,
+    waiting_is_all_or_none_too,
+)

@@ -1,0 +1,274 @@
+"""Pruning, step by step (R6): one function each, AssertionError when a rule is broken. See races.py.
+
+The table is of the built-in source, which has issued ISSUED tokens that no lease knows of.
+"""
+
+import pytest
+from tests.support.interleave import Connection
+from tests.support.lease_racing import wanted
+from tests.support.racing import ISSUED, Race, outcome
+
+from fencepost.gateway.acquire import hashed
+from fencepost.storage import generations, leases, pruning
+from fencepost.storage.pruning import Batch, Horizon
+
+AT_ONCE = 0.0
+"""Seconds of retention: every mark is old enough."""
+MINUTE = 60_000
+
+
+async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
+    """Acquire a lock whose secret is its name; returns the first token."""
+    got = await leases.acquire(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
+    assert got.verdict == "granted"
+    return int(got.tokens[0])
+
+
+async def released(connection: Connection, race: Race, name: str) -> None:
+    lease_id = await race.observer.fetchval("SELECT max(lease_id) FROM fencepost.leases WHERE names = $1", [name])
+    assert await connection.fetchval("SELECT fencepost.release($1, $2, NULL)", lease_id, hashed(name)) is not None
+
+
+async def absent(race: Race, key: str, token: int) -> None:
+    """Leave a mark behind for a key that has no row."""
+    assert await race.claim_absent(race.observer, key, token) is None
+
+
+async def prune(connection: Connection, until: Horizon, keep: float = AT_ONCE) -> Batch:
+    return await pruning.prune_batch(connection, until, keep, "")
+
+
+async def floor(race: Race) -> int:
+    found: int = await race.observer.fetchval("SELECT floor FROM fencepost.floors WHERE name = $1", race.fence.name)
+    return found
+
+
+async def marked(race: Race, key: str) -> bool:
+    return await race.recorded(key) is not None
+
+
+# What pruning must not let in
+
+
+async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
+    """The mark goes while a stale INSERT waits for it: the floor, read afterwards, refuses."""
+    await absent(race, "k", 50)
+    until = await pruning.horizon(race.a)
+    pruner = await race.begin(race.a)
+    assert (await prune(race.a, until)).pruned == 1
+    insert = await race.waits(race.b, outcome(race.insert(race.b, "k", 40)))
+    await pruner.commit()
+    assert await insert == "FP409"
+    assert await race.row("k") is None
+    assert not await marked(race, "k")
+
+
+async def stale_writes_after_pruning_are_refused(race: Race) -> None:
+    """INSERT, claim and the question of R5; a token above the floor passes, and equal to it as the rule says."""
+    await absent(race, "k", 50)
+    until = await pruning.horizon(race.a)
+    assert (await prune(race.a, until)).pruned == 1
+    assert await outcome(race.insert(race.b, "k", 49)) == "FP409"
+    assert await race.claim_absent(race.b, "k", 49) == 50
+    assert await race.verdict("k", 49) == "stale"
+    assert (await outcome(race.insert(race.b, "k", 50)) == "FP409") is race.strict
+    assert isinstance(await outcome(race.insert(race.b, "other", 51)), list)
+
+
+async def an_old_snapshot_does_not_read_an_old_floor(race: Race) -> None:
+    await absent(race, "k", 50)
+    until = await pruning.horizon(race.a)
+    old = race.b.transaction(isolation="repeatable_read")
+    await old.start()
+    await race.b.execute("SELECT 1")
+    assert (await prune(race.a, until)).pruned == 1
+    assert await outcome(race.insert(race.b, "k", 40)) in ("40001", "FP409")
+    await old.rollback()
+    assert await race.row("k") is None
+
+
+async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
+    """Pruning does not wait for a mark that somebody is raising, and leaves it."""
+    await absent(race, "k", 50)
+    until = await pruning.horizon(race.a)
+    writer = await race.begin(race.b)
+    await race.insert(race.b, "k", 60)
+    await race.a.execute("SET lock_timeout = '1s'")
+    assert await outcome(prune(race.a, until)) == Batch("orders0", 0, idle=False)
+    await writer.commit()
+    assert await race.recorded("k") == (60, False)
+    assert await floor(race) == 50, "it may be higher than need be, never lower"
+    await race.delete(race.b, "k", 70)
+    assert await outcome(race.insert(race.b, "k", 65)) == "FP409"
+
+
+# What pruning must leave to those who hold a lease
+
+
+async def a_live_lease_stays_above_the_floor(race: Race) -> None:
+    mine = await granted(race.a, "mine")
+    await a_younger_mark(race, "k")
+    until = await pruning.horizon(race.a)
+    assert (await prune(race.b, until)).pruned == 0
+    assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
+
+
+async def an_expired_lease_that_nobody_has_superseded_stays_above_the_floor(race: Race) -> None:
+    mine = await granted(race.a, "mine")
+    await race.observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
+    await a_younger_mark(race, "k")
+    assert (await prune(race.b, await pruning.horizon(race.a))).pruned == 0
+    assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
+
+
+async def a_younger_mark(race: Race, key: str) -> None:
+    """Somebody draws a newer token, leaves it as a mark, and is done."""
+    token = await granted(race.c, "theirs")
+    await absent(race, key, token)
+    await released(race.c, race, "theirs")
+
+
+async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
+    """It has drawn and not committed: its lease cannot be seen, and its token is below the horizon."""
+    grant = await race.begin(race.a)
+    mine = await granted(race.a, "mine")
+    await a_younger_mark(race, "k")
+    until = await pruning.horizon(race.b)
+    assert until.issued > mine
+    await prune(race.b, until)
+    await grant.commit()
+    await prune(race.b, until)
+    assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
+    await released(race.a, race, "mine")
+    assert (await prune(race.b, until)).pruned == 1, "nobody is in the way any more"
+
+
+async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
+    """A transaction that is under way may have a number above the snapshot's xmax: that comes after the newest one
+    that has ENDED. So the horizon takes a number of its own.
+    """
+    older = await race.begin(race.c)
+    await race.c.execute("SELECT pg_current_xact_id()")
+    grant = await race.begin(race.a)
+    mine = await granted(race.a, "mine")
+    theirs = await granted(race.c, "theirs")
+    await older.commit()  # now the newest that has ended is older than the grant
+    until = await pruning.horizon(race.b)
+    await absent(race, "k", theirs)
+    await released(race.c, race, "theirs")
+    await prune(race.b, until)
+    await grant.commit()
+    assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
+
+
+async def tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
+    until = await pruning.horizon(race.a)
+    grant = await race.begin(race.a)
+    mine = await granted(race.a, "mine")
+    await a_younger_mark(race, "k")
+    await prune(race.b, until)
+    await grant.commit()
+    assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
+
+
+async def a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race: Race) -> None:
+    early = await race.begin(race.b)
+    await race.b.execute("SELECT pg_current_xact_id()")
+    grant = await race.begin(race.a)
+    await granted(race.a, "mine")
+    with pytest.raises(RuntimeError, match="in a transaction that had written"):
+        await pruning.horizon(race.b)
+    await early.rollback()
+    await grant.rollback()
+
+
+# What is pruned at all
+
+
+async def only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
+    await absent(race, "gone", 50)
+    await race.insert(race.a, "lives", 51)
+    until = await pruning.horizon(race.a)
+    assert (await prune(race.a, until, keep=3600)).pruned == 0
+    assert await floor(race) == 0
+    assert (await prune(race.a, until)).pruned == 1
+    assert (await marked(race, "gone"), await marked(race, "lives")) == (False, True)
+    assert await floor(race) == 50
+
+
+async def a_table_of_another_source_is_not_pruned(race: Race) -> None:
+    await absent(race, "k", 50)
+    await race.observer.execute("UPDATE fencepost.protected SET source = 'external'")
+    until = await pruning.horizon(race.a)
+    assert (await prune(race.a, until)).pruned == 0
+    assert await marked(race, "k")
+    assert await floor(race) == 0
+
+
+async def a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) -> None:
+    await absent(race, "k", 50)
+    until = await pruning.horizon(race.a)
+    change = await race.begin(race.b)
+    await race.b.execute("UPDATE fencepost.protected SET source = 'external'")
+    pruner = await race.waits(race.a, prune(race.a, until))
+    await change.commit()
+    assert (await pruner).pruned == 0
+    assert await marked(race, "k")
+
+
+async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
+    for number in range(3):
+        await absent(race, f"k{number}", 50 + number)
+    until = await pruning.horizon(race.a)
+    one = await race.begin(race.a)
+    assert (await prune(race.a, until)).pruned == 3
+    await race.b.execute("SET lock_timeout = '1s'")
+    assert await outcome(prune(race.b, until)) == Batch(None, 0, idle=True)
+    await one.commit()
+    assert await prune(race.b, until) == Batch("orders0", 0, idle=False)
+    assert await floor(race) == 52
+
+
+# With generations (R19)
+
+
+async def pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> None:
+    await absent(race, "k", ISSUED)
+    until = await pruning.horizon(race.a)
+    raising = await race.begin(race.b)
+    first = await generations.raise_generation(race.b, "test") << 48
+    pruner = await race.waits(race.a, prune(race.a, until))
+    await raising.commit()
+    assert (await pruner).pruned == 1
+    assert await floor(race) == first - 1
+
+
+async def a_generation_waits_for_pruning_that_is_under_way(race: Race) -> None:
+    await absent(race, "k", ISSUED)
+    until = await pruning.horizon(race.a)
+    pruner = await race.begin(race.a)
+    assert (await prune(race.a, until)).pruned == 1
+    raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
+    await pruner.commit()
+    first = await raising << 48
+    assert await floor(race) == first - 1
+
+
+SCENARIOS = [
+    stale_insert_waits_for_the_mark_that_goes,
+    stale_writes_after_pruning_are_refused,
+    an_old_snapshot_does_not_read_an_old_floor,
+    an_insert_before_the_mark_goes_keeps_it,
+    a_live_lease_stays_above_the_floor,
+    an_expired_lease_that_nobody_has_superseded_stays_above_the_floor,
+    a_grant_under_way_stays_above_the_floor,
+    a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor,
+    tokens_from_after_the_horizon_are_left_alone,
+    a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already,
+    only_old_marks_of_keys_without_a_row_go,
+    a_table_of_another_source_is_not_pruned,
+    a_table_that_changes_its_source_meanwhile_is_not_pruned,
+    two_pruners_do_not_wait_for_each_other,
+    pruning_waits_for_a_generation_that_is_being_raised,
+    a_generation_waits_for_pruning_that_is_under_way,
+]

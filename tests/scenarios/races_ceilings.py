@@ -1,0 +1,218 @@
+"""A token above a table's ceiling raises no mark, whatever brings it: AssertionError when one does (R12).
+
+They run twice: against the product (tests/integration/test_ceilings.py), where they pass, and against mutants of its
+safety lines (test_mutants_ceilings.py), where they must not. The table's source is external.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tests.support.interleave import Connection
+from tests.support.racing import NEW, Race, keyed, open_gateway, outcome, posted, rows_patch, told, written
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import MAX_TOKEN, Token
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.core import Gateway
+from fencepost.gateway.patch_rows import patch_rows
+from fencepost.gateway.plans import Body
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
+from fencepost.storage.catalog_load import load
+from fencepost.storage.marks import Appeared, claim_absent
+from fencepost.storage.protect import protect
+
+HIGHEST = 2**62 - 1
+"""What a table of an external source takes if nothing else is set."""
+TOO_HIGH = (HIGHEST + 1, MAX_TOKEN)
+JUMP = 100
+Work = Callable[[str], Awaitable[object]]
+
+
+async def bounded(race: Race, max_token: int | None = None, max_jump: int | None = None) -> None:
+    """Set the table's ceiling, and look at it anew."""
+    await protect(race.observer, "orders", max_token=max_token, max_jump=max_jump)
+    table = (await load(race.observer, [], 2)).find("orders")
+    assert table is not None
+    race.table = table
+
+
+async def _claim(race: Race, connection: Connection, key: str, token: int) -> int | Appeared | None:
+    """Claim a key without a row, and ask nothing of the observer."""
+    return await claim_absent(connection, race.table, race.fence, (key,), Token(token), f"orders/{key}")
+
+
+async def update_above_the_ceiling_is_refused(race: Race) -> None:
+    """The gateway's own UPDATE, plain and multi-row, and a claim of a row."""
+    await race.insert(race.a, "k", 30, status="new")
+    for token in TOO_HIGH:
+        assert await outcome(race.update(race.a, "k", token, status="x")) == "FP018"
+        assert await outcome(race.claim(race.a, "k", token)) == "FP018"
+        assert await outcome(race.update_many(race.a, token, status="x")) == "FP018"
+    assert await race.live_mark("k") == 30
+    assert written(await race.update(race.a, "k", HIGHEST)), "the ceiling itself is a token"
+
+
+async def direct_update_above_the_ceiling_is_refused(race: Race) -> None:
+    """Whichever way the token is said (R14)."""
+    await race.insert(race.a, "k", 30)
+    update = "UPDATE public.orders SET status = 'x'"
+    assert await race.direct(race.a, update, HIGHEST + 1) == "FP018"
+    assert await race.direct(race.a, update, f"orders={MAX_TOKEN}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = {MAX_TOKEN}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = -{MAX_TOKEN}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = {MAX_TOKEN}", 40) == "FP018", "a good one beside it"
+    upsert = "INSERT INTO public.orders (order_id) VALUES ('k') ON CONFLICT (order_id) DO UPDATE SET status = 'x'"
+    assert await race.direct(race.a, upsert, MAX_TOKEN) == "FP018"
+    assert await race.live_mark("k") == 30
+    assert await race.direct(race.a, update, HIGHEST) == "ok"
+
+
+async def insert_above_the_ceiling_is_refused(race: Race) -> None:
+    """POST, the INSERT of a PUT, direct SQL and COPY."""
+    for token in TOO_HIGH:
+        assert await outcome(race.insert(race.a, "k", token)) == "FP018"
+        assert await outcome(race.insert_one(race.a, "k", token)) == "FP018"
+        assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", token) == "FP018"
+        values = f"INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', {token})"
+        assert await race.direct(race.a, values) == "FP018"
+        copied = race.a.copy_records_to_table(
+            "orders", schema_name="public", columns=["order_id", "last_fence_token"], records=[("k", token)]
+        )
+        assert await outcome(copied) == "FP018"
+    assert (await race.row("k"), await race.recorded("k")) == (None, None)
+    assert written(await race.insert(race.a, "k", HIGHEST))
+
+
+async def delete_above_the_ceiling_is_refused(race: Race) -> None:
+    """Keyed, multi-row, and direct SQL."""
+    await race.insert(race.a, "k", 30, status="new")
+    for token in TOO_HIGH:
+        assert await outcome(race.delete(race.a, "k", token)) == "FP018"
+        assert await outcome(race.delete_many(race.a, token)) == "FP018"
+        assert await race.direct(race.a, "DELETE FROM public.orders", token) == "FP018"
+    assert (await race.live_mark("k"), await race.recorded("k")) == (30, (30, False))
+    assert written(await race.delete(race.a, "k", HIGHEST))
+
+
+async def claim_of_an_absent_key_above_the_ceiling_is_refused(race: Race) -> None:
+    """No trigger sees it."""
+    for token in TOO_HIGH:
+        assert await outcome(race.claim_absent(race.a, "k", token)) == "FP018"
+    assert await race.recorded("k") is None
+    assert await outcome(race.claim_absent(race.a, "k", HIGHEST)) is None
+
+
+async def claim_while_the_ceiling_sinks_is_refused(race: Race) -> None:
+    """A claim that waits for a mark while its table gets a lower ceiling: the catalog that it goes by is outdated."""
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.raise_mark('orders/k', 40, 'strict', true)")
+    waiter = await race.waits(race.b, outcome(_claim(race, race.b, "k", 5000)))
+    await protect(race.observer, "orders", max_token=1000)
+    await holder.rollback()
+    assert await waiter == "FP000"
+    assert await race.recorded("k") is None
+
+
+async def _by_key(gateway: Gateway, key: str, token: int) -> dict[str, str]:
+    """What each of the gateway's verbs on one key says to a token."""
+    return {
+        "patch": told(await patch(gateway, keyed(key, token, status="x"))),
+        "delete": told(await delete(gateway, keyed(key, token))),
+        "put": told(await put(gateway, keyed(key, token, status="x"))),
+        "post": told(await insert(gateway, posted(token, {"order_id": key}))),
+        "posts": told(await insert(gateway, posted(token, {"order_id": key}, {"order_id": f"{key}2"}))),
+        "array": told(await patch_rows(gateway, rows_patch(token, {"order_id": key, "status": "x"}))),
+        "claim": told(await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))),
+    }
+
+
+async def _by_filter(gateway: Gateway, token: int) -> dict[str, str]:
+    """What its verbs on many rows say; the row `there` matches."""
+    body = Body('{"status": "x"}', ("status",), {"status": "x"})
+    return {
+        "patch many": told(await patch_many(gateway, FilteredWrite("orders", NEW, Token(token), body))),
+        "delete many": told(await delete_many(gateway, FilteredWrite("orders", NEW, Token(token)))),
+    }
+
+
+async def every_verb_of_the_gateway_says_so(race: Race) -> None:
+    """FP018 on a row that is there, was deleted, or never was; and it is said before missing and duplicate."""
+    await race.insert(race.a, "there", 30, status="new")
+    await race.insert(race.a, "gone", 30)
+    await race.delete(race.a, "gone", 40)
+    async with open_gateway(race.dsn) as gateway:
+        for token in TOO_HIGH:
+            for key in ("there", "gone", "never"):
+                answers = await _by_key(gateway, key, token) | await _by_filter(gateway, token)
+                assert set(answers.values()) == {"FP018"}, (key, answers)
+        answer = await patch(gateway, keyed("never", MAX_TOKEN, status="x"))
+        assert isinstance(answer, Problem)
+        assert (answer.resource, answer.presented_token) == ("orders/never", MAX_TOKEN)
+        assert f"above {HIGHEST}" in answer.detail
+        assert "--max-token" in (answer.hint or "")
+        assert answer.extra == {"highest": str(HIGHEST)}
+        assert told(await patch(gateway, keyed("never", HIGHEST, status="x"))) == "FP006"
+    assert (await race.live_mark("there"), await race.recorded("gone")) == (30, (40, True))
+    assert await race.recorded("never") is None
+
+
+# --max-jump
+
+
+async def a_leap_is_refused(race: Race) -> None:
+    """Too far above the mark of a row, of a deleted key, and above none, by any verb."""
+    await bounded(race, max_jump=JUMP)
+    await race.insert(race.a, "there", 30, status="new")
+    await race.insert(race.a, "gone", 30)
+    await race.delete(race.a, "gone", 40)
+    async with open_gateway(race.dsn) as gateway:
+        for key, mark in (("there", 30), ("gone", 40), ("never", 0)):
+            answers = await _by_key(gateway, key, mark + JUMP + 1)
+            assert set(answers.values()) == {"FP018"}, (key, answers)
+        answers = await _by_filter(gateway, 30 + JUMP + 1)
+        assert set(answers.values()) == {"FP018"}, answers
+        answer = await patch(gateway, keyed("never", JUMP + 1, status="x"))
+        assert isinstance(answer, Problem)
+        assert answer.detail.startswith(f"Token {JUMP + 1} for orders/never is more than {JUMP} above 0")
+    assert await race.direct(race.a, "UPDATE public.orders SET n = 1", 30 + JUMP + 1) == "FP018"
+    assert await race.direct(race.a, f"UPDATE public.orders SET last_fence_token = {30 + JUMP + 1}") == "FP018"
+    assert (await race.live_mark("there"), await race.recorded("gone")) == (30, (40, True))
+    assert await race.recorded("never") is None
+    assert written(await race.update(race.a, "there", 30 + JUMP)), "the longest leap"
+    assert written(await race.insert(race.a, "gone", 40 + JUMP))
+    assert await outcome(race.claim_absent(race.a, "never", JUMP)) is None
+    assert written(await race.delete(race.a, "there", 30 + 2 * JUMP))
+
+
+async def a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> None:
+    """An INSERT and a claim wait for whoever is raising the mark, and are compared with what he left."""
+    await bounded(race, max_jump=JUMP)
+    insert: Work = lambda key: race.insert(race.b, key, 150)  # noqa: E731
+    claim_it: Work = lambda key: _claim(race, race.b, key, 150)  # noqa: E731
+    for key, work in (("a", insert), ("b", claim_it)):
+        holder = await race.begin(race.a)
+        assert await _claim(race, race.a, key, 90) is None
+        waiter = await race.waits(race.b, outcome(work(key)))
+        await holder.commit()
+        assert await waiter != "FP018"
+        assert await race.recorded(key) == (150, key == "b")
+    for key, work in (("c", insert), ("d", claim_it)):
+        holder = await race.begin(race.a)
+        assert await _claim(race, race.a, key, 90) is None
+        waiter = await race.waits(race.b, outcome(work(key)))
+        await holder.rollback()
+        assert await waiter == "FP018"
+        assert await race.recorded(key) is None
+
+
+async def a_leap_is_measured_from_the_floor_too(race: Race) -> None:
+    """What was pruned had a mark up to the floor; and live rows may be behind it."""
+    await race.insert(race.a, "there", 30)
+    await bounded(race, max_jump=JUMP)
+    await race.observer.execute("SELECT fencepost.prune('orders', 1000)")
+    assert await outcome(race.insert(race.a, "new", 1000 + JUMP + 1)) == "FP018"
+    assert await outcome(race.claim_absent(race.a, "new", 1000 + JUMP + 1)) == "FP018"
+    assert await outcome(race.update(race.a, "there", 1000 + JUMP + 1)) == "FP018"
+    assert written(await outcome(race.insert(race.a, "new", 1000 + JUMP)))
+    assert written(await outcome(race.update(race.a, "there", 1000 + JUMP)))

@@ -1,0 +1,178 @@
+"""Interleavings that the product must survive, one function each: AssertionError when a rule is broken.
+
+They run twice: against the product (tests/integration/test_races_tokens.py), where they pass, and against mutants of
+its safety lines (test_mutants_tokens.py), where they must not. Here: tables of the built-in source (R12), which has
+issued ISSUED tokens.
+"""
+
+from dataclasses import replace
+
+from tests.support.interleave import Connection
+from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, told, written
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import MAX_TOKEN, Token
+from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.write import delete, patch, put
+from fencepost.gateway.write_many import insert
+from fencepost.storage.marks import claim_absent
+from fencepost.storage.protect import protect
+
+UNISSUED = ISSUED + 1
+
+
+async def unissued_update_is_refused(race: Race) -> None:
+    """R12: the gateway's own UPDATE, plain and multi-row, and a claim of a row."""
+    await race.insert(race.a, "k", 30, status="new")
+    for token in (UNISSUED, MAX_TOKEN):
+        assert await outcome(race.update(race.a, "k", token, status="x")) == "FP018"
+        assert await outcome(race.claim(race.a, "k", token)) == "FP018"
+        assert await outcome(race.update_many(race.a, token, status="x")) == "FP018"
+    assert await race.live_mark("k") == 30
+    assert written(await race.update(race.a, "k", ISSUED)), "the newest token is one"
+
+
+async def unissued_update_by_direct_sql_is_refused(race: Race) -> None:
+    """R12, R14: whichever way the token is said."""
+    await race.insert(race.a, "k", 30)
+    update = "UPDATE public.orders SET status = 'x'"
+    assert await race.direct(race.a, update, UNISSUED) == "FP018"
+    assert await race.direct(race.a, update, f"orders={MAX_TOKEN}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = {MAX_TOKEN}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = -{UNISSUED}") == "FP018"
+    assert await race.direct(race.a, f"{update}, last_fence_token = {UNISSUED}", 40) == "FP018", "a good one beside it"
+    upsert = "INSERT INTO public.orders (order_id) VALUES ('k') ON CONFLICT (order_id) DO UPDATE SET status = 'x'"
+    assert await race.direct(race.a, upsert, UNISSUED) == "FP018"
+    assert await race.live_mark("k") == 30
+    assert await race.direct(race.a, update, ISSUED) == "ok"
+
+
+async def unissued_insert_is_refused(race: Race) -> None:
+    """R12: POST, the INSERT of a PUT, and direct SQL."""
+    for token in (UNISSUED, MAX_TOKEN):
+        assert await outcome(race.insert(race.a, "k", token)) == "FP018"
+        assert await outcome(race.insert_one(race.a, "k", token)) == "FP018"
+        assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", token) == "FP018"
+        insert = f"INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', {token})"
+        assert await race.direct(race.a, insert) == "FP018"
+    assert (await race.row("k"), await race.recorded("k")) == (None, None)
+    assert written(await race.insert(race.a, "k", ISSUED))
+
+
+async def unissued_delete_is_refused(race: Race) -> None:
+    """R12: keyed, multi-row, and direct SQL."""
+    await race.insert(race.a, "k", 30, status="new")
+    for token in (UNISSUED, MAX_TOKEN):
+        assert await outcome(race.delete(race.a, "k", token)) == "FP018"
+        assert await outcome(race.delete_many(race.a, token)) == "FP018"
+        assert await race.direct(race.a, "DELETE FROM public.orders", token) == "FP018"
+    assert await race.live_mark("k") == 30
+    assert await race.recorded("k") == (30, False)
+    assert written(await race.delete(race.a, "k", ISSUED))
+
+
+async def unissued_claim_of_an_absent_key_is_refused(race: Race) -> None:
+    """R12: no trigger sees it."""
+    assert await outcome(race.claim_absent(race.a, "k", MAX_TOKEN)) == "FP018"
+    assert await race.recorded("k") is None
+    assert await outcome(race.claim_absent(race.a, "k", ISSUED)) is None
+
+
+async def claim_under_an_old_catalog_is_refused(race: Race) -> None:
+    """R12: a claim that waits while its table changes its source is judged by the source of then."""
+    await protect(race.observer, "orders", source="external")
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.raise_mark('orders/k', 40, 'strict', true)")
+    # It has not touched the table yet, so nothing keeps the table from changing.
+    known = replace(race.fence, source="external")
+    claiming = claim_absent(race.b, race.table, known, ("k",), Token(MAX_TOKEN), "orders/k")
+    waiter = await race.waits(race.b, outcome(claiming))
+    await protect(race.observer, "orders", source="builtin")
+    await holder.rollback()
+    assert await waiter == "FP018"
+    assert await race.recorded("k") is None
+
+
+async def unissued_is_said_before_missing(race: Race) -> None:
+    """R5, R12: 404 and 23505 are for tokens that somebody was given."""
+    await race.insert(race.a, "there", 30)
+    await race.insert(race.a, "gone", 30)
+    await race.delete(race.a, "gone", 40)
+    async with open_gateway(race.dsn) as gateway:
+        for key in ("never", "gone"):
+            assert told(await patch(gateway, keyed(key, UNISSUED, status="x"))) == "FP018"
+            assert told(await delete(gateway, keyed(key, UNISSUED))) == "FP018"
+            assert told(await put(gateway, keyed(key, UNISSUED, status="x"))) == "FP018"
+            assert told(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018"
+        assert told(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
+        assert told(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
+        answer = await insert(gateway, posted(UNISSUED, {"order_id": "there"}))
+        assert told(answer) == "FP018"
+        assert isinstance(answer, Problem)
+        assert (answer.resource, answer.presented_token) == ("orders/there", UNISSUED)
+        assert answer.extra == {"issued": str(ISSUED)}
+        assert told(await insert(gateway, posted(ISSUED, {"order_id": "there"}))) == "23505"
+
+
+async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> None:
+    """R12: what counts is the moment of the verdict; the draw need not be committed (a grant claims before it is)."""
+    await race.insert(race.a, "k", 30)
+    async with open_gateway(race.dsn) as gateway:
+        holder = await race.begin(race.a)
+        await race.update(race.a, "k", 31)
+        assert told(await patch(gateway, keyed("k", UNISSUED, status="b"))) == "FP018", "a batch does not wait for it"
+        waiter = await race.waits(race.c, race.update(race.c, "k", UNISSUED, status="b"))
+        drawing = await race.begin(race.b)
+        assert await race.b.fetchval("SELECT nextval('fencepost.tokens')") == UNISSUED
+        await holder.commit()
+        assert written(await waiter)
+        await drawing.rollback()
+    assert await race.live_mark("k") == UNISSUED
+
+
+async def nextval_waits_for_the_tokens_to_move(race: Race) -> None:
+    """R9, R12: nobody draws a token between the look at the marks and the move past them."""
+    moving = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(5000)")
+    draw = await race.waits(race.b, race.b.fetchval("SELECT nextval('fencepost.tokens')"))
+    await moving.commit()
+    assert await draw == 5001
+    moving = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(9000)")
+    draw = await race.waits(race.b, race.b.fetchval("SELECT nextval('fencepost.tokens')"))
+    await moving.rollback()
+    assert await draw == 5002, "a move that was taken back has not happened"
+
+
+async def tokens_never_move_back(race: Race) -> None:
+    """R9: a move that waited for draws which went further has nothing left to do."""
+    drawing = await race.begin(race.a)
+    await race.a.fetchval("SELECT nextval('fencepost.tokens')")
+    move = await race.waits(race.b, race.b.execute(f"SELECT fencepost.issue_beyond({ISSUED + 5})"))
+    await race.a.execute("SELECT nextval('fencepost.tokens') FROM generate_series(1, 20)")
+    await drawing.commit()
+    await move
+    assert await issued(race.observer) == ISSUED + 21
+    assert await race.c.fetchval("SELECT nextval('fencepost.tokens')") == ISSUED + 22
+    await race.c.execute("SELECT fencepost.issue_beyond(3)")
+    assert await issued(race.observer) == ISSUED + 22
+
+
+async def two_moves_at_once_do_not_deadlock(race: Race) -> None:
+    """R9: neither holds what the other needs: the first look takes no lock that lasts."""
+    first = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(3)")  # looks, and has nothing to do
+    second = await race.begin(race.b)
+    await race.b.execute("SET LOCAL lock_timeout = '500ms'")
+    assert await outcome(race.b.execute("SELECT fencepost.issue_beyond(5000)")) == "SELECT 1"
+    await second.commit()
+    await race.a.execute("SELECT fencepost.issue_beyond(6000)")
+    await first.commit()
+    assert await issued(race.observer) == 6000
+
+
+async def issued(connection: Connection) -> int:
+    """How far the built-in source is."""
+    number: int = await connection.fetchval("SELECT fencepost.issued()")
+    return number

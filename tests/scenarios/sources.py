@@ -1,0 +1,191 @@
+"""A source's generation is raised while others write (R12): one function each, AssertionError when a rule is broken.
+
+The table is pinned to SOURCE, which has issued ISSUED tokens. No lock service runs: only what PostgreSQL does is shown.
+See races.py.
+"""
+
+from typing import Literal, TypeAlias
+
+from asyncpg.transaction import Transaction
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import ISSUED, Race, open_race, outcome
+
+from fencepost.fencing.token import Rule
+from fencepost.storage import sources
+
+SOURCE = "redis"
+FIRST = 1 << 48
+"""The first number of generation 1, which counts as issued."""
+
+Isolation: TypeAlias = Literal["read_committed", "repeatable_read", "serializable"]
+ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "repeatable_read", "serializable")
+
+
+async def open_source_race(connect: Connect, dsn: str, rule: Rule) -> Race:
+    operator = await connect()
+    await sources.register(operator, SOURCE, "redis", "source", verifies=True)
+    await operator.close()
+    race = await open_race(connect, dsn, rule, source=SOURCE)
+    await issue(race.observer, ISSUED)
+    return race
+
+
+async def issue(connection: Connection, token: int) -> None:
+    """Let the source have issued this token and all below."""
+    await sources.verified(connection, SOURCE, token)
+
+
+async def bumped(connection: Connection) -> None:
+    assert await sources.raise_source(connection, SOURCE, "test") == 1
+
+
+async def begun(connection: Connection, isolation: Isolation, token: int) -> Transaction:
+    """Begin a transaction of direct SQL that has its snapshot and its token."""
+    transaction = connection.transaction(isolation=isolation)
+    await transaction.start()
+    await connection.execute("SELECT FROM public.orders")
+    await connection.execute(f"SET LOCAL fencepost.token = '{token}'")
+    return transaction
+
+
+VERBS = {
+    "update": "UPDATE public.orders SET status = 'zombie' WHERE order_id = 'k'",
+    "column": "UPDATE public.orders SET status = 'zombie', last_fence_token = {} WHERE order_id = 'k'",
+    "insert": "INSERT INTO public.orders (order_id) VALUES ('new')",
+    "delete": "DELETE FROM public.orders WHERE order_id = 'k'",
+}
+
+
+async def granted(race: Race) -> int:
+    """Let the source have issued one more token of its present generation, and return it."""
+    token = (await sources.state(race.observer, SOURCE, "k")).issued + 1
+    await issue(race.observer, token)
+    return token
+
+
+async def a_transaction_from_before_a_bump_is_refused_after_it(race: Race) -> None:
+    """Whatever its isolation level and verb: its snapshot does not know of the bump."""
+    await race.insert(race.a, "k", 30)
+    for isolation in ISOLATIONS:
+        for verb, sql in VERBS.items():
+            token = await granted(race)
+            transaction = await begun(race.a, isolation, token)
+            if verb == "column":
+                await race.a.execute("RESET fencepost.token")
+            await sources.raise_source(race.observer, SOURCE, f"{isolation} {verb}")
+            assert await outcome(race.a.execute(sql.format(token))) == "FP409", (isolation, verb)
+            await transaction.rollback()
+    assert (await race.row("k") or {})["status"] == "new"
+
+
+async def a_claim_from_before_a_bump_is_refused_after_it(race: Race) -> None:
+    for isolation in ISOLATIONS:
+        token = await granted(race)
+        transaction = await begun(race.a, isolation, token)
+        await sources.raise_source(race.observer, SOURCE, isolation)
+        assert await outcome(race.claim_absent(race.a, "absent", token)) == "FP409", isolation
+        await transaction.rollback()
+        assert await race.recorded("absent") is None
+
+
+async def a_token_that_is_granted_after_the_snapshot_passes(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    for number, isolation in enumerate(ISOLATIONS, 1):
+        token = ISSUED + number
+        transaction = await begun(race.a, isolation, token)
+        await issue(race.observer, token)
+        assert await outcome(race.a.execute(VERBS["update"])) == "UPDATE 1", isolation
+        await transaction.commit()
+        assert await race.live_mark("k") == token
+
+
+async def a_bump_waits_for_a_write_under_way(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    writer = await race.begin(race.a)
+    assert await race.update(race.a, "k", 40)
+    raising = await race.waits(race.b, bumped(race.b))
+    await writer.commit()
+    await raising
+    assert await race.live_mark("k") == 40
+    assert await outcome(race.update(race.a, "k", 41)) == "FP409"
+
+
+async def a_bump_waits_for_a_claim_under_way(race: Race) -> None:
+    claimer = await race.begin(race.a)
+    assert await race.claim_absent(race.a, "absent", 40) is None
+    raising = await race.waits(race.b, bumped(race.b))
+    await claimer.commit()
+    await raising
+    assert await race.recorded("absent") == (40, True)
+
+
+async def a_write_waits_for_a_bump_under_way_and_is_refused(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    raising = await race.begin(race.b)
+    await race.b.execute("SELECT fencepost.source_raise($1, 'test', 0)", SOURCE)
+    write = await race.waits(race.a, outcome(race.update(race.a, "k", 40)))
+    insert = await race.waits(race.c, outcome(race.insert(race.c, "other", 40)))
+    await raising.commit()
+    assert (await write, await insert) == ("FP409", "FP409")
+
+
+async def a_bump_that_is_rolled_back_changes_nothing(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    raising = await race.begin(race.b)
+    await race.b.execute("SELECT fencepost.source_raise($1, 'test', 0)", SOURCE)
+    write = await race.waits(race.a, race.update(race.a, "k", 40))
+    await raising.rollback()
+    assert await write
+    state = await sources.state(race.observer, SOURCE, "k")
+    assert (state.generation, state.issued) == (0, ISSUED)
+
+
+async def what_was_issued_is_known_although_its_record_is_rolled_back(race: Race) -> None:
+    """The service has handed the token out. A backup that is restored gives it again, and that must show."""
+    recording = await race.begin(race.b)
+    await issue(race.b, ISSUED + 5)
+    await recording.rollback()
+    assert (await sources.state(race.observer, SOURCE, "k")).issued == ISSUED + 5
+    await issue(race.observer, ISSUED + 1)
+    assert (await sources.state(race.observer, SOURCE, "k")).issued == ISSUED + 5, "and it never falls"
+
+
+async def a_deadlock_with_writes_under_way_is_tried_again(race: Race) -> None:
+    """One has the log, to which the bump adds, and wants to compare its token with what the bump has locked."""
+    await race.a.execute("SET deadlock_timeout = '1min'")  # so that the bump is the one that finds out
+    await race.b.execute("SET deadlock_timeout = '10ms'")
+    writer, other = await race.begin(race.a), await race.begin(race.c)
+    await race.a.execute("LOCK TABLE fencepost.source_log IN SHARE MODE")
+    await race.c.execute("LOCK TABLE fencepost.source_leases IN EXCLUSIVE MODE")
+    bump = await race.waits(race.b, sources.raise_source(race.b, SOURCE, "test"))
+    compared = await race.waits(race.a, race.a.fetchval("SELECT fencepost.issued($1)", SOURCE))
+    await other.commit()
+    assert await compared == ISSUED
+    assert not bump.done(), "it gave up, or did not wait for the writer"
+    await writer.commit()
+    assert await bump == 1
+
+
+async def a_new_generation_begins_above_the_old_one(race: Race) -> None:
+    await bumped(race.observer)
+    state = await sources.state(race.observer, SOURCE, "k")
+    assert (state.generation, state.issued) == (1, FIRST)
+    [known] = await sources.known(race.observer)
+    assert known.describe() == "generation 1, nothing issued yet"
+    assert await sources.raise_source(race.observer, SOURCE, "above", (7 << 48) + 3) == 8
+    await issue(race.observer, (7 << 48) + 9)
+    assert (await sources.state(race.observer, SOURCE, "k")).issued == 8 << 48, "of another generation"
+
+
+SCENARIOS = [
+    a_transaction_from_before_a_bump_is_refused_after_it,
+    a_claim_from_before_a_bump_is_refused_after_it,
+    a_token_that_is_granted_after_the_snapshot_passes,
+    a_bump_waits_for_a_write_under_way,
+    a_bump_waits_for_a_claim_under_way,
+    a_write_waits_for_a_bump_under_way_and_is_refused,
+    a_bump_that_is_rolled_back_changes_nothing,
+    what_was_issued_is_known_although_its_record_is_rolled_back,
+    a_deadlock_with_writes_under_way_is_tried_again,
+    a_new_generation_begins_above_the_old_one,
+]

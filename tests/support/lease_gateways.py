@@ -1,0 +1,121 @@
+"""Gateways without HTTP: the token source with its queue and listener, several on one database in one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+import asyncpg
+from tests.support.interleave import Connection, eventually
+from tests.support.lease_racing import wanted
+
+from fencepost.locks.postgres import Attempted, PostgresLocks
+from fencepost.locks.queue import Queue
+from fencepost.storage import leases
+from fencepost.storage.connection import Limits
+from fencepost.storage.engine import Database
+from fencepost.storage.leases import Acquired, Wanted
+from fencepost.storage.listen import Listener
+
+T = TypeVar("T")
+
+
+class Side:
+    """One gateway's token source. `failures`: what it had to say about its queue and its listener."""
+
+    def __init__(self, database: Database, most: int) -> None:
+        self.failures: list[str] = []
+        self.queue = Queue(database, most, self.failures.append)
+        self.locks = PostgresLocks(database, self.queue)
+        self.listening = asyncio.Event()
+        self._asked: set[asyncio.Task[Attempted]] = set()
+
+    async def acquire(
+        self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any
+    ) -> Acquired:
+        """Acquire without claims; answers queued as held, as the gateway does."""
+        gone = gone or asyncio.get_running_loop().create_future()
+        attempted = await self.locks.acquire(wanted(*names, secret=secret, owner=secret, **asked), None, gone)
+        return attempted.acquired
+
+    async def wait(
+        self, observer: Connection, *names: str, secret: str, wait_ms: int = 20_000, **asked: Any
+    ) -> asyncio.Task[Acquired]:
+        """Start waiting; return once the place in the queue is taken."""
+        task = asyncio.create_task(self.acquire(*names, secret=secret, wait_ms=wait_ms, **asked))
+        await in_line(observer, secret)
+        return task
+
+
+async def in_line(observer: Connection, secret: str) -> None:
+    """Return once this waiter has a place."""
+    await eventually(
+        lambda: observer.fetchval("SELECT EXISTS (SELECT FROM fencepost.live_waiters WHERE owner = $1)", secret),
+        what=f"a place for {secret}",
+    )
+
+
+async def out_of_line(observer: Connection, secret: str, *, within: float = 5.0) -> None:
+    """Return once this waiter's place is gone."""
+    await eventually(
+        lambda: observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.live_waiters WHERE owner = $1)", secret),
+        within=within,
+        what=f"the end of the place of {secret}",
+    )
+
+
+@asynccontextmanager
+async def open_side(dsn: str, *, most: int = 1000, pool_size: int = 4) -> AsyncIterator[Side]:
+    """Run one gateway's token source until the block ends; afterwards nobody of it waits."""
+    database = await Database.open(dsn, Limits(pool_size=pool_size))
+    side = Side(database, most)
+
+    def listening() -> None:
+        side.listening.set()
+        side.queue.on_listening()
+
+    async def reload() -> None:
+        pass
+
+    listener = Listener(
+        dsn,
+        reload,
+        side.failures.append,
+        channel=side.queue.channel,
+        woken=lambda payload: side.queue.on_notify(payload),  # noqa: PLW0108 - looked up late: tests replace it
+        connected=listening,
+    )
+    task = asyncio.create_task(listener.run())
+    try:
+        await asyncio.wait_for(side.listening.wait(), 10)
+        yield side
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await side.queue.close()
+        await database.close()
+
+
+class Tries:
+    """Counts the calls of `fencepost.acquire`, by secret."""
+
+    def __init__(self) -> None:
+        self.by_secret: dict[bytes, int] = {}
+        self._acquire = leases.acquire
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_secret.values())
+
+    async def __call__(self, connection: Any, asked: Wanted, *others: Any) -> Acquired:
+        self.by_secret[asked.secret_hash] = self.by_secret.get(asked.secret_hash, 0) + 1
+        return await self._acquire(connection, asked, *others)
+
+
+Sides = Callable[[], AbstractAsyncContextManager[Side]]
+
+
+async def look_on(dsn: str) -> Connection:
+    """Connect as an observer."""
+    connection: Connection = await asyncpg.connect(dsn)
+    return connection

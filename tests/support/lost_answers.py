@@ -1,0 +1,59 @@
+"""A gateway whose connection to the database breaks half-open before the answer (R15): the backend hears nothing of it,
+and goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from asyncpg.transaction import Transaction
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.interleave import eventually
+from tests.support.racing import Race, gateway_pid, open_gateway
+
+from fencepost.gateway.core import Gateway
+
+TOKEN = b"\x00\x00\x00\x1f"
+"""How the token 31 is sent, in binary."""
+
+
+@asynccontextmanager
+async def cut_off(race: Race, lock_timeout: float = 10) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
+    """Give a gateway behind a proxy, with its one connection made."""
+    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url, lock_timeout=lock_timeout) as gateway:
+        await gateway_pid(gateway)
+        yield gateway, proxy
+
+
+async def swallowed(proxy: CuttingProxy, landed: Callable[[], Awaitable[bool]]) -> None:
+    """Return once a write is committed (`landed`), and its answer swallowed."""
+    await asyncio.wait_for(proxy.muted.wait(), 10)
+    await eventually(landed, what="the write that landed")
+
+
+def cut(proxy: CuttingProxy) -> None:
+    """Break what is open, and let later connections through."""
+    proxy.mute_after = None
+    proxy.cut_all()
+
+
+async def lock_k(race: Race) -> Transaction:
+    """Keep the row k locked until the transaction of race.a ends."""
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+    return holder
+
+
+async def waiting_instead_of(race: Race, pid: int) -> None:
+    """Return once this backend is gone, and one other waits for a lock."""
+
+    async def another_waits() -> bool:
+        return bool(
+            await race.observer.fetchval(
+                "SELECT count(*) = 1 AND bool_and(pid <> $1) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'",
+                pid,
+            )
+        )
+
+    await eventually(another_waits, what="the old backend gone, a new one waiting")

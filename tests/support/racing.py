@@ -1,0 +1,311 @@
+"""A protected table, connections that race for it with the product's own statements, and one that looks on.
+
+race = await open_race(connect, database, "strict")
+await race.insert(race.a, "k", 30)
+holder = await race.begin(race.a)
+await race.update(race.a, "k", 35)
+write = await race.waits(race.b, race.update(race.b, "k", 34))
+await holder.commit()
+assert await write is None and await race.verdict("k", 34) == "stale"
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+from asyncpg.transaction import Transaction
+from tests.support.interleave import Connect, Connection, start
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Rule, Token
+from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
+from fencepost.gateway.core import Done, Gateway, Outcome
+from fencepost.gateway.fence import judge
+from fencepost.gateway.patch_rows import RowsPatch
+from fencepost.gateway.plans import Body, KeyedWrite
+from fencepost.gateway.turns import Turns
+from fencepost.gateway.write_many import Insert
+from fencepost.locks.postgres import PostgresLocks
+from fencepost.locks.queue import Queue
+from fencepost.storage import fenced, fenced_insert, fenced_many
+from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog_cache import CatalogCache
+from fencepost.storage.catalog_load import load
+from fencepost.storage.connection import Limits, session_settings
+from fencepost.storage.engine import Database
+from fencepost.storage.fenced import Change, FencedRow, Standing
+from fencepost.storage.fenced_many import ManyOutcome
+from fencepost.storage.group_commit import GroupCommit
+from fencepost.storage.marks import Appeared, claim_absent
+from fencepost.storage.protect import protect
+from fencepost.storage.query import Condition, Field
+from fencepost.storage.query_sql import Parameters, render_select
+
+T = TypeVar("T")
+Key = str | tuple[str, ...]
+
+ORDERS = """
+CREATE TABLE public.orders (
+  order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0
+)"""
+NEW = (Condition(Field("status"), "eq", "new"),)
+"""The filter of the multi-row tests: status=eq.new."""
+
+WITHOUT_FLOORS = """
+SET session_replication_role = replica; UPDATE fencepost.floors SET floor = 0; RESET session_replication_role"""
+"""What puts all floors to 0, for a test of what else refuses: no statement of the product may."""
+
+ISSUED = 1000
+"""How far the built-in source is in a race: above every token that the scenarios use."""
+
+LIMITS = Limits(pool_size=1, lock_timeout=15)
+
+
+async def outcome(awaitable: Awaitable[T]) -> T | str:
+    """Return what it returns, or the SQLSTATE of what it raises."""
+    try:
+        return await awaitable
+    except asyncpg.PostgresError as error:
+        return error.sqlstate or "?"
+
+
+def written(answer: object) -> bool:
+    """Whether a statement of one row, or of a list of them, gave rows back."""
+    return isinstance(answer, FencedRow) or (isinstance(answer, list) and bool(answer))
+
+
+def parts(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+@dataclass
+class Race:
+    """The racers are a, b and c; they have the gateway's session settings. The observer is an ordinary session."""
+
+    dsn: str
+    table: Table
+    a: Connection
+    b: Connection
+    c: Connection
+    observer: Connection
+
+    @property
+    def fence(self) -> Fence:
+        assert self.table.fence is not None
+        assert self.table.fence.intact
+        return self.table.fence
+
+    @property
+    def rule(self) -> Rule:
+        return self.fence.rule
+
+    @property
+    def strict(self) -> bool:
+        return self.rule == "strict"
+
+    @property
+    def target(self) -> str:
+        return render_select(self.table, None, Parameters())
+
+    # Stepping
+
+    async def begin(self, connection: Connection) -> Transaction:
+        transaction = connection.transaction()
+        await transaction.start()
+        return transaction
+
+    async def waits(self, connection: Connection, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what must come to wait for a lock."""
+        return await self.waits_at(connection.get_server_pid(), work)
+
+    async def waits_at(self, pid: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start what must come to wait for a lock in the backend `pid`."""
+        task = await start(self.observer, work, pid)
+        assert not task.done(), f"it did not wait: {task}"
+        return task
+
+    # The product's statements
+
+    def change(self, values: dict[str, object]) -> Change:
+        return Change(tuple(values), json.dumps(values), self.target)
+
+    async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
+        change = self.change(values)
+        return await fenced.update_row(connection, self.table, self.fence, parts(key), Token(token), change)
+
+    async def claim(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
+        change = Change((), "", self.target, named=True)
+        return await fenced.update_row(connection, self.table, self.fence, parts(key), Token(token), change)
+
+    async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
+        resource = (await self.standing(key)).resource
+        return await claim_absent(connection, self.table, self.fence, parts(key), Token(token), resource)
+
+    async def insert(self, connection: Connection, key: Key, token: int, **values: object) -> list[FencedRow]:
+        row = dict(zip(self.table.key, parts(key), strict=True)) | values
+        return await self.insert_rows(connection, [row], token)
+
+    async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
+        columns = tuple(rows[0])
+        return await fenced_insert.insert_rows(
+            connection, self.table, self.fence, Token(token), columns, json.dumps(rows), self.target
+        )
+
+    async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
+        """The INSERT of a PUT."""
+        return await fenced_insert.insert_row(
+            connection, self.table, self.fence, parts(key), Token(token), self.change(values)
+        )
+
+    async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
+        return await fenced.delete_row(connection, self.table, self.fence, parts(key), Token(token), self.target)
+
+    async def update_many(
+        self, connection: Connection, token: int, *, limit: int = 100, **values: object
+    ) -> ManyOutcome:
+        return await fenced_many.update_many(
+            connection, self.table, self.fence, NEW, Token(token), self.change(values), limit
+        )
+
+    async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:
+        return await fenced_many.delete_many(connection, self.table, self.fence, NEW, Token(token), self.target, limit)
+
+    # Looking
+
+    async def standing(self, key: Key) -> Standing:
+        return await fenced.ask(self.observer, self.table, self.fence, parts(key))
+
+    async def verdict(self, key: Key, token: int, connection: "Connection | None" = None) -> str:
+        """R5's question and the gateway's reading of the answer: stale, spent, missing, or again."""
+        standing = await fenced.ask(connection or self.observer, self.table, self.fence, parts(key))
+        match judge(standing, self.fence, Token(token)):
+            case Stale():
+                return "stale"
+            case Spent():
+                return "spent"
+            case Unissued() | Beyond():
+                return "unissued"
+            case MissingRow():
+                return "missing"
+            case None:
+                return "again"
+
+    def equal(self, when_strict: str) -> str:
+        """What becomes of a token that equals the mark: `when_strict`, or "again" under lease."""
+        return when_strict if self.strict else "again"
+
+    async def row(self, key: Key) -> dict[str, Any] | None:
+        where = " AND ".join(f"{quote(c)}::text = ${n}" for n, c in enumerate(self.table.key, 1))
+        found = await self.observer.fetchrow(f"SELECT * FROM {self.table.sql_name} WHERE {where}", *parts(key))
+        return dict(found) if found else None
+
+    async def live_mark(self, key: Key) -> int | None:
+        row = await self.row(key)
+        return None if row is None else row["last_fence_token"]
+
+    async def recorded(self, key: Key) -> tuple[int, bool] | None:
+        """What fencepost.marks has of the key: (mark, row_absent)."""
+        resource = (await self.standing(key)).resource
+        found = await self.observer.fetchrow(
+            "SELECT last_fence_token, row_absent FROM fencepost.marks WHERE resource = $1", resource
+        )
+        return (found[0], found[1]) if found else None
+
+    async def direct(self, connection: Connection, sql: str, token: int | str | None = None) -> str:
+        """Run SQL as psql would, in a transaction of its own, with SET LOCAL's token; "ok" or the SQLSTATE."""
+        try:
+            async with connection.transaction():
+                if token is not None:
+                    await connection.execute("SELECT set_config('fencepost.token', $1, true)", str(token))
+                await connection.execute(sql)
+        except asyncpg.PostgresError as error:
+            return error.sqlstate or "?"
+        return "ok"
+
+
+async def owner(connect: Connect) -> Connection:
+    """Connect as the owner, who creates in public."""
+    connection = await connect()
+    # "$user" comes first by default, and the embedded server's superuser is called fencepost, as our schema is.
+    await connection.execute("SET search_path = public")
+    return connection
+
+
+async def racer(connect: Connect) -> Connection:
+    """Connect as the gateway's pool does."""
+    connection = await connect()
+    for name, value in session_settings(LIMITS).items():
+        await connection.execute("SELECT set_config($1, $2, false)", name, value)
+    return connection
+
+
+async def open_race(
+    connect: Connect,
+    dsn: str,
+    rule: Rule = "strict",
+    *,
+    ddl: str = ORDERS,
+    name: str = "orders",
+    source: str = "external",
+) -> Race:
+    """Make a table, protect it, and bring everybody to the line. The built-in source has issued ISSUED tokens."""
+    observer = await owner(connect)
+    await observer.execute(ddl)
+    await protect(observer, name, rule=rule, source=source)
+    if source == "builtin":
+        await observer.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
+    table = (await load(observer, [], 1)).find(name)
+    assert table is not None
+    return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
+
+
+@asynccontextmanager
+async def open_gateway(
+    dsn: str, *, pool_size: int = 1, max_rows: int = 100, lock_timeout: float = 10.0
+) -> AsyncIterator[Gateway]:
+    """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
+    database = await Database.open(dsn, Limits(pool_size=pool_size, lock_timeout=lock_timeout))
+    try:
+        catalog = CatalogCache(database, [], lambda _: None)
+        await catalog.reload()
+        locks = PostgresLocks(database, Queue(database, 10, print))
+        turns = Turns(at_once=pool_size, wait=lock_timeout)
+        yield Gateway(database, catalog, lambda _: None, max_rows, locks, GroupCommit(database), turns)
+    finally:
+        await database.close()
+
+
+async def gateway_pid(gateway: Gateway) -> int:
+    async with gateway.database.connection() as connection:
+        return connection.get_server_pid()
+
+
+def body(**values: object) -> Body:
+    return Body(json.dumps(values), tuple(values), values)
+
+
+def keyed(key: Key, token: int, table: str = "orders", **values: object) -> KeyedWrite:
+    """A request for PATCH, PUT or DELETE."""
+    return KeyedWrite(table, parts(key), Token(token), body=body(**values))
+
+
+def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
+    """A request for POST."""
+    return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+
+
+def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -> RowsPatch:
+    """A request for PATCH with an array."""
+    return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+
+
+def told(answer: Outcome) -> str:
+    """Sum an answer up: ok, created, or the problem's code."""
+    if isinstance(answer, Problem):
+        return answer.name
+    assert isinstance(answer, Done)
+    return "created" if answer.created else "ok"
