@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections import Counter
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 import structlog
 
@@ -23,6 +23,7 @@ from fencepost.observe.events import (
     Refused,
     SourceFroze,
     SourceTrouble,
+    Upkeep,
 )
 
 log = structlog.stdlib.get_logger("fencepost")
@@ -124,6 +125,8 @@ def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
             return logging.INFO
         case OriginJudged() | SourceFroze():
             return logging.ERROR
+        case _:
+            assert_never(event)
 
 
 def _log(level: int, event: Event) -> None:
@@ -154,28 +157,21 @@ def _log(level: int, event: Event) -> None:
                 waited=round(waited, 3),
                 tokens=tokens,
             )
-        case SourceFroze(source, reason):
-            log.log(level, "a token source is frozen: its numbers went backwards", source=source, reason=reason)
-        case SourceTrouble(source, reason):
-            log.log(level, "token source", source=source, reason=reason)
-        case ConnectionTrouble(reason):
-            log.log(level, "connections to PostgreSQL", reason=reason)
         case _:
             _log_upkeep(level, event)
 
 
-def _log_upkeep(level: int, event: Event) -> None:
+def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
     match event:
-        case QueueFailed(reason):
-            log.log(level, "queues of locks", reason=reason)
-        case HolderUnknown(table, reason):
-            log.log(level, "who superseded a refused holder could not be found out", table=table, reason=reason)
-        case CatalogLoaded(version, tables, protected):
-            log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
-        case OriginJudged(True, generation):
-            log.log(level, "writes are let through to this database", generation=generation)
-        case OriginJudged(False, generation, reason):
-            log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
+        case OriginJudged(accepted, generation, reason):
+            if accepted:
+                log.log(level, "writes are let through to this database", generation=generation)
+            else:
+                log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
+        case SourceFroze(source, reason):
+            log.log(level, "a token source is frozen: its numbers went backwards", source=source, reason=reason)
+        case SourceTrouble(source, reason):
+            log.log(level, "token source", source=source, reason=reason)
         case Pruned(what, records):
             log.log(level, "pruned", what=what, records=records)
         case PruningFailed(reason):
@@ -186,5 +182,15 @@ def _log_upkeep(level: int, event: Event) -> None:
                 "writes do not go together in batches, which is slow; `fencepost doctor` may say more",
                 reason=reason,
             )
+        case QueueFailed(reason):
+            log.log(level, "queues of locks", reason=reason)
+        case HolderUnknown(table, reason):
+            log.log(level, "who superseded a refused holder could not be found out", table=table, reason=reason)
+        case CatalogLoaded(version, tables, protected):
+            log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
         case ListenerLost(reason):
             log.log(level, "lost the connection that hears of changed tables; making it anew", reason=reason)
+        case ConnectionTrouble(reason):
+            log.log(level, "connections to PostgreSQL", reason=reason)
+        case _:
+            assert_never(event)

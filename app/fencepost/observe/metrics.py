@@ -3,16 +3,18 @@ others have accepted in the last second may be missing (`count`).
 """
 
 import os
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, assert_never
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fencepost.observe.events import (
     Accepted,
+    BatchesFail,
     CatalogLoaded,
     ConnectionTrouble,
     Event,
+    HolderUnknown,
     LeaseAsked,
     ListenerLost,
     OriginJudged,
@@ -20,6 +22,8 @@ from fencepost.observe.events import (
     PruningFailed,
     QueueFailed,
     Refused,
+    SourceFroze,
+    SourceTrouble,
     Upkeep,
 )
 
@@ -71,6 +75,12 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="mostrecent",
         )
+        self._source_troubles = Counter(
+            "fencepost_source_troubles",
+            "How often work for a lock service that no request waits for failed.",
+            ["source"],
+            registry=self._registry,
+        )
         self._locks = Gauge(
             "fencepost_locks_held",
             "Locks that somebody holds, in the whole database.",
@@ -110,6 +120,17 @@ class Metrics:
             "fencepost_writes_waiting",
             "Single-row writes that wait for their batch, or are in one.",
             multiprocess_mode="livesum",
+            registry=self._registry,
+        )
+        self._batch_failures = Counter(
+            "fencepost_batch_failures",
+            "How often (once a minute at most) batches of writes lacked a privilege or a function.",
+            registry=self._registry,
+        )
+        self._holders_unknown = Counter(
+            "fencepost_holders_unknown",
+            "Refusals that were answered without naming the newer holder, because it could not be looked up.",
+            ["table"],
             registry=self._registry,
         )
         self._tables = Gauge(
@@ -192,10 +213,12 @@ class Metrics:
             child = self._children[name] = instrument.labels(*labels)
         return child
 
-    def _on_upkeep(self, event: Upkeep) -> None:
+    def _on_upkeep(self, event: Upkeep) -> None:  # noqa: C901 - one case for each kind
         match event:
             case QueueFailed():
                 self._queue_failures.inc()
+            case HolderUnknown(table):
+                self._holders_unknown.labels(table).inc()
             case CatalogLoaded(_, tables, protected):
                 self._reloads.inc()
                 self._tables.labels("yes").set(protected)
@@ -210,6 +233,14 @@ class Metrics:
                 self._pruned.labels(what).inc(records)
             case PruningFailed():
                 self._pruning_failures.inc()
+            case BatchesFail():
+                self._batch_failures.inc()
+            case SourceFroze(source):
+                self._source_frozen.labels(source).set(1)
+            case SourceTrouble(source):
+                self._source_troubles.labels(source).inc()
+            case _:
+                assert_never(event)
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""

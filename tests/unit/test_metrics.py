@@ -1,0 +1,99 @@
+"""Every event reaches a metric, and docs/operations.md lists every metric with its labels."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fencepost.observe.events import (
+    Accepted,
+    BatchesFail,
+    CatalogLoaded,
+    ConnectionTrouble,
+    Event,
+    HolderUnknown,
+    LeaseAsked,
+    ListenerLost,
+    OriginJudged,
+    Pruned,
+    PruningFailed,
+    QueueFailed,
+    Refused,
+    SourceFroze,
+    SourceTrouble,
+)
+from fencepost.observe.metrics import Metrics
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+MOVES: dict[Event, str] = {
+    Refused("orders", "patch", "FP001", "older", "orders/1", 33, 34): (
+        'fencepost_operations_total{table="orders",verb="patch",verdict="FP001"} 1.0'
+    ),
+    LeaseAsked("mint", "done", tokens=7): "fencepost_tokens_issued_total 7.0",
+    QueueFailed("gone"): "fencepost_lock_queue_failures_total 1.0",
+    HolderUnknown("orders", "late"): 'fencepost_holders_unknown_total{table="orders"} 1.0',
+    CatalogLoaded(1, 5, 2): 'fencepost_tables{protected="yes"} 2.0',
+    ListenerLost("gone"): "fencepost_listener_losses_total 1.0",
+    OriginJudged(accepted=True, generation=1, reason=None): "fencepost_origin_accepted 1.0",
+    ConnectionTrouble("none left"): "fencepost_connection_troubles_total 1.0",
+    Pruned("marks", 3): 'fencepost_records_pruned_total{what="marks"} 3.0',
+    PruningFailed("late"): "fencepost_pruning_failures_total 1.0",
+    BatchesFail("no privilege"): "fencepost_batch_failures_total 1.0",
+    SourceFroze("etcd", "backwards"): 'fencepost_source_frozen{source="etcd"} 1.0',
+    SourceTrouble("etcd", "gone"): 'fencepost_source_troubles_total{source="etcd"} 1.0',
+}
+"""What the exposition has after the event. Accepted is not hashable, and has a test of its own."""
+
+
+@pytest.mark.parametrize("event", MOVES, ids=lambda event: type(event).__name__)
+def test_an_event_is_counted(event: Event) -> None:
+    metrics = Metrics()
+    assert MOVES[event] not in lines(metrics)
+    metrics.on_event(event)
+    assert MOVES[event] in lines(metrics)
+
+
+def test_accepted_writes_are_counted_with_their_rows() -> None:
+    metrics = Metrics()
+    for rows in (1, 4):
+        metrics.on_event(Accepted("orders", "patch", rows))
+    assert 'fencepost_operations_total{table="orders",verb="patch",verdict="accepted"} 2.0' in lines(metrics)
+    assert 'fencepost_rows_written_total{table="orders",verb="patch"} 5.0' in lines(metrics)
+
+
+def test_no_kind_of_event_is_left_out() -> None:
+    assert {type(event) for event in MOVES} | {Accepted} == set(get_args(Event))
+
+
+def test_the_page_lists_every_metric_with_its_labels() -> None:
+    documented: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| `fencepost_.*", OPERATIONS.read_text(), re.MULTILINE):
+        _, names, labels, *_ = row.split("|")
+        documented |= {name: set(re.findall("`(.+?)`", labels)) for name in re.findall("`(.+?)`", names)}
+    metrics = Metrics()
+    for event in (Accepted("orders", "patch", 1), *MOVES):
+        metrics.on_event(event)
+    metrics.request_done("GET", "/", 200, 0.1)
+    metrics.pool(5, 3)
+    metrics.silence(0)
+    metrics.writes_waiting(0)
+    metrics.source("etcd", 0, frozen=False)
+    metrics.locks(1, 1)
+    metrics.size("marks", 1, 1)
+    assert documented == exposed(metrics)
+
+
+def exposed(metrics: Metrics) -> dict[str, set[str]]:
+    """Give the labels of each metric, by its name as documented."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
+    return {name: labels for name, labels in found.items() if not name.endswith("_created")}
+
+
+def lines(metrics: Metrics) -> list[str]:
+    return metrics.exposition().decode().splitlines()
