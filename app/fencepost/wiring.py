@@ -16,7 +16,8 @@ from fencepost.gateway.core import Gateway
 from fencepost.gateway.turns import Turns
 from fencepost.health import Health
 from fencepost.http.app import Application, Parts
-from fencepost.locks.postgres import LeaseLimits, PostgresLocks
+from fencepost.locks.leases import LeaseLimits
+from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.observe import logs
 from fencepost.observe.events import (

@@ -16,7 +16,7 @@ from tests.support.interleave import Connect, Connection, eventually
 from tests.support.racing import open_gateway
 
 from fencepost.locks import source_claims, source_grants
-from fencepost.locks.postgres import Attempted, Overtaken
+from fencepost.locks.leases import Attempted, Overtaken
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import SourceLocks
 from fencepost.storage import sources

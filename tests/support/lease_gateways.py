@@ -3,19 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 from tests.support.interleave import Connection, eventually
 from tests.support.lease_racing import wanted
 
-from fencepost.locks.postgres import Attempted, PostgresLocks
+from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.storage import leases
 from fencepost.storage.connection import Limits
 from fencepost.storage.engine import Database
 from fencepost.storage.leases import Acquired, Wanted
 from fencepost.storage.listen import Listener
+
+if TYPE_CHECKING:
+    from fencepost.locks.leases import Attempted
 
 T = TypeVar("T")
 

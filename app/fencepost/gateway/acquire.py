@@ -20,7 +20,7 @@ from fencepost.gateway.blockers import naming_the_blocker
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.refusals import problem_of_refused
-from fencepost.locks.postgres import Attempted, Overtaken
+from fencepost.locks.leases import Attempted, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
 from fencepost.storage.connection import Connection

@@ -24,6 +24,7 @@ from fencepost.gateway.blockers import naming_the_blocker
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
 from fencepost.gateway.turns import Turns
+from fencepost.locks.leases import Leases
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import SourceLocks
@@ -82,7 +83,7 @@ class Gateway:
     watches: Watches = field(default_factory=Watches)
     """Who watches elections here."""
 
-    def locks_of(self, source: str) -> PostgresLocks | SourceLocks | None:
+    def locks_of(self, source: str) -> Leases | None:
         """Find whose leases those of a source are; None: it is not configured here."""
         return self.locks if source == BUILTIN else self.sources.get(source)
 

@@ -12,9 +12,8 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.acquire import hashed
 from fencepost.gateway.core import RETRY_AFTER, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.refusals import problem_of_refused
-from fencepost.locks.postgres import PostgresLocks
+from fencepost.locks.leases import Leases
 from fencepost.locks.source import SourceError
-from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import LeaseAsked, LeaseVerb
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases import Lease, LeaseId, LockState
@@ -73,7 +72,7 @@ async def _asked(
     gateway: Gateway,
     verb: LeaseVerb,
     lease_id: LeaseId,
-    ask: Callable[[PostgresLocks | SourceLocks], Awaitable[Lease | None]],
+    ask: Callable[[Leases], Awaitable[Lease | None]],
 ) -> Lease | Problem:
     locks = gateway.locks_of(lease_id.source)
     if locks is None:

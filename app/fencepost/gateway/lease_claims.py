@@ -16,7 +16,7 @@ from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
 from fencepost.gateway.claim import claim_on
 from fencepost.gateway.core import Done, require_fence, require_key
 from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
-from fencepost.locks.postgres import Overtaken
+from fencepost.locks.leases import Overtaken
 from fencepost.storage import reading
 from fencepost.storage.catalog import Catalog, Fence, Table
 from fencepost.storage.connection import Connection

@@ -18,7 +18,7 @@ from fencepost.http.query_params import query_pairs
 from fencepost.http.reading_bodies import read_json
 from fencepost.http.reading_requests import by_name
 from fencepost.http.system_requests import read_headers
-from fencepost.locks.postgres import LeaseLimits
+from fencepost.locks.leases import LeaseLimits
 from fencepost.storage.leases import LeaseId
 from fencepost.storage.query import QueryError
 

@@ -10,10 +10,10 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
-from fencepost.fencing.token import Token
+from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases, Overtaken
 from fencepost.locks.queue import Queue, Visit
 from fencepost.storage import leases
 from fencepost.storage.connection import Connection, gateway_connection
@@ -22,10 +22,6 @@ from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageE
 from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
 
 T = TypeVar("T")
-
-Claim = Callable[[Connection, Token, bool], Awaitable[T]]
-"""Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
-says that the grant is a repeated one: the marks were raised then."""
 
 SWEPT_AT_ONCE: Final = 200
 """How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
@@ -46,33 +42,11 @@ LATE: Final = 0.1
 """Share of the TTL that claims may take before the lease is made to begin after them."""
 
 
-class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried anew
-    """A claim's token was drawn, and a younger one got to the resource first: another lock covers it too."""
-
-
-class _Busy(Exception):  # noqa: N818 - the same
+class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
     """Somebody's grant is under way for a lock, and takes its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempted:
-    """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
-
-    acquired: Acquired
-    claims: object
-    waited_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    """The most that a request may ask for."""
-
-    ttl_ms: int = 3_600_000
-    wait_ms: int = 300_000
-    tokens: int = 1000
-
-
-class PostgresLocks:
+class PostgresLocks(Leases):
     """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
 
     def __init__(

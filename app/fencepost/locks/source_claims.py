@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from fencepost.fencing.token import Token
-from fencepost.locks.postgres import Claim, Overtaken
+from fencepost.locks.leases import Claim, Overtaken
 from fencepost.locks.source_grants import Grants, ms_since
 from fencepost.storage import source_leases
 from fencepost.storage.connection import gateway_connection

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.hold_keeper import HoldKeeper
-from fencepost.locks.postgres import Attempted, Claim, LeaseLimits
+from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
 from fencepost.locks.source_claims import SourceClaims
 from fencepost.locks.source_grants import Grants, Held, ms_since
@@ -40,8 +40,8 @@ _FOR_GOOD: Final = frozenset({"FP400", "42501"})
 FORGOTTEN_AT_ONCE: Final = 500
 
 
-class SourceLocks:
-    """The leases of one configured source. Has the methods of PostgresLocks; besides, they raise SourceError."""
+class SourceLocks(Leases):
+    """The leases of one configured source."""
 
     def __init__(
         self,
