@@ -1,0 +1,64 @@
+"""Every statement that requests send for tables of all kinds, compared with tests/statements/sent/: who changes a
+statement changes it there too, and looks at each line.
+
+`FENCEPOST_WRITE_STATEMENTS=1 pytest tests/integration/test_statements_sent.py -k embedded` writes the files anew.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from tests.conftest import in_database
+from tests.statements.recording import Recorder
+from tests.statements.tables import TABLES, Driver, Rows, make
+from tests.support.clones import clone
+from tests.support.in_process import in_process
+
+from fencepost.storage.embedded import PostgresServer
+
+SENT = Path(__file__).parents[1] / "statements" / "sent"
+DATABASE = "statements_sent"
+
+
+@pytest.fixture(scope="module")
+def tables(postgres: PostgresServer, template: str) -> Iterator[str]:
+    """Make a database with all tables, each protected, and give its URL."""
+    asyncio.run(_make(postgres.url, template))
+    yield in_database(postgres.url, DATABASE)
+    asyncio.run(_on_server(postgres.url, f"DROP DATABASE {DATABASE} WITH (FORCE)"))
+
+
+async def _make(server: str, template: str) -> None:
+    await clone(server, DATABASE, template)
+    connection = await asyncpg.connect(in_database(server, DATABASE))
+    try:
+        await make(connection)
+    finally:
+        await connection.close()
+
+
+async def _on_server(server: str, statement: str) -> None:
+    connection = await asyncpg.connect(server)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def _file(rows: Rows) -> Path:
+    return SENT / ("".join(c if c.isalnum() else "_" for c in rows.path) + ".sql")
+
+
+@pytest.mark.parametrize("rows", TABLES, ids=lambda rows: rows.path)
+async def test_what_is_sent_is_what_is_written_down(rows: Rows, tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    async with in_process(tables) as client:
+        await recorder.know_oids(tables)
+        await Driver(client, recorder, rows).all()
+    sent, file = recorder.text(), _file(rows)
+    if os.environ.get("FENCEPOST_WRITE_STATEMENTS"):
+        file.write_text(sent)
+    assert sent == file.read_text(), f"{file.name} differs: look at each line, then write it anew"

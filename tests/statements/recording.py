@@ -1,0 +1,144 @@
+"""Records every statement that a gateway sends for a request, and writes them as text that a person can compare."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fencepost.storage.connection import GatewayConnection
+
+_ONE = ("fetch", "fetchrow", "fetchval", "execute")
+_WRITES = re.compile(
+    r"(UPDATE|INSERT|DELETE|WITH|SELECT \$\d+::int, |COMMIT)|.*FROM fencepost\.\"[^\"]*_delete\"\(", re.DOTALL
+)
+_LINE = re.compile(
+    r"(?:FROM|WHERE|SET|RETURNING|UNION ALL|ORDER BY|LEFT JOIN|CROSS JOIN|JOIN|ON CONFLICT|FOR NO KEY UPDATE|FOR UPDATE"
+    r"|SELECT|[a-z]+ AS (?:MATERIALIZED )?\()\b ?"
+)
+_TOKEN = re.compile(r"\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|\(|\)| |[^ ()\"']+")
+_TRANSACTIONS = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
+_NOT_OF_REQUESTS = (
+    "pg_backend_pid",
+    "pg_settings",
+    "pg_terminate_backend",
+    "pg_stat_activity",
+    "LISTEN",
+    "pg_attribute",
+    "current_setting",
+)
+"""What connections are settled with, and the catalog is read by: not what a request sends."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, and what was sent for it: statement text and one set of arguments, in order."""
+
+    breaks: bool
+    """Whether the connection breaks once the first write has been carried out."""
+    sent: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)
+
+
+BEFORE = ("UNION ALL", "DELETE")
+"""What stays on one line with the next clause."""
+FIRST_ISSUED = 10_000
+"""What leases draw are tokens above this; which, depends on the tests that ran before."""
+
+_current: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+class Recorder:
+    """Collects the statements of one table: each distinct text once, with what it was sent for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._found: dict[str, tuple[tuple[object, ...], list[str]]] = {}
+        self._oids: dict[int, str] = {}
+        for name in _ONE:
+            monkeypatch.setattr(GatewayConnection, name, _recording(getattr(asyncpg.Connection, name)), raising=False)
+        many = _recording(asyncpg.Connection.fetchmany, many=True)
+        monkeypatch.setattr(GatewayConnection, "fetchmany", many, raising=False)
+
+    async def know_oids(self, url: str) -> None:
+        """Look up the tables' oids, which differ from run to run."""
+        connection = await asyncpg.connect(url)
+        try:
+            rows = await connection.fetch("SELECT relation::oid AS oid, name FROM fencepost.protected")
+        finally:
+            await connection.close()
+        self._oids = {row["oid"]: row["name"] for row in rows}
+
+    @contextmanager
+    def request(self, *, breaks: bool = False) -> Iterator[Request]:
+        """Record what is sent until the block ends."""
+        request = Request(breaks)
+        token = _current.set(request)
+        try:
+            yield request
+        finally:
+            _current.reset(token)
+
+    def keep(self, label: str, request: Request) -> None:
+        """Keep what was sent under this label."""
+        for sql, arguments in request.sent:
+            labels = self._found.setdefault(self._without_oids(sql), (arguments, []))[1]
+            if label not in labels:
+                labels.append(label)
+
+    def _without_oids(self, text: str) -> str:
+        return re.sub(r"\b(\d{4,})::oid", lambda m: f"<{self._oids[int(m[1])]}>::oid", text)
+
+    def _shown(self, argument: object) -> str:
+        if isinstance(argument, int) and argument in self._oids:
+            return f"<oid of {self._oids[argument]}>"
+        if isinstance(argument, int) and FIRST_ISSUED < argument < FIRST_ISSUED * 10:
+            return "<a lease's token>"
+        text = re.sub(r'"relation": \d+', '"relation": <oid>', repr(argument))
+        text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'\)", "...')", text)
+        return text if len(text) < 80 else f"{text[:76]} ..."
+
+    def text(self) -> str:
+        """Write all down, sorted by the statement."""
+        blocks = []
+        for sql, (arguments, labels) in sorted(self._found.items()):
+            told = [f"-- {label}" for label in labels]
+            told += [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
+            blocks.append("\n".join([*told, _lines(re.sub(r"\s+", " ", sql.strip())), ""]))
+        return "\n".join(blocks)
+
+
+def _lines(sql: str) -> str:
+    """Break a statement into lines, at its clauses and those of its CTEs; other parentheses stay as they are."""
+    lines, of_ctes = [""], list[bool]()
+    for match in _TOKEN.finditer(sql):
+        part = match[0]
+        if part == " " and all(of_ctes) and _LINE.match(sql, match.end()) and lines[-1].strip() not in BEFORE:
+            lines.append("  " * (len(of_ctes) + 1))
+            continue
+        if part == "(":
+            of_ctes.append(lines[-1].endswith((" AS ", " AS MATERIALIZED ")))
+        elif part == ")":
+            of_ctes.pop()
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _recording(original: Any, *, many: bool = False) -> Any:
+    async def recorded(self: GatewayConnection, sql: str, *arguments: Any, **options: Any) -> Any:
+        request = _current.get()
+        if request is None or any(part in sql for part in _NOT_OF_REQUESTS):
+            return await original(self, sql, *arguments, **options)
+        if not sql.startswith(_TRANSACTIONS):
+            request.sent.append((sql, tuple(arguments[0][0]) if many else arguments))
+        alone = not self.is_in_transaction() or sql.startswith("COMMIT")
+        answer = await original(self, sql, *arguments, **options)
+        if request.breaks and alone and _WRITES.match(sql):
+            request.breaks = False
+            self.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("the test has cut it")
+        return answer
+
+    return recorded

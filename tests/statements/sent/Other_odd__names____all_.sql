@@ -1,0 +1,571 @@
+-- claim of a absent row: 200
+--   $1 = 'Other.odd "names"%2C \'all\'/k6'
+--   $2 = 125
+--   $3 = '"Other"."odd ""names"", \'all\'"'
+--   $4 = 'Other.odd "names", \'all\''
+--   $5 = '{"columns": [{"name": "key $1", "type": "text", "number": 1}], "relation":  ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 4611686018427387903
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+--   $1 = '"Other"."odd ""names"", \'all\'"'
+WITH RECURSIVE part(oid) AS (
+    SELECT $1::text::regclass::oid
+    UNION ALL SELECT i.inhrelid
+    FROM part
+    JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+--   $3 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "last_fence_token")
+  SELECT "%s :token", "r", "b", "hit", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C")
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"key $1": "k3", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+--   $3 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
+  SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+--   $3 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
+  SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = 'k4'
+--   $2 = 116
+--   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $4 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
+  SELECT CAST($1::text AS text), b."%s :token", b."r", b."b", b."hit", -$2::bigint
+  FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", ''
+
+-- PUT of a new row with defaults: 201
+--   $1 = 'k5'
+--   $2 = 117
+--   $3 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "last_fence_token")
+  SELECT CAST($1::text AS text), -$2::bigint
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", ''
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = 'k6'
+--   $2 = 135
+--   $3 = 0
+SELECT $3::int, ''::text, $2::bigint, ''
+  FROM fencepost."odd ""names"", 'all'_bdfa8dee7f_delete"(CAST($1::text AS text), $2::bigint, False) AS r
+  WHERE EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = 'k0'
+--   $2 = 151
+--   $3 = 0
+SELECT $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, $2::bigint, ''
+  FROM fencepost."odd ""names"", 'all'_bdfa8dee7f_delete"(CAST($1::text AS text), $2::bigint, True) AS r
+  WHERE EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- GET by filter: 206
+--   $1 = 'r'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json
+  FROM "Other"."odd ""names"", 'all'" AS r
+  WHERE r."r" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+  ORDER BY r."key $1" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = 'k0'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark
+  FROM "Other"."odd ""names"", 'all'" AS r
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+
+-- claim of a absent row: 200
+--   $1 = 'k6'
+SELECT EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text))
+
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}, {"key  ...
+SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((b."key $1")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
+  ORDER BY b."key $1", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = 'r'
+SELECT count(*)
+  FROM "Other"."odd ""names"", 'all'" AS r
+  WHERE r."r" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+
+-- claim of a absent row: 200
+--   $1 = 'Other.odd "names", \'all\''
+SELECT fencepost.floor_of($1)
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6c ...
+--   $3 = b'\x01\xe4\x9f )\xcfu!m\xcf\xb5 1\x86\xe0\x186\x1aL\x1ch\x0f\xd9\xe2\xc8s\xd ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6 ...
+--   $3 = [b'KL_\xd7\x95\x13\x0b\xbcH\xa2X_Q5Y\xa1\x9dE\xa4\x1dl\xcd\xac\xd6\xacgq0p\x ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $6 = [b'{"key $1":"k0","%s :token":"x","r":"r","b":"b","hit":"h"}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- claim of a absent row: 200
+--   $1 = 'Other.odd "names"%2C \'all\'/k6'
+--   $2 = 125
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6 ...
+--   $3 = [b'KL_\xd7\x95\x13\x0b\xbcH\xa2X_Q5Y\xa1\x9dE\xa4\x1dl\xcd\xac\xd6\xacgq0p\x ...
+SELECT k.state, k.status, k.headers, k.answer
+  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  ORDER BY k.number
+
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = 'k0'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump
+  FROM (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- GET of a mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = 'k0'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['k0']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump
+  FROM json_to_recordset($1::json) AS b("key $1" text)
+  CROSS
+  JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((b."key $1")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
+  ORDER BY n.resource
+
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'Other.odd "names", \'all\'=1'
+--   $2 = '"Other"."odd ""names"", \'all\'"'
+SELECT pg_catalog.set_config('fencepost.token', $1, true)
+  FROM fencepost.protected p
+  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6c ...
+--   $3 = b'\x01\xe4\x9f )\xcfu!m\xcf\xb5 1\x86\xe0\x186\x1aL\x1ch\x0f\xd9\xe2\xc8s\xd ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = 'k0'
+--   $2 = 115
+--   $3 = 0
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "%s :token" = DEFAULT, "r" = DEFAULT, "b" = DEFAULT, "hit" = DEFAULT, "last_fence_token" = $2::bigint
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", ''
+
+-- PATCH, minimal: 204
+--   $1 = 'k0'
+--   $2 = 109
+--   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $4 = 0
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = 'k0'
+--   $2 = 108
+--   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $4 = 0
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1" AS "key $1") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT over a row: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+--   $1 = 'k0'
+--   $2 = 107
+--   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $4 = 0
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", ''
+
+-- PATCH of nothing: 200
+--   $1 = 'k0'
+--   $2 = 110
+--   $3 = 0
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text, r."last_fence_token", ''
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = 'k0'
+--   $2 = 124
+UPDATE "Other"."odd ""names"", 'all'" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+WITH
+  b AS MATERIALIZED (SELECT "%s :token", "r", "b", "hit", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("%s :token", "r", "b", "hit", "fencepost ordinal")),
+  i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "last_fence_token")
+    SELECT "%s :token", "r", "b", "hit", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
+WITH
+  b AS MATERIALIZED (SELECT "key $1", "%s :token", "r", "b", "hit", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal")),
+  i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
+    SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
+    FROM b
+    ORDER BY b."key $1"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."key $1" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = 120
+--   $2 = '[{"key $1": "k0"}, {"key $1": "k1"}, {"key $1": "k2"}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."key $1" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
+    ORDER BY r."key $1"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = 118
+--   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}, {"key  ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS b("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."key $1" AS k0, b."%s :token" AS v0, b."r" AS v1, b."b" AS v2, b."hit" AS v3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
+    ORDER BY r."key $1"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
+    SET "%s :token" = hit.v0, "r" = hit.v1, "b" = hit.v2, "hit" = hit.v3, "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = 122
+--   $2 = 'r'
+WITH
+  hit AS MATERIALIZED (SELECT r."key $1", r."last_fence_token" AS "fencepost mark"
+    FROM "Other"."odd ""names"", 'all'" AS r
+    WHERE r."r" OPERATOR(pg_catalog.=) CAST($2::text AS text)
+    ORDER BY r."key $1" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit."key $1" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."key $1" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = 'r'
+WITH
+  hit AS MATERIALIZED (SELECT r."key $1", r."last_fence_token" AS "fencepost mark"
+    FROM "Other"."odd ""names"", 'all'" AS r
+    WHERE r."r" OPERATOR(pg_catalog.=) CAST($2::text AS text)
+    ORDER BY r."key $1" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "Other"."odd ""names"", 'all'" AS r USING hit
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit."key $1" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."key $1" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter: 200
+--   $1 = 154
+--   $2 = 'r'
+WITH
+  hit AS MATERIALIZED (SELECT r."key $1", r."last_fence_token" AS "fencepost mark"
+    FROM "Other"."odd ""names"", 'all'" AS r
+    WHERE r."r" OPERATOR(pg_catalog.=) CAST($2::text AS text)
+    ORDER BY r."key $1" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "Other"."odd ""names"", 'all'" AS r USING hit
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit."key $1" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."key $1" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = 119
+--   $2 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $3 = 'r'
+WITH
+  hit AS MATERIALIZED (SELECT r."key $1", r."last_fence_token" AS "fencepost mark"
+    FROM "Other"."odd ""names"", 'all'" AS r
+    WHERE r."r" OPERATOR(pg_catalog.=) CAST($3::text AS text)
+    ORDER BY r."key $1" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
+    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit."key $1" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."key $1" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 123
+--   $2 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
+--   $3 = 'r'
+WITH
+  hit AS MATERIALIZED (SELECT r."key $1", r."last_fence_token" AS "fencepost mark"
+    FROM "Other"."odd ""names"", 'all'" AS r
+    WHERE r."r" OPERATOR(pg_catalog.=) CAST($3::text AS text)
+    ORDER BY r."key $1" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
+    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
+    WHERE r."key $1" OPERATOR(pg_catalog.=) hit."key $1" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
+    RETURNING ''::text AS json, r."key $1" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."key $1" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)

@@ -1,0 +1,204 @@
+-- claim of a absent row: 200
+--   $1 = 'bounded/7'
+--   $2 = 115
+--   $3 = '"public"."bounded"'
+--   $4 = 'bounded'
+--   $5 = '{"columns": [{"name": "id", "type": "integer", "number": 1}], "relation": < ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 10000
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"id": 4, "status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."bounded" AS r ("id", "status", "last_fence_token")
+  SELECT "id", "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+--   $1 = 101
+--   $2 = '[{"id": 1, "status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."bounded" AS r ("id", "status", "last_fence_token")
+  SELECT "id", "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."bounded" AS r ("status", "last_fence_token")
+  SELECT "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"id": " 1", "status": "x"}'
+--   $2 = '1'
+SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("id" integer)
+
+-- claim of a absent row: 200
+--   $1 = '7'
+SELECT EXISTS (SELECT FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer))
+
+-- claim of a absent row: 200
+--   $1 = 'bounded'
+SELECT fencepost.floor_of($1)
+
+-- claim of a absent row: 200
+--   $1 = 'bounded/7'
+--   $2 = 115
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '1'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, fencepost.mark_without_row('bounded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS max_jump
+  FROM (SELECT 'bounded/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+--   $1 = ['1']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('bounded', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'bounded/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+--   $1 = '[{"id": 1, "status": "x"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('bounded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'bounded') AS max_jump
+  FROM json_to_recordset($1::json) AS b("id" integer)
+  CROSS
+  JOIN LATERAL (SELECT 'bounded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."bounded" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY n.resource
+
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 110
+--   $3 = 0
+UPDATE "public"."bounded" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '1'
+--   $2 = 114
+UPDATE "public"."bounded" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+
+-- PATCH, minimal: 204
+--   $1 = '1'
+--   $2 = 109
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."bounded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = '1'
+--   $2 = 108
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."bounded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+--   $1 = '1'
+--   $2 = 107
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."bounded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."bounded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '1'
+--   $2 = 112
+--   $3 = '{"id": " 1", "status": "x"}'
+UPDATE "public"."bounded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"id": 1, "status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."bounded" AS r ("id", "status", "last_fence_token")
+    SELECT "id", "status", -$1::bigint
+    FROM b
+    ORDER BY b."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('bounded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."bounded" AS r ("status", "last_fence_token")
+    SELECT "status", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'bounded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('bounded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)

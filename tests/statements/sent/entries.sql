@@ -1,0 +1,602 @@
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, minimal: 204
+--   $1 = '7'
+--   $2 = 'account/42'
+--   $3 = 0
+DELETE FROM "public"."entries" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, ''::text, 0::bigint, ''
+
+-- DELETE: 200
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = 0
+DELETE FROM "public"."entries" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- POST one, only values: 400
+--   $1 = 'account/42'
+--   $2 = '[{"account_id": 42, "n": 1}]'
+--   $3 = 0
+INSERT INTO "public"."entries" AS r ("account_id", "n")
+  SELECT "account_id", "n"
+  FROM json_to_recordset($2::json) AS b("account_id" integer, "n" integer)
+  WHERE $1::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row with defaults: 201
+--   $1 = '6'
+--   $2 = 'account/42'
+--   $3 = '{"account_id": 42}'
+--   $4 = 0
+INSERT INTO "public"."entries" AS r ("id", "account_id")
+  SELECT CAST($1::text AS integer), b."account_id"
+  FROM json_to_record($3::json) AS b("account_id" integer)
+  WHERE $2::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- POST one, minimal: 201
+--   $1 = 'account/42'
+--   $2 = '[{"id": 4, "account_id": 42, "n": 1}]'
+--   $3 = 0
+INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
+  SELECT "id", "account_id", "n"
+  FROM json_to_recordset($2::json) AS b("id" integer, "account_id" integer, "n" integer)
+  WHERE $1::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 'account/42'
+--   $2 = '[{"id": 1, "account_id": 42, "n": 1}]'
+--   $3 = 0
+INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
+  SELECT "id", "account_id", "n"
+  FROM json_to_recordset($2::json) AS b("id" integer, "account_id" integer, "n" integer)
+  WHERE $1::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '5'
+--   $2 = 'account/42'
+--   $3 = '{"account_id": 42, "n": 1}'
+--   $4 = 0
+INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
+  SELECT CAST($1::text AS integer), b."account_id", b."n"
+  FROM json_to_record($3::json) AS b("account_id" integer, "n" integer)
+  WHERE $2::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- GET of a scope's mark: 200
+--   $1 = ['42']
+SELECT 'account/' || fencepost.enc((CAST(x.v0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(v0, o)
+  ORDER BY x.o
+
+-- PATCH of nothing: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, no row: 404
+-- GET of a mark: 200
+-- GET of a mark: 400
+-- DELETE, no row: 404
+--   $1 = '1'
+SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")
+  FROM "public"."entries" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- GET by filter: 206
+--   $1 = '42'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json
+  FROM "public"."entries" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = '1'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark
+  FROM "public"."entries" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"id": " 1", "n": 1}'
+--   $2 = '1'
+SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("id" integer)
+
+-- POST one, present: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = '[{"id": 1, "account_id": 42, "n": 1}]'
+SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") AS scope
+  FROM json_to_recordset($1::json) AS b("account_id" integer)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
+SELECT b."fencepost ordinal" AS element, 'entries/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  LEFT
+  JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY b."id", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = '42'
+SELECT count(*)
+  FROM "public"."entries" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- POST one, present: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- POST one, only values: 400
+-- POST many, only values: 400
+-- PATCH of nothing: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH of an array: 204
+-- PATCH by filter: 204
+-- PATCH of an array, stale: 409
+-- PATCH by filter, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH by filter of nothing: 204
+-- PATCH by filter, minimal: 204
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH of an array, and the connection breaks: 503
+-- PATCH, and the connection breaks: 503
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'account'
+--   $2 = ['account/42']
+--   $3 = 102
+--   $4 = <oid of entries>
+--   $5 = 'account/{account_id}'
+SELECT e.scope, e.refused_by
+  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST one, only values: 400
+-- POST one, minimal: 201
+-- POST, and the connection breaks: 503
+--   $1 = [101]
+--   $2 = ['[{"id": 1, "account_id": 42, "n": 1}]']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT, and the connection breaks: 503
+--   $1 = [114]
+--   $2 = ['1']
+--   $3 = ['{"account_id": 42, "n": 1}']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, body, o) CROSS JOIN LATERAL json_to_record(x.body::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- PATCH: 200
+-- PATCH, select: 200
+-- PATCH, minimal: 204
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PATCH, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE: 200
+-- DELETE, no row: 404
+-- DELETE, minimal: 204
+--   $1 = [107]
+--   $2 = ['1']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/entries-PATCH-656e74726965733f6163636f756e745f69643d65712e3432'
+--   $3 = b"V\xfa~/m\xbfpd\x99\xd5\x11fa\x02F\xf5GM\xbe\x81\xa8\x8aFYg\x17\x84\xc0\xd0 ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/entries-PATCH-656e74726965732f31']
+--   $3 = [b't\xb8\xdfF\xf70\xf1\xec\xd0\xa7\xb0\t\xcc\x14mkR/~\xf6g\x87\xc0\xadw\xe1P ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\nx-fence-scope\naccount/42\ncon ...
+--   $6 = [b'{"id":1,"account_id":42,"n":1}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH by filter of nothing: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = '42'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."entries" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 10001) AS m GROUP BY m.scope
+
+-- PATCH by filter, minimal: 204
+--   $1 = '42'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."entries" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 41) AS m GROUP BY m.scope
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+--   $1 = 'account'
+SELECT p.name
+  FROM fencepost.protected p
+  JOIN pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relation
+  WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1
+  ORDER BY p.name
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/entries-PATCH-656e74726965733f6163636f756e745f69643d65712e3432'
+--   $3 = b"V\xfa~/m\xbfpd\x99\xd5\x11fa\x02F\xf5GM\xbe\x81\xa8\x8aFYg\x17\x84\xc0\xd0 ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = 'account'
+--   $2 = ['account/42']
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM pg_catalog.unnest($2::text[]) AS u(scope)
+  LEFT
+  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"account_id": 42}'
+--   $4 = 0
+UPDATE "public"."entries" AS r
+  SET "account_id" = b."account_id", "n" = DEFAULT
+  FROM json_to_record($3::json) AS b("account_id" integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- PUT over a row: 200
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"account_id": 42, "n": 1}'
+--   $4 = 0
+UPDATE "public"."entries" AS r
+  SET "account_id" = b."account_id", "n" = b."n"
+  FROM json_to_record($3::json) AS b("account_id" integer, "n" integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- PATCH, minimal: 204
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"n": 1}'
+--   $4 = 0
+UPDATE "public"."entries" AS r
+  SET "n" = b."n"
+  FROM json_to_record($3::json) AS b("n" integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, 0::bigint, ''
+
+-- PATCH, select: 200
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"n": 1}'
+--   $4 = 0
+UPDATE "public"."entries" AS r
+  SET "n" = b."n"
+  FROM json_to_record($3::json) AS b("n" integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, 0::bigint, ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH with an Idempotency-Key: 200
+-- PATCH, and the connection breaks: 503
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"n": 1}'
+--   $4 = 0
+UPDATE "public"."entries" AS r
+  SET "n" = b."n"
+  FROM json_to_record($3::json) AS b("n" integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = '[{"account_id": 42, "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "account_id", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("account_id" integer, "n" integer)) WITH ORDINALITY AS x("account_id", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."entries" AS r ("account_id", "n")
+    SELECT "account_id", "n"
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i) AS a
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409
+-- POST many: 201
+--   $1 = '[{"id": 1, "account_id": 42, "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "account_id", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("id" integer, "account_id" integer, "n" integer)) WITH ORDINALITY AS x("id", "account_id", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
+    SELECT "id", "account_id", "n"
+    FROM b
+    ORDER BY b."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = ['account/42']
+--   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, ''::text AS json, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (SELECT hit.json, hit."fencepost ordinal"
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = ['account/42']
+--   $2 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, b."n" AS v0, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = hit.v0
+    FROM hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = '42'
+--   $2 = ['account/42']
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r)
+  SELECT ''::text AS json
+  FROM "public"."entries" AS r, hit
+  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+  ORDER BY r."id"
+
+-- PATCH by filter: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = '42'
+--   $2 = ['account/42']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- DELETE by filter: 200
+--   $1 = '42'
+--   $2 = ['account/42']
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR UPDATE OF r),
+  w AS (DELETE
+    FROM "public"."entries" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- PATCH by filter, minimal: 204
+--   $1 = '42'
+--   $2 = ['account/42']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 40
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 40
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
+
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 'account/42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r)
+  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json
+  FROM "public"."entries" AS r, hit
+  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+  ORDER BY r."id"
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '1'
+--   $2 = 'account/42'
+--   $3 = '{"id": " 1", "n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."entries" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- POST with an Idempotency-Key: 201
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/entries-POST-656e7472696573']
+--   $3 = [b'\x9e\xc4A\x89\x9c\xfeZ\x0c\x03]k&\x7f\xd9\x19\x88\x9b\xa1\xf2\x87\xc0\xee ...
+--   $4 = [138]
+--   $5 = ['[{"id": 7, "account_id": 42, "n": 1}]']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number
+
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/entries-PUT-656e74726965732f31']
+--   $3 = [b'\xa7\xdcXFI\xca\xb6u\x04c\xbe\x11\xbd\x02\xb2\xf5^i\xd5 8D\x10\xddj\xfcj\ ...
+--   $4 = [135]
+--   $5 = ['1']
+--   $6 = ['{"account_id": 42, "n": 1}']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, body, o) CROSS JOIN LATERAL json_to_record(x.body::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number
+
+-- PATCH with an Idempotency-Key: 200
+-- DELETE with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 200
+-- DELETE with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = ['data/entries-PATCH-656e74726965732f31']
+--   $3 = [b't\xb8\xdfF\xf70\xf1\xec\xd0\xa7\xb0\t\xcc\x14mkR/~\xf6g\x87\xc0\xadw\xe1P ...
+--   $4 = [134]
+--   $5 = ['1']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number

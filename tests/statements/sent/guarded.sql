@@ -1,0 +1,135 @@
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"id": " 1", "status": "x"}'
+--   $2 = '1'
+SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("id" integer)
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- claim of a row, stale: 409
+-- claim of a absent row: 404
+-- claim of a absent row, stale: 404
+--   $1 = '1'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump
+  FROM (SELECT 'guarded/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+--   $1 = '[{"id": 1, "status": "x"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump
+  FROM json_to_recordset($1::json) AS b("id" integer)
+  CROSS
+  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."guarded" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY n.resource
+
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 110
+UPDATE "public"."guarded" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 404
+-- claim of a absent row, stale: 404
+--   $1 = '1'
+--   $2 = 114
+UPDATE "public"."guarded" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+
+-- PATCH, minimal: 204
+--   $1 = '1'
+--   $2 = 109
+--   $3 = '{"status": "x"}'
+UPDATE "public"."guarded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING ''::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH, select: 200
+--   $1 = '1'
+--   $2 = 108
+--   $3 = '{"status": "x"}'
+UPDATE "public"."guarded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+--   $1 = '1'
+--   $2 = 107
+--   $3 = '{"status": "x"}'
+UPDATE "public"."guarded" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"id": 4, "status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
+    SELECT "id", "status", -$1::bigint
+    FROM b
+    ORDER BY b."id"
+    RETURNING ''::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 101
+--   $2 = '[{"id": 1, "status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
+    SELECT "id", "status", -$1::bigint
+    FROM b
+    ORDER BY b."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."guarded" AS r ("status", "last_fence_token")
+    SELECT "status", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)

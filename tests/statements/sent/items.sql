@@ -1,0 +1,609 @@
+-- claim of a absent row: 200
+--   $1 = 'items/o,6'
+--   $2 = 125
+--   $3 = '"public"."items"'
+--   $4 = 'items'
+--   $5 = '{"columns": [{"name": "order_id", "type": "text", "number": 1}, {"name": "l ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 4611686018427387903
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+--   $1 = '"public"."items"'
+WITH RECURSIVE part(oid) AS (
+    SELECT $1::text::regclass::oid
+    UNION ALL SELECT i.inhrelid
+    FROM part
+    JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+
+-- PUT of a new row with defaults: 201
+--   $1 = 'o'
+--   $2 = '5'
+--   $3 = 117
+--   $4 = 0
+INSERT INTO "public"."items" AS r ("order_id", "line", "last_fence_token")
+  SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"order_id": "o", "line": 3, "what": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
+  SELECT "order_id", "line", "what", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("order_id" text, "line" integer, "what" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"order_id": "o", "line": 0, "what": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
+  SELECT "order_id", "line", "what", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("order_id" text, "line" integer, "what" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = 'o'
+--   $2 = '4'
+--   $3 = 116
+--   $4 = '{"what": "x"}'
+--   $5 = 0
+INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
+  SELECT CAST($1::text AS text), CAST($2::text AS integer), b."what", -$3::bigint
+  FROM json_to_record($4::json) AS b("what" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{"what": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."items" AS r ("what", "last_fence_token")
+  SELECT "what", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("what" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = 'o'
+--   $2 = '6'
+--   $3 = 135
+--   $4 = 0
+SELECT $4::int, ''::text, $3::bigint, ''
+  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
+  WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 151
+--   $4 = 0
+SELECT $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, $3::bigint, ''
+  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
+  WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- GET by filter: 206
+--   $1 = 'o'
+--   $2 = ['1', '2', '3']
+--   $3 = 2
+--   $4 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json
+  FROM "public"."items" AS r
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[]))
+  ORDER BY r."order_id" LIMIT $3::bigint OFFSET $4::bigint
+
+-- GET of a row: 200
+--   $1 = 'o'
+--   $2 = '0'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark
+  FROM "public"."items" AS r
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"order_id": "o", "line": " 0", "what": "x"}'
+--   $2 = '0'
+SELECT (b."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("line" integer)
+
+-- claim of a absent row: 200
+--   $1 = 'o'
+--   $2 = '6'
+SELECT EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer))
+
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"order_id": "o", "line": 0, "what": "x"}, {"order_id": "o", "line": 1, "w ...
+SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+  ORDER BY b."order_id" COLLATE pg_catalog."C", b."line", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = 'o'
+--   $2 = ['1', '2', '3']
+SELECT count(*)
+  FROM "public"."items" AS r
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[]))
+
+-- claim of a absent row: 200
+--   $1 = 'items'
+SELECT fencepost.floor_of($1)
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/items-PATCH-6974656d733f6f726465725f69643d65712e6f266c696e653d696e2e28 ...
+--   $3 = b'r\x7f\xfd\x92V6\xc9\xe1\xd7\xaf\xdd\x96\xba\x93\xd7\x8d\x89oK\xfc\xdeu@u-^ ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-2/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/items-PATCH-6974656d732f6f2c30']
+--   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $6 = [b'{"order_id":"o","line":0,"what":"x"}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- claim of a absent row: 200
+--   $1 = 'items/o,6'
+--   $2 = 125
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/items-PATCH-6974656d732f6f2c30']
+--   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
+SELECT k.state, k.status, k.headers, k.answer
+  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  ORDER BY k.number
+
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = 'o'
+--   $2 = '0'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
+  FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- GET of a mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = 'o'
+--   $2 = '0'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['o']
+--   $2 = ['0']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS
+  JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"order_id": "o", "line": 0, "what": "x"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
+  FROM json_to_recordset($1::json) AS b("order_id" text, "line" integer)
+  CROSS
+  JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+  ORDER BY n.resource
+
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'items=1'
+--   $2 = '"public"."items"'
+SELECT pg_catalog.set_config('fencepost.token', $1, true)
+  FROM fencepost.protected p
+  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/items-PATCH-6974656d733f6f726465725f69643d65712e6f266c696e653d696e2e28 ...
+--   $3 = b'r\x7f\xfd\x92V6\xc9\xe1\xd7\xaf\xdd\x96\xba\x93\xd7\x8d\x89oK\xfc\xdeu@u-^ ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- PATCH of nothing: 200
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 110
+--   $4 = 0
+UPDATE "public"."items" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 124
+UPDATE "public"."items" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 115
+--   $4 = 0
+UPDATE "public"."items" AS r
+  SET "what" = DEFAULT, "last_fence_token" = $3::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+
+-- PATCH, minimal: 204
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 109
+--   $4 = '{"what": "x"}'
+--   $5 = 0
+UPDATE "public"."items" AS r
+  SET "what" = b."what", "last_fence_token" = $3::bigint
+  FROM json_to_record($4::json) AS b("what" text)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 108
+--   $4 = '{"what": "x"}'
+--   $5 = 0
+UPDATE "public"."items" AS r
+  SET "what" = b."what", "last_fence_token" = $3::bigint
+  FROM json_to_record($4::json) AS b("what" text)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT over a row: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 107
+--   $4 = '{"what": "x"}'
+--   $5 = 0
+UPDATE "public"."items" AS r
+  SET "what" = b."what", "last_fence_token" = $3::bigint
+  FROM json_to_record($4::json) AS b("what" text)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = 'o'
+--   $2 = '0'
+--   $3 = 112
+--   $4 = '{"order_id": "o", "line": " 0", "what": "x"}'
+UPDATE "public"."items" AS r
+  SET "what" = b."what", "last_fence_token" = $3::bigint
+  FROM json_to_record($4::json) AS b("what" text)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"order_id": "o", "line": 0, "what": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "order_id", "line", "what", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS x("order_id", "line", "what", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
+    SELECT "order_id", "line", "what", -$1::bigint
+    FROM b
+    ORDER BY b."order_id" COLLATE pg_catalog."C", b."line"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"what": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "what", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("what" text)) WITH ORDINALITY AS x("what", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."items" AS r ("what", "last_fence_token")
+    SELECT "what", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = 120
+--   $2 = '[{"order_id": "o", "line": 0}, {"order_id": "o", "line": 1}, {"order_id": " ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+    ORDER BY r."order_id", r."line"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."items" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = 118
+--   $2 = '[{"order_id": "o", "line": 0, "what": "x"}, {"order_id": "o", "line": 1, "w ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS b("order_id", "line", "what", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, b."what" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+    ORDER BY r."order_id", r."line"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."items" AS r
+    SET "what" = hit.v0, "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = 122
+--   $2 = 'o'
+--   $3 = ['1', '2', '3']
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."items" AS r
+    WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
+    ORDER BY r."order_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."items" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = 'o'
+--   $3 = ['1', '2', '3']
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."items" AS r
+    WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
+    ORDER BY r."order_id", r."line" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."items" AS r USING hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter: 200
+--   $1 = 154
+--   $2 = 'o'
+--   $3 = ['1', '2', '3']
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."items" AS r
+    WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
+    ORDER BY r."order_id", r."line" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."items" AS r USING hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = 119
+--   $2 = '{"what": "x"}'
+--   $3 = 'o'
+--   $4 = ['1', '2', '3']
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."items" AS r
+    WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($4::text[] AS integer[]))
+    ORDER BY r."order_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."items" AS r
+    SET "what" = b."what", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("what" text)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 123
+--   $2 = '{"what": "x"}'
+--   $3 = 'o'
+--   $4 = ['1', '2', '3']
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."items" AS r
+    WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($4::text[] AS integer[]))
+    ORDER BY r."order_id", r."line" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."items" AS r
+    SET "what" = b."what", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("what" text)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
+    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)

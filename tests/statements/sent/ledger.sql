@@ -1,0 +1,600 @@
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- GET of a scope's mark: 200
+--   $1 = ['b']
+--   $2 = ['ok']
+SELECT 'books/' || fencepost.enc((CAST(x.v0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.v1 AS text))::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(v0, v1, o)
+  ORDER BY x.o
+
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '{"book": "b", "part": "ok", "n": 1}'
+SELECT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."part")::text COLLATE pg_catalog."C")
+  FROM json_to_record($1::json) AS b("book" character varying(10), "part" text)
+
+-- PATCH: 200
+-- PATCH, select: 200
+-- PATCH, minimal: 204
+-- PATCH of nothing: 200
+-- PATCH with its key: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- GET of a mark: 200
+-- GET of a mark: 400
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE: 200
+-- DELETE, no row: 404
+-- DELETE, minimal: 204
+--   $1 = '1'
+SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")
+  FROM "public"."ledger" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- GET by filter: 206
+--   $1 = '1'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json
+  FROM "public"."ledger" AS r
+  WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = '1'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark
+  FROM "public"."ledger" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"id": " 1", "n": 1}'
+--   $2 = '1'
+SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("id" integer)
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- POST one, only values: 400
+-- POST many, only values: 400
+-- POST one, minimal: 201
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
+SELECT DISTINCT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."part")::text COLLATE pg_catalog."C") AS scope
+  FROM json_to_recordset($1::json) AS b("book" character varying(10), "part" text)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
+SELECT b."fencepost ordinal" AS element, 'ledger/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  LEFT
+  JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY b."id", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = '1'
+SELECT count(*)
+  FROM "public"."ledger" AS r
+  WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- POST one, only values: 400
+-- POST many, only values: 400
+-- POST one, minimal: 201
+-- PATCH: 200
+-- PATCH, select: 200
+-- PATCH, minimal: 204
+-- PATCH of nothing: 200
+-- PATCH with its key: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, stale: 409
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PATCH of an array: 204
+-- PATCH by filter: 204
+-- PATCH of an array, stale: 409
+-- PATCH by filter, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH by filter of nothing: 204
+-- PATCH by filter, minimal: 204
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE: 200
+-- DELETE, minimal: 204
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'books'
+--   $2 = ['books/b,ok']
+--   $3 = 101
+--   $4 = <oid of ledger>
+--   $5 = 'books/{book},{part}'
+SELECT e.scope, e.refused_by
+  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/ledger-PATCH-6c65646765722f31'
+--   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
+--   $4 = 200
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '134', 'x-fence-scope', 'books ...
+--   $6 = b'{"id":1,"book":"b","part":"ok","n":1}'
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH by filter of nothing: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = '1'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 10001) AS m GROUP BY m.scope
+
+-- PATCH by filter, minimal: 204
+--   $1 = '1'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 41) AS m GROUP BY m.scope
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+--   $1 = 'books'
+SELECT p.name
+  FROM fencepost.protected p
+  JOIN pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relation
+  WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1
+  ORDER BY p.name
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/ledger-PATCH-6c65646765722f31'
+--   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = 'books'
+--   $2 = ['books/b,ok']
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM pg_catalog.unnest($2::text[]) AS u(scope)
+  LEFT
+  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "book", "part", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
+    SELECT "book", "part", "n"
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, minimal: 201
+--   $1 = '[{"id": 4, "book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
+    SELECT "id", "book", "part", "n"
+    FROM b
+    ORDER BY b."id"
+    RETURNING ''::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST many: 201
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
+    SELECT "id", "book", "part", "n"
+    FROM b
+    ORDER BY b."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = ['books/b,ok']
+--   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, ''::text AS json, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (SELECT hit.json, hit."fencepost ordinal"
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = ['books/b,ok']
+--   $2 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, b."n" AS v0, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = hit.v0
+    FROM hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r)
+  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json
+  FROM "public"."ledger" AS r, hit
+  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+  ORDER BY r."id"
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+--   $3 = '{"book": "b", "part": "ok"}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "book" = b."book", "part" = b."part", "n" = DEFAULT
+    FROM hit, json_to_record($3::json) AS b("book" character varying, "part" text)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PUT over a row: 200
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+--   $3 = '{"book": "b", "part": "ok", "n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "book" = b."book", "part" = b."part", "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PATCH, minimal: 204
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PATCH, select: 200
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH with an Idempotency-Key: 200
+-- PATCH, and the connection breaks: 503
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, minimal: 204
+--   $1 = '7'
+--   $2 = 'books/b,ok'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR UPDATE OF r),
+  w AS (DELETE
+    FROM "public"."ledger" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- DELETE: 200
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    ORDER BY r."id"
+    FOR UPDATE OF r),
+  w AS (DELETE
+    FROM "public"."ledger" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PATCH by filter of nothing: 204
+--   $1 = '1'
+--   $2 = ['books/b,ok']
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r)
+  SELECT ''::text AS json
+  FROM "public"."ledger" AS r, hit
+  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
+  ORDER BY r."id"
+
+-- PATCH by filter: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = '1'
+--   $2 = ['books/b,ok']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- DELETE by filter: 200
+--   $1 = '1'
+--   $2 = ['books/b,ok']
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR UPDATE OF r),
+  w AS (DELETE
+    FROM "public"."ledger" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- PATCH by filter, minimal: 204
+--   $1 = '1'
+--   $2 = ['books/b,ok']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."id"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."id" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."ledger" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 40
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 40
+  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
+
+-- PUT of a new row with defaults: 201
+--   $1 = '6'
+--   $2 = '{"book": "b", "part": "ok"}'
+WITH
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part")
+    SELECT CAST($1::text AS integer), b."book", b."part"
+    FROM json_to_record($2::json) AS b("book" character varying, "part" text)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json)
+  SELECT i.json
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('ledger')
+  WHERE NOT EXISTS (SELECT FROM i)
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '5'
+--   $2 = '{"book": "b", "part": "ok", "n": 1}'
+WITH
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
+    SELECT CAST($1::text AS integer), b."book", b."part", b."n"
+    FROM json_to_record($2::json) AS b("book" character varying, "part" text, "n" integer)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json)
+  SELECT i.json
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('ledger')
+  WHERE NOT EXISTS (SELECT FROM i)

@@ -1,0 +1,579 @@
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, minimal: 204
+--   $1 = '43'
+--   $2 = 'l6'
+--   $3 = 'account/43'
+--   $4 = 0
+DELETE FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, 0::bigint, ''
+
+-- DELETE: 200
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = 0
+DELETE FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+
+-- PUT of a new row with defaults: 201
+--   $1 = '43'
+--   $2 = 'l5'
+--   $3 = 'account/43'
+--   $4 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line")
+  SELECT CAST($1::text AS bigint), CAST($2::text AS character varying)
+  WHERE $3::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+
+-- POST one, minimal: 201
+--   $1 = 'account/43'
+--   $2 = '[{"account_id": 43, "line": "l3", "n": 1}]'
+--   $3 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+  SELECT "account_id", "line", "n"
+  FROM json_to_recordset($2::json) AS b("account_id" bigint, "line" character varying, "n" integer)
+  WHERE $1::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, 0::bigint, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 'account/43'
+--   $2 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+--   $3 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+  SELECT "account_id", "line", "n"
+  FROM json_to_recordset($2::json) AS b("account_id" bigint, "line" character varying, "n" integer)
+  WHERE $1::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '43'
+--   $2 = 'l4'
+--   $3 = 'account/43'
+--   $4 = '{"n": 1}'
+--   $5 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+  SELECT CAST($1::text AS bigint), CAST($2::text AS character varying), b."n"
+  FROM json_to_record($4::json) AS b("n" integer)
+  WHERE $3::text IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+
+-- PATCH, no row: 404
+-- DELETE, no row: 404
+--   $1 = '43'
+SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C")
+
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- GET of a scope's mark: 200
+--   $1 = ['43']
+SELECT 'account/' || fencepost.enc((CAST(x.v0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(v0, o)
+  ORDER BY x.o
+
+-- PATCH of nothing: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, no row: 404
+-- GET of a mark: 200
+-- GET of a mark: 400
+-- DELETE, no row: 404
+--   $1 = '43'
+--   $2 = 'l0'
+SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")
+  FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying)
+
+-- GET by filter: 206
+--   $1 = '43'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json
+  FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
+  ORDER BY r."account_id" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = '43'
+--   $2 = 'l0'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark
+  FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"account_id": " 43", "line": "l0", "n": 1}'
+--   $2 = '43'
+SELECT (b."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
+  FROM json_to_record($1::json) AS b("account_id" bigint)
+
+-- POST one, present: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") AS scope
+  FROM json_to_recordset($1::json) AS b("account_id" bigint)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
+SELECT b."fencepost ordinal" AS element, 'lines/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal")
+  LEFT
+  JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+  ORDER BY b."account_id", b."line", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = '43'
+SELECT count(*)
+  FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
+
+-- POST one, present: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+-- PATCH of nothing: 200
+-- PATCH with its key, spelled otherwise: 200
+-- PATCH, no row: 404
+-- PATCH of an array: 204
+-- PATCH by filter: 204
+-- PATCH of an array, stale: 409
+-- PATCH by filter, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH by filter of nothing: 204
+-- PATCH by filter, minimal: 204
+-- claim of a scope: 200
+-- claim of a scope, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH of an array, and the connection breaks: 503
+-- PATCH, and the connection breaks: 503
+-- DELETE, no row: 404
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'account'
+--   $2 = ['account/43']
+--   $3 = 102
+--   $4 = <oid of lines>
+--   $5 = 'account/{account_id}'
+SELECT e.scope, e.refused_by
+  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT, and the connection breaks: 503
+--   $1 = [114]
+--   $2 = ['43']
+--   $3 = ['l0']
+--   $4 = ['{"n": 1}']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, body, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST one, minimal: 201
+-- POST, and the connection breaks: 503
+--   $1 = [101]
+--   $2 = ['[{"account_id": 43, "line": "l0", "n": 1}]']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- PATCH: 200
+-- PATCH, select: 200
+-- PATCH, minimal: 204
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PATCH, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE: 200
+-- DELETE, no row: 404
+-- DELETE, minimal: 204
+--   $1 = [107]
+--   $2 = ['43']
+--   $3 = ['l0']
+SELECT e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  ORDER BY e.number
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/lines-PATCH-6c696e65733f6163636f756e745f69643d65712e3433'
+--   $3 = b'\xe1\xc8\xbf\x14\xf59\x08f^.\xdeP\x8e\x97\xbe\xd2>\x9d:\x8a1jb\xb8Kq\x0f>\ ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
+--   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\nx-fence-scope\naccount/43\ncon ...
+--   $6 = [b'{"account_id":43,"line":"l0","n":1}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH by filter of nothing: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = '43'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) LIMIT 10001) AS m GROUP BY m.scope
+
+-- PATCH by filter, minimal: 204
+--   $1 = '43'
+SELECT m.scope, count(*) AS rows
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) LIMIT 41) AS m GROUP BY m.scope
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+--   $1 = 'account'
+SELECT p.name
+  FROM fencepost.protected p
+  JOIN pg_class c ON c.oid OPERATOR(pg_catalog.=) p.relation
+  WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1
+  ORDER BY p.name
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/lines-PATCH-6c696e65733f6163636f756e745f69643d65712e3433'
+--   $3 = b'\xe1\xc8\xbf\x14\xf59\x08f^.\xdeP\x8e\x97\xbe\xd2>\x9d:\x8a1jb\xb8Kq\x0f>\ ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- GET of a mark: 200
+-- GET of a scope's mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = 'account'
+--   $2 = ['account/43']
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM pg_catalog.unnest($2::text[]) AS u(scope)
+  LEFT
+  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = 0
+UPDATE "public"."lines" AS r
+  SET "n" = DEFAULT
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+
+-- PATCH, minimal: 204
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = '{"n": 1}'
+--   $5 = 0
+UPDATE "public"."lines" AS r
+  SET "n" = b."n"
+  FROM json_to_record($4::json) AS b("n" integer)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, ''::text, 0::bigint, ''
+
+-- PATCH, select: 200
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = '{"n": 1}'
+--   $5 = 0
+UPDATE "public"."lines" AS r
+  SET "n" = b."n"
+  FROM json_to_record($4::json) AS b("n" integer)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id" AS "account_id") AS x)::text, 0::bigint, ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PUT over a row: 200
+-- PUT of a new row: 201
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = '{"n": 1}'
+--   $5 = 0
+UPDATE "public"."lines" AS r
+  SET "n" = b."n"
+  FROM json_to_record($4::json) AS b("n" integer)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+
+-- POST one, present: 409
+-- POST many: 201
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "account_id", "line", "n", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS x("account_id", "line", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+    SELECT "account_id", "line", "n"
+    FROM b
+    ORDER BY b."account_id", b."line"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = ['account/43']
+--   $2 = '[{"account_id": 43, "line": "l0"}, {"account_id": 43, "line": "l1"}, {"acco ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, ''::text AS json, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (SELECT hit.json, hit."fencepost ordinal"
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = ['account/43']
+--   $2 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, b."n" AS v0, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = hit.v0
+    FROM hit
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = '43'
+--   $2 = ['account/43']
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r)
+  SELECT ''::text AS json
+  FROM "public"."lines" AS r, hit
+  WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
+  ORDER BY r."account_id", r."line"
+
+-- PATCH by filter: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = '43'
+--   $2 = ['account/43']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING ''::text AS json, r."account_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- DELETE by filter: 200
+--   $1 = '43'
+--   $2 = ['account/43']
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR UPDATE OF r),
+  w AS (DELETE
+    FROM "public"."lines" AS r USING hit
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 10000
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, r."account_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 10000
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+
+-- PATCH by filter, minimal: 204
+--   $1 = '43'
+--   $2 = ['account/43']
+--   $3 = '{"n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    ORDER BY r."account_id", r."line" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($3::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 40
+    RETURNING ''::text AS json, r."account_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT 'too many', NULL
+  FROM hit HAVING count(*) > 40
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
+
+-- PATCH of nothing: 200
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
+    ORDER BY r."account_id", r."line"
+    FOR NO KEY UPDATE OF r)
+  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json
+  FROM "public"."lines" AS r, hit
+  WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
+  ORDER BY r."account_id", r."line"
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+--   $4 = '{"account_id": " 43", "line": "l0", "n": 1}'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
+    ORDER BY r."account_id", r."line"
+    FOR NO KEY UPDATE OF r),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($4::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, r."account_id" AS k0, r."line" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/lines-PUT-6c696e65732f34332c6c30']
+--   $3 = [b'@\x03\xe5?D`\x9e>li\xf2\xd051#-k\xec`w\tF\x0eV\xd34u\xa4\n\x99`R']
+--   $4 = [135]
+--   $5 = ['43']
+--   $6 = ['l0']
+--   $7 = ['{"n": 1}']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, body, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number
+
+-- POST with an Idempotency-Key: 201
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/lines-POST-6c696e6573']
+--   $3 = [b'\x0f>\x8e1\xb3y\xfe1\xdb2v\x05\xf6\xe0Z\xec\x9fJ\xb4\x0b\xdfW\xfb[k\xd9\x ...
+--   $4 = [138]
+--   $5 = ['[{"account_id": 43, "line": "l6", "n": 1}]']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number
+
+-- PATCH with an Idempotency-Key: 200
+-- DELETE with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 200
+-- DELETE with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
+--   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
+--   $4 = [134]
+--   $5 = ['43']
+--   $6 = ['l0']
+WITH
+  k AS MATERIALIZED (SELECT *
+    FROM fencepost.idem_begin_each($1, $2, $3))
+  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  JOIN k USING (number)
+  ORDER BY e.number

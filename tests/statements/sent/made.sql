@@ -1,0 +1,585 @@
+-- claim of a absent row: 200
+--   $1 = 'made/107'
+--   $2 = 125
+--   $3 = '"public"."made"'
+--   $4 = 'made'
+--   $5 = '{"columns": [{"name": "id", "type": "bigint", "number": 1}], "relation": <o ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 4611686018427387903
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+--   $1 = '"public"."made"'
+WITH RECURSIVE part(oid) AS (
+    SELECT $1::text::regclass::oid
+    UNION ALL SELECT i.inhrelid
+    FROM part
+    JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+
+-- PUT of a new row with defaults: 201
+--   $1 = '106'
+--   $2 = 117
+--   $3 = 0
+INSERT INTO "public"."made" AS r ("id", "last_fence_token")
+  SELECT CAST($1::text AS bigint), -$2::bigint
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"id": 104, "status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
+  SELECT "id", "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("id" bigint, "status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"id": 101, "status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
+  SELECT "id", "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("id" bigint, "status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '105'
+--   $2 = 116
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
+  SELECT CAST($1::text AS bigint), b."status", -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- POST one, only values: 201
+--   $1 = 104
+--   $2 = '[{"status": "x"}]'
+--   $3 = 0
+INSERT INTO "public"."made" AS r ("status", "last_fence_token")
+  SELECT "status", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = '107'
+--   $2 = 135
+--   $3 = 0
+SELECT $3::int, ''::text, $2::bigint, ''
+  FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, False) AS r
+  WHERE EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = '101'
+--   $2 = 151
+--   $3 = 0
+SELECT $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, $2::bigint, ''
+  FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, True) AS r
+  WHERE EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- GET by filter: 206
+--   $1 = 'x%'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json
+  FROM "public"."made" AS r
+  WHERE r."status" OPERATOR(pg_catalog.~~) $1::text
+  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = '101'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark
+  FROM "public"."made" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"id": " 101", "status": "x"}'
+--   $2 = '101'
+SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
+  FROM json_to_record($1::json) AS b("id" bigint)
+
+-- claim of a absent row: 200
+--   $1 = '107'
+SELECT EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint))
+
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"id": 101, "status": "x"}, {"id": 102, "status": "x"}, {"id": 103, "statu ...
+SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("id" bigint)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'made/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY b."id", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = 'x%'
+SELECT count(*)
+  FROM "public"."made" AS r
+  WHERE r."status" OPERATOR(pg_catalog.~~) $1::text
+
+-- claim of a absent row: 200
+--   $1 = 'made'
+SELECT fencepost.floor_of($1)
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/made-PATCH-6d6164653f7374617475733d6c696b652e782a'
+--   $3 = b'\xf3\x87W&dn\xd4\x0b\xf2\xa9N\x0e*d\x11\x8e\x15\t5\xa2\xcf\x8bHok\x88\x9f\ ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-8/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/made-PATCH-6d6164652f313031']
+--   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $6 = [b'{"id":101,"status":"x"}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- claim of a absent row: 200
+--   $1 = 'made/107'
+--   $2 = 125
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/made-PATCH-6d6164652f313031']
+--   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
+SELECT k.state, k.status, k.headers, k.answer
+  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  ORDER BY k.number
+
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '101'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
+  FROM (SELECT 'made/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- GET of a mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = '101'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM (SELECT 'made/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['101']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'made/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"id": 101, "status": "x"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
+  FROM json_to_recordset($1::json) AS b("id" bigint)
+  CROSS
+  JOIN LATERAL (SELECT 'made/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  ORDER BY n.resource
+
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'made=1'
+--   $2 = '"public"."made"'
+SELECT pg_catalog.set_config('fencepost.token', $1, true)
+  FROM fencepost.protected p
+  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/made-PATCH-6d6164653f7374617475733d6c696b652e782a'
+--   $3 = b'\xf3\x87W&dn\xd4\x0b\xf2\xa9N\x0e*d\x11\x8e\x15\t5\xa2\xcf\x8bHok\x88\x9f\ ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- PATCH of nothing: 200
+--   $1 = '101'
+--   $2 = 110
+--   $3 = 0
+UPDATE "public"."made" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '101'
+--   $2 = 124
+UPDATE "public"."made" AS r
+  SET "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = '101'
+--   $2 = 115
+--   $3 = 0
+UPDATE "public"."made" AS r
+  SET "status" = DEFAULT, "last_fence_token" = $2::bigint
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- PATCH, minimal: 204
+--   $1 = '101'
+--   $2 = 109
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."made" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = '101'
+--   $2 = 108
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."made" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT over a row: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+--   $1 = '101'
+--   $2 = 107
+--   $3 = '{"status": "x"}'
+--   $4 = 0
+UPDATE "public"."made" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '101'
+--   $2 = 112
+--   $3 = '{"id": " 101", "status": "x"}'
+UPDATE "public"."made" AS r
+  SET "status" = b."status", "last_fence_token" = $2::bigint
+  FROM json_to_record($3::json) AS b("status" text)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"id": 101, "status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" bigint, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
+    SELECT "id", "status", -$1::bigint
+    FROM b
+    ORDER BY b."id"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST many, only values: 201
+--   $1 = 105
+--   $2 = '[{"status": "x"}, {"status": "x"}]'
+WITH
+  b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."made" AS r ("status", "last_fence_token")
+    SELECT "status", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = 120
+--   $2 = '[{"id": 101}, {"id": 102}, {"id": 103}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" bigint)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."made" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = 118
+--   $2 = '[{"id": 101, "status": "x"}, {"id": 102, "status": "x"}, {"id": 103, "statu ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("id" bigint, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."id" AS k0, b."status" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+    ORDER BY r."id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."made" AS r
+    SET "status" = hit.v0, "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = 122
+--   $2 = 'x%'
+WITH
+  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."made" AS r
+    WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."made" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = 'x%'
+WITH
+  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."made" AS r
+    WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
+    ORDER BY r."id" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."made" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter: 200
+--   $1 = 154
+--   $2 = 'x%'
+WITH
+  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."made" AS r
+    WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
+    ORDER BY r."id" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."made" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = 119
+--   $2 = '{"status": "x"}'
+--   $3 = 'x%'
+WITH
+  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."made" AS r
+    WHERE r."status" OPERATOR(pg_catalog.~~) $3::text
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."made" AS r
+    SET "status" = b."status", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("status" text)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 123
+--   $2 = '{"status": "x"}'
+--   $3 = 'x%'
+WITH
+  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."made" AS r
+    WHERE r."status" OPERATOR(pg_catalog.~~) $3::text
+    ORDER BY r."id" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."made" AS r
+    SET "status" = b."status", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("status" text)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
+    RETURNING ''::text AS json, r."id" AS k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)

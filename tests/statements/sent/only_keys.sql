@@ -1,0 +1,509 @@
+-- claim of a absent row: 200
+--   $1 = 'only_keys/6,0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
+--   $2 = 125
+--   $3 = '"public"."only_keys"'
+--   $4 = 'only_keys'
+--   $5 = '{"columns": [{"name": "a", "type": "integer", "number": 1}, {"name": "b", " ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 4611686018427387903
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- PUT, and the connection breaks: 503
+-- POST, and the connection breaks: 503
+--   $1 = '"public"."only_keys"'
+WITH RECURSIVE part(oid) AS (
+    SELECT $1::text::regclass::oid
+    UNION ALL SELECT i.inhrelid
+    FROM part
+    JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"a": 3, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d43"}]'
+--   $3 = 0
+INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
+  SELECT "a", "b", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("a" integer, "b" uuid)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
+--   $3 = 0
+INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
+  SELECT "a", "b", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("a" integer, "b" uuid)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+--   $1 = '4'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d44'
+--   $3 = 116
+--   $4 = 0
+INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
+  SELECT CAST($1::text AS integer), CAST($2::text AS uuid), -$3::bigint
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", ''
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."only_keys" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = '6'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
+--   $3 = 135
+--   $4 = 0
+SELECT $4::int, ''::text, $3::bigint, ''
+  FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, False) AS r
+  WHERE EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 151
+--   $4 = 0
+SELECT $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, $3::bigint, ''
+  FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, True) AS r
+  WHERE EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- GET by filter: 206
+--   $1 = '0'
+--   $2 = 2
+--   $3 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json
+  FROM "public"."only_keys" AS r
+  WHERE r."a" OPERATOR(pg_catalog.>=) CAST($1::text AS integer)
+  ORDER BY r."a" LIMIT $2::bigint OFFSET $3::bigint
+
+-- GET of a row: 200
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark
+  FROM "public"."only_keys" AS r
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"a": " 0", "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}'
+--   $2 = '0'
+SELECT (b."a" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
+  FROM json_to_record($1::json) AS b("a" integer)
+
+-- claim of a absent row: 200
+--   $1 = '6'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
+SELECT EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid))
+
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}, {"a": 1, "b": "0190 ...
+SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
+  ORDER BY b."a", b."b", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = '0'
+SELECT count(*)
+  FROM "public"."only_keys" AS r
+  WHERE r."a" OPERATOR(pg_catalog.>=) CAST($1::text AS integer)
+
+-- claim of a absent row: 200
+--   $1 = 'only_keys'
+SELECT fencepost.floor_of($1)
+
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/only_keys-PATCH-6f6e6c795f6b6579733f613d6774652e30'
+--   $3 = b'\x9f\xc8\xb3\x9d\xcf\x16+\xe0\x08\xa5S\xe8\xd8\xc5\x93\x8f\xa0I\xcd;;\x0bg ...
+--   $4 = 204
+--   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
+--   $6 = b''
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
+--   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $6 = [b'{"a":0,"b":"0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}']
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- claim of a absent row: 200
+--   $1 = 'only_keys/6,0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
+--   $2 = 125
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
+--   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
+SELECT k.state, k.status, k.headers, k.answer
+  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  ORDER BY k.number
+
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
+  FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
+
+-- GET of a mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['0']
+--   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS
+  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
+  FROM json_to_recordset($1::json) AS b("a" integer, "b" uuid)
+  CROSS
+  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
+  LEFT
+  JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
+  ORDER BY n.resource
+
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'only_keys=1'
+--   $2 = '"public"."only_keys"'
+SELECT pg_catalog.set_config('fencepost.token', $1, true)
+  FROM fencepost.protected p
+  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+
+-- PATCH with an Idempotency-Key: 204
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/only_keys-PATCH-6f6e6c795f6b6579733f613d6774652e30'
+--   $3 = b'\x9f\xc8\xb3\x9d\xcf\x16+\xe0\x08\xa5S\xe8\xd8\xc5\x93\x8f\xa0I\xcd;;\x0bg ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- PATCH, minimal: 204
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 109
+--   $4 = 0
+UPDATE "public"."only_keys" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 108
+--   $4 = 0
+UPDATE "public"."only_keys" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a" AS "a") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH of nothing: 200
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- PATCH with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 107
+--   $4 = 0
+UPDATE "public"."only_keys" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", ''
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 112
+UPDATE "public"."only_keys" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = '0'
+--   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
+--   $3 = 124
+UPDATE "public"."only_keys" AS r
+  SET "last_fence_token" = $3::bigint
+  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
+WITH
+  b AS MATERIALIZED (SELECT "a", "b", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS x("a", "b", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
+    SELECT "a", "b", -$1::bigint
+    FROM b
+    ORDER BY b."a", b."b"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS k0, r."b" AS k1)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."a" OPERATOR(pg_catalog.=) i.k0 AND b."b" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS x(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."only_keys" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, only keys: 204
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = 118
+--   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}, {"a": 1, "b": "0190 ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
+    ORDER BY r."a", r."b"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."only_keys" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('only_keys'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH by filter of nothing: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = 119
+--   $2 = '0'
+WITH
+  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."only_keys" AS r
+    WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
+    ORDER BY r."a", r."b" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."only_keys" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = '0'
+WITH
+  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."only_keys" AS r
+    WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
+    ORDER BY r."a", r."b" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."only_keys" AS r USING hit
+    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter: 200
+--   $1 = 154
+--   $2 = '0'
+WITH
+  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."only_keys" AS r
+    WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
+    ORDER BY r."a", r."b" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."only_keys" AS r USING hit
+    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."a" AS k0, r."b" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 123
+--   $2 = '0'
+WITH
+  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."only_keys" AS r
+    WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
+    ORDER BY r."a", r."b" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."only_keys" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
+    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)

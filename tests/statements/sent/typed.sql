@@ -1,0 +1,670 @@
+-- claim of a absent row: 200
+--   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
+--   $2 = 125
+--   $3 = '"public"."typed"'
+--   $4 = 'typed'
+--   $5 = '{"columns": [{"name": "m", "type": "public.mood", "number": 1}, {"name": "d ...
+--   $6 = 'strict'
+--   $7 = 'builtin'
+--   $8 = 'external'
+--   $9 = 4611686018427387903
+--   $10 = None
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
+  FROM $9 OR p.max_jump IS DISTINCT
+  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
+  LEFT
+  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+
+-- PUT, and the connection breaks: 503
+-- PUT, and the connection breaks: 201
+--   $1 = '"public"."typed"'
+WITH RECURSIVE part(oid) AS (
+    SELECT $1::text::regclass::oid
+    UNION ALL SELECT i.inhrelid
+    FROM part
+    JOIN pg_inherits i ON i.inhparent = part.oid)
+  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
+--   $3 = 0
+INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
+  SELECT "j", "tags", "feelings", "s", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+
+-- POST one, minimal: 201
+--   $1 = 106
+--   $2 = '[{"m": "ok", "d": "d", "n": 3, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+--   $3 = 0
+INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
+  SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, ''::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+
+-- POST one: 201
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST with an Idempotency-Key: 201
+-- POST, and the connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+--   $3 = 0
+INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
+  SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+  FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '6'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 135
+--   $6 = 0
+SELECT $6::int, ''::text, $5::bigint, ''
+  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, False) AS r
+  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 151
+--   $6 = 0
+SELECT $6::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, $5::bigint, ''
+  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, True) AS r
+  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- GET by filter: 206
+--   $1 = 'ok'
+--   $2 = 'k'
+--   $3 = '1'
+--   $4 = 2
+--   $5 = 0
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json
+  FROM "public"."typed" AS r
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb)
+  ORDER BY r."m" LIMIT $4::bigint OFFSET $5::bigint
+
+-- GET of a row: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark
+  FROM "public"."typed" AS r
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)
+
+-- PATCH with its key, spelled otherwise: 200
+--   $1 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
+--   $2 = '0'
+SELECT (b."n" OPERATOR(pg_catalog.=) CAST($2::text AS numeric)) IS TRUE
+  FROM json_to_record($1::json) AS b("n" numeric)
+
+-- PUT over a row: 200
+-- PUT of nothing: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a absent row: 200
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- PUT, and the connection breaks: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+SELECT CAST($1::text AS public.mood) OPERATOR(pg_catalog.=) CAST(CAST($1::text AS public.mood) AS public.mood) AND CAST($2::text AS character varying) OPERATOR(pg_catalog.=) CAST(CAST($2::text AS character varying) AS public.code) AND CAST($3::text AS numeric) OPERATOR(pg_catalog.=) CAST(CAST($3::text AS numeric) AS numeric(6,2)) AND CAST($4::text AS timestamp with time zone) OPERATOR(pg_catalog.=) CAST(CAST($4::text AS timestamp with time zone) AS timestamp with time zone)
+
+-- claim of a absent row: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '6'
+--   $4 = '2026-01-31T00:00:00Z'
+SELECT EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone))
+
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+--   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
+  LEFT
+  JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+  ORDER BY b."m", b."d", b."n", b."t", b."fencepost ordinal"
+
+-- GET by filter: 206
+--   $1 = 'ok'
+--   $2 = 'k'
+--   $3 = '1'
+SELECT count(*)
+  FROM "public"."typed" AS r
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb)
+
+-- claim of a absent row: 200
+--   $1 = 'typed'
+SELECT fencepost.floor_of($1)
+
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 204
+--   $1 = ''
+--   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
+--   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
+--   $4 = 200
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '133', 'content-type', 'applic ...
+--   $6 = b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1},"t ...
+SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+
+-- PATCH with an Idempotency-Key: 200
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+--   $1 = ''
+--   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
+--   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
+--   $4 = [200]
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $6 = [b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1}," ...
+SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+
+-- claim of a absent row: 200
+--   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
+--   $2 = 125
+--   $3 = 'strict'
+SELECT fencepost.raise_mark($1, $2, $3, true)
+
+-- PATCH with an Idempotency-Key: 200
+-- DELETE with an Idempotency-Key: 204
+-- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key, again: 200
+-- DELETE with an Idempotency-Key, again: 204
+-- POST with an Idempotency-Key, again: 201
+--   $1 = ''
+--   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
+--   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
+SELECT k.state, k.status, k.headers, k.answer
+  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  ORDER BY k.number
+
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
+  FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
+
+-- GET of a mark: 200
+-- PATCH, and the connection breaks: 503
+-- PUT, and the connection breaks: 503
+-- DELETE, and the connection breaks: 503
+-- PUT, and the connection breaks: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+  FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
+  LEFT
+  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['ok']
+--   $2 = ['d']
+--   $3 = ['0']
+--   $4 = ['2026-01-31T00:00:00Z']
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
+  CROSS
+  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
+  ORDER BY x.o
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
+  FROM json_to_recordset($1::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)
+  CROSS
+  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
+  LEFT
+  JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+  ORDER BY n.resource
+
+-- DELETE by filter, stale: 409
+-- DELETE by filter: 200
+--   $1 = 'typed=1'
+--   $2 = '"public"."typed"'
+SELECT pg_catalog.set_config('fencepost.token', $1, true)
+  FROM fencepost.protected p
+  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
+
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 204
+-- PUT with an Idempotency-Key, again: 200
+-- PUT with an Idempotency-Key, again: 201
+-- PATCH with an Idempotency-Key, again: 204
+--   $1 = ''
+--   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
+--   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
+SELECT state, status, headers, answer
+  FROM fencepost.idem_begin($1, $2, $3)
+
+-- PUT of nothing: 200
+-- PUT of a new row with defaults: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 115
+UPDATE "public"."typed" AS r
+  SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH, minimal: 204
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 109
+--   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+--   $7 = 0
+UPDATE "public"."typed" AS r
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $7::int, ''::text, r."last_fence_token", ''
+
+-- PATCH, select: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 108
+--   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+--   $7 = 0
+UPDATE "public"."typed" AS r
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $7::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m" AS "m") AS x)::text, r."last_fence_token", ''
+
+-- PATCH: 200
+-- PATCH with its key: 200
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PATCH with an Idempotency-Key: 200
+-- PATCH, and the connection breaks: 503
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 107
+--   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+--   $7 = 0
+UPDATE "public"."typed" AS r
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $7::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", ''
+
+-- PATCH with its key, spelled otherwise: 200
+-- PUT over a row: 200
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 200
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- PUT, and the connection breaks: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 112
+--   $6 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
+UPDATE "public"."typed" AS r
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH of nothing: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 110
+--   $6 = 0
+UPDATE "public"."typed" AS r
+  SET "last_fence_token" = $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $6::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", ''
+
+-- claim of a row: 200
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 124
+UPDATE "public"."typed" AS r
+  SET "last_fence_token" = $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT "j", "tags", "feelings", "s", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("j", "tags", "feelings", "s", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
+    SELECT "j", "tags", "feelings", "s", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
+  SELECT i.json, i.mark, i.resource
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many: 201
+-- POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+WITH
+  b AS MATERIALIZED (SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal"
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
+    SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+    FROM b
+    ORDER BY b."m", b."d", b."n", b."t"
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH of an array, only keys: 204
+--   $1 = 120
+--   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z"}, {"m": "ok", "d ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+    ORDER BY r."m", r."d", r."n", r."t"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."typed" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204
+-- PATCH of an array, stale: 409
+-- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = 118
+--   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS
+    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, b."j" AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+    ORDER BY r."m", r."d", r."n", r."t"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
+  w AS (UPDATE "public"."typed" AS r
+    SET "j" = hit.v0, "tags" = hit.v1, "feelings" = hit.v2, "s" = hit.v3, "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit."fencepost ordinal")
+  SELECT *
+  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = 122
+--   $2 = 'ok'
+--   $3 = 'k'
+--   $4 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."typed" AS r
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."typed" AS r
+    SET "last_fence_token" = $1::bigint
+    FROM hit
+    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = 'ok'
+--   $3 = 'k'
+--   $4 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."typed" AS r
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."typed" AS r USING hit
+    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter: 200
+--   $1 = 154
+--   $2 = 'ok'
+--   $3 = 'k'
+--   $4 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."typed" AS r
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (DELETE
+    FROM "public"."typed" AS r USING hit
+    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH by filter, stale: 409
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = 119
+--   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+--   $3 = 'ok'
+--   $4 = 'k'
+--   $5 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."typed" AS r
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
+    ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."typed" AS r
+    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
+    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 123
+--   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+--   $3 = 'ok'
+--   $4 = 'k'
+--   $5 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+    FROM "public"."typed" AS r
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
+    ORDER BY r."m", r."d", r."n", r."t" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" < $1::bigint),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  w AS (UPDATE "public"."typed" AS r
+    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
+    FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
+    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
+  FROM verdict
+  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+
+-- PUT of a new row: 201
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '4'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 116
+--   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
+WITH
+  i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
+    SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), b."j", b."tags", b."feelings", b."s", -$5::bigint
+    FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark)
+  SELECT i.json, i.mark
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  WHERE NOT EXISTS (SELECT FROM i)
+
+-- PUT of a new row with defaults: 201
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '5'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 117
+WITH
+  i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
+    SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark)
+  SELECT i.json, i.mark
+  FROM i
+  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  WHERE NOT EXISTS (SELECT FROM i)
