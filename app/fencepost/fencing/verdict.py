@@ -7,7 +7,7 @@ from fencepost.fencing.token import Rule, Token, accepts
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The token lies below the mark: someone newer has written. Never retryable."""
+    """The token is below the mark: a newer holder has written. Not spent (R3), and never retryable."""
 
     resource: str
     presented: Token

@@ -1,0 +1,123 @@
+"""What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
+FOLDER = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OF_THE_SCHEMA = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
+MADE = re.compile(r"\b(?:TABLE|SEQUENCE|VIEW|TYPE|FUNCTION|TRIGGER) (?:fencepost\.)?([a-z_]+)")
+SETTING = re.compile(r"'fencepost\.([a-z_]+)'")
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+ABSENT = re.compile(r"\b(DESIGN|FACTS|STYLE|BRIEF)\b|/work/")
+"""Documents that were once beside the project, and are in no clone."""
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Files of the clone, and those that will be added to it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    return tuple(Path(name) for name in listed if (ROOT / name).is_file() and "static" not in Path(name).parts)
+
+
+def endings(path: Path) -> Iterator[str]:
+    """A path, and all that is left when folders are taken off its front: what it may be called by."""
+    for n in range(len(path.parts)):
+        yield "/".join(path.parts[n:])
+
+
+@cache
+def files() -> frozenset[str]:
+    return frozenset(ending for path in tracked() for ending in endings(path))
+
+
+@cache
+def folders() -> frozenset[str]:
+    return frozenset(ending for path in tracked() for parent in path.parents for ending in endings(parent))
+
+
+def pages() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+@cache
+def prose(path: Path) -> str:
+    """The text of a file; of Python its comments and docstrings, of SQL its comments and those on objects."""
+    text = (ROOT / path).read_text("utf-8")
+    if path.suffix == ".sql":
+        return "\n".join(re.findall(r"--.*|COMMENT ON .*", text))
+    if path.suffix != ".py":
+        return text
+    return "\n".join(re.findall(r'"""(?:.|\n)*?"""|#.*', text))
+
+
+def with_prose() -> list[Path]:
+    suffixes = (".md", ".py", ".sql", ".toml", ".yml", ".mako")
+    return [path for path in tracked() if path.suffix in suffixes or path.name in ("Makefile", "Dockerfile")]
+
+
+def test_files_that_are_named_exist() -> None:
+    missing = {
+        f"{path}: {name}" for path in with_prose() for name in FILE.findall(prose(path))
+        if not name.startswith("../") and name not in files()
+    }  # fmt: skip
+    assert missing == set(), "a file was moved or renamed: name it as it is called now"
+
+
+def test_folders_that_are_named_exist() -> None:
+    """Those of the clone's own roots, and `locks/` with its slash: `orders/order-123` is a resource."""
+    roots = {path.parts[0] for path in tracked() if len(path.parts) > 1}
+    missing = {
+        f"{path}: {name}" for path in pages() for name in FOLDER.findall((ROOT / path).read_text("utf-8"))
+        if (name.endswith("/") or name.partition("/")[0] in roots) and name.rstrip("/") not in folders() | files()
+    }  # fmt: skip
+    assert missing == set()
+
+
+def test_nothing_names_a_document_that_is_not_here() -> None:
+    here = Path(__file__).relative_to(ROOT)
+    named = {f"{path}: {found[0]}" for path in with_prose() if path != here and (found := ABSENT.search(prose(path)))}
+    assert named == set()
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", pages(), ids=str)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    page = ROOT / path
+    for target in LINK.findall(FENCED.sub("", page.read_text("utf-8"))):
+        url = urlsplit(target)
+        if url.scheme:
+            continue
+        leads_to = (page.parent / unquote(url.path)).resolve() if url.path else page
+        assert leads_to.exists(), target
+        assert not url.fragment or url.fragment in anchors(leads_to), target
+
+
+def test_objects_of_the_schema_that_documents_name_exist() -> None:
+    texts = {path: (ROOT / path).read_text("utf-8") for path in tracked() if path.suffix in (".sql", ".py")}
+    known = {name for path, text in texts.items() if path.suffix == ".sql" for name in MADE.findall(text)}
+    known |= {name for text in texts.values() for name in SETTING.findall(text)}
+    known |= {path.stem for path in tracked() if path.parts[:2] == ("app", "fencepost")}
+    assert {"raise_mark", "marks", "tokens", "break_glass"} <= known
+    missing = {
+        f"{path}: fencepost.{name}" for path in pages()
+        for name in OF_THE_SCHEMA.findall((ROOT / path).read_text("utf-8")) if name not in known
+    }  # fmt: skip
+    assert missing == set()

@@ -1,0 +1,82 @@
+"""docs/rules.md has every rule that the project names, and what each rule says of the code is there."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.unit.test_docs_names import ROOT, tracked
+
+PAGE = Path("docs/rules.md")
+TEXT = (ROOT / PAGE).read_text("utf-8")
+NUMBER = re.compile(r"(?<![\w.])R([1-9][0-9]?)\b(?!['\"])")
+SECTION = re.compile(r"^## R([0-9]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+SECTIONS = {int(number): text for number, text in SECTION.findall(TEXT)}
+PLANNED = {number for number, text in SECTIONS.items() if ": not built yet.**" in text}
+BUILT = sorted(SECTIONS.keys() - PLANNED)
+
+
+@cache
+def named_in(*roots: str) -> dict[int, set[str]]:
+    """The rules that files under these folders name, and where."""
+    found: dict[int, set[str]] = {}
+    for path in tracked():
+        inside = not roots or path.parts[0] in roots
+        if inside and path != PAGE and path.suffix in (".py", ".sql", ".md", ".toml", ".yml"):
+            for number in NUMBER.findall((ROOT / path).read_text("utf-8")):
+                found.setdefault(int(number), set()).add(str(path))
+    return found
+
+
+def test_the_numbers_have_no_gap_and_none_comes_twice() -> None:
+    assert [int(number) for number, _ in SECTION.findall(TEXT)] == list(range(1, len(SECTIONS) + 1))
+    assert {int(number) for number in re.findall(r"\[R\d+\]\(#r(\d+)\)", TEXT)} >= SECTIONS.keys()
+
+
+def test_each_rule_that_is_named_is_on_the_page() -> None:
+    strangers = {number: where for number, where in named_in().items() if number not in SECTIONS}
+    assert strangers == {}
+
+
+def test_each_rule_on_the_page_is_named_in_the_code() -> None:
+    assert set(named_in("app", "migrations")) & SECTIONS.keys() == set(BUILT), "planned rules are named nowhere"
+
+
+@pytest.mark.parametrize("number", BUILT)
+def test_a_rule_says_what_it_prevents_where_it_stands_and_what_shows_it(number: int) -> None:
+    text = SECTIONS[number]
+    assert re.match(r"\n\*\*[A-Z][^*]+\*\* ", text), "it begins with its name"
+    assert re.search(r"^```\nA|^```\nB", text, re.MULTILINE), "an interleaving"
+    assert "\n**Where**: " in text
+    assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE)
+
+
+@cache
+def defined_in(path: str) -> frozenset[str]:
+    """Functions of a module, and its strings: mutants have sentences for names."""
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text("utf-8"))))
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return frozenset(functions | {str(node.value) for node in nodes if isinstance(node, ast.Constant)})
+
+
+@pytest.mark.parametrize("number", BUILT)
+def test_the_tests_that_show_a_rule_exist(number: int) -> None:
+    shown = SECTIONS[number].partition("**Shown by**")[2]
+    named = re.findall(r"`(tests/[^`:]+)::(\w+)`", shown)
+    for path, mutants in re.findall(r"^- `(tests/[^`:]+)`: (.*)$", shown, re.MULTILINE):
+        named += [(path, mutant) for mutant in re.findall(r'"([^"]+)"', mutants)]
+    assert named
+    for path, name in named:
+        assert (ROOT / path).is_file(), path
+        assert name in defined_in(path), f"{path} has no {name!r}"
+
+
+@pytest.mark.parametrize("number", BUILT)
+def test_the_functions_that_a_rule_names_are_in_its_modules(number: int) -> None:
+    """`gateway/core.py` (`require_token`): the word in brackets stands in that module."""
+    where = SECTIONS[number].partition("**Where**: ")[2].partition("**Shown by**")[0]
+    for path, words in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", where):
+        text = (ROOT / "app" / "fencepost" / path).read_text("utf-8")
+        for word in re.findall(r"`(\w+)`", words):
+            assert re.search(rf"\b{word}\b", text), f"{path} has no {word}"
