@@ -1,0 +1,26 @@
+"""A race, stepped; and the mutant that shows that the race is worth stepping. The example of CONTRIBUTING.md."""
+
+from tests.integration.test_mutants import RAISE_MARK, mutate
+from tests.scenarios.races import assert_seen
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race, outcome
+
+
+async def stale_insert_waits_for_the_newer_delete(race: Race) -> None:
+    await race.insert(race.a, "k", 32)
+    holder = await race.begin(race.a)
+    await race.delete(race.a, "k", 34)  # not committed: it has the row's lock, and the mark's
+    insert = await race.waits(race.b, outcome(race.insert(race.b, "k", 33)))  # fails unless it waits
+    await holder.commit()
+    assert await insert == "FP409"
+    assert await race.row("k") is None
+
+
+async def test_a_deleted_row_is_not_created_again_by_a_stale_holder(connect: Connect, database: str) -> None:
+    await stale_insert_waits_for_the_newer_delete(await open_race(connect, database))
+
+
+async def test_without_the_comparison_it_would_be(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database)
+    await mutate(race, RAISE_MARK, "WHERE k.last_fence_token <", "WHERE true OR k.last_fence_token <")
+    await assert_seen(stale_insert_waits_for_the_newer_delete, race)
