@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from tests.support.asking import PROBLEM_MEMBERS
@@ -10,6 +11,8 @@ from fencepost.fencing.problem_types import PROBLEM_TYPES, SPENT_TOKEN, STALE_TO
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale
+
+TESTS = Path(__file__).parents[1]
 
 # A code that was given out is never reused and never changed.
 CONTRACT = {
@@ -31,12 +34,106 @@ CONTRACT = {
     "FP016": (400, "bad-request"),
     "FP017": (413, "body-too-large"),
     "FP018": (409, "unissued-token"),
+    "FP019": (404, "no-such-route"),
+    "FP020": (405, "method-not-allowed"),
+    "FP021": (406, "not-acceptable"),
+    "FP022": (415, "unsupported-media-type"),
+    "FP023": (500, "internal-error"),
+    "FP024": (503, "source-unavailable"),
+    "FP025": (502, "source-failed"),
+}
+
+# Problems whose code is an SQLSTATE of PostgreSQL's, with one of them.
+OF_POSTGRESQL = {
+    "23503": (409, "constraint-violation"),
+    "22P02": (400, "invalid-value"),
+    "42501": (403, "permission-denied"),
+    "55P03": (503, "database-busy"),
+    "P0001": (400, "database-refused"),
+}
+
+# Which test gets each of them from a gateway by a request.
+REQUESTED = {
+    "http/test_data_routes_keyed.py": {
+        "FP001": "test_stale_and_spent_are_different_answers",
+        "FP002": "test_stale_and_spent_are_different_answers",
+        "FP006": "test_a_missing_row_is_404",
+    },
+    "http/test_data_routes_tokens.py": {
+        "FP003": "test_no_token_is_428_whether_or_not_the_row_exists",
+        "FP004": "test_a_malformed_token_is_400_on_every_write",
+    },
+    "http/test_ddl_changes.py": {
+        "FP005": "test_a_table_unprotected_by_another_process",
+        "FP007": "test_tables_that_come_and_go",
+    },
+    "http/test_leases.py": {
+        "FP008": "test_a_claim_that_cannot_be_refuses_the_grant",
+        "FP011": "test_a_held_lock_is_423_and_says_who_has_it",
+        "FP012": "test_a_lost_lease_is_410_and_says_who_came_after",
+    },
+    "http/test_serve.py": {
+        "FP009": "test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcome",
+    },
+    "http/test_data_routes_service.py": {
+        "FP010": "test_a_database_that_goes_away_is_503_and_comes_back",
+    },
+    "http/test_idempotency.py": {
+        "FP013": "test_a_key_in_flight_is_409_at_once_and_answered_afterwards",
+        "FP014": "test_a_key_of_another_request_is_422",
+    },
+    "sources/test_quarantine.py": {
+        "FP015": "test_an_old_snapshot_that_is_restored_freezes_the_source",
+    },
+    "http/test_data_routes_errors.py": {
+        "FP016": "test_a_body_that_is_no_json_is_400",
+        "FP017": "test_a_body_too_large_is_413_announced_or_not",
+        "FP020": "test_other_methods_are_405_with_allow",
+        "FP022": "test_media_types_of_bodies",
+        "FP023": "test_an_error_of_our_own_is_500_with_the_request_id",
+        "23503": "test_what_postgresql_refuses_carries_its_sqlstate_and_names_what",
+        "22P02": "test_a_key_that_is_none_of_its_type_is_named",
+        "42501": "test_a_role_without_the_privilege_is_403",
+        "55P03": "test_a_row_that_somebody_holds_is_503",
+        "P0001": "test_a_trigger_of_the_tables_own_is_heard",
+    },
+    "http/test_builtin_source.py": {
+        "FP018": "test_a_token_that_was_never_issued_is_refused_on_every_way_in",
+    },
+    "http/test_data_routes_paths.py": {
+        "FP019": "test_other_paths_are_no_routes_and_nothing_is_redirected",
+    },
+    "http/test_data_routes_collection.py": {
+        "FP021": "test_one_object_is_given_where_it_is_asked_for",
+    },
+    "sources/test_lease_api.py": {
+        "FP024": "test_a_service_that_is_away_keeps_nobody_from_writing",
+    },
+    "sources/test_refusals.py": {
+        "FP025": "test_a_lock_service_that_will_not_do_it_is_502",
+    },
 }
 
 
-def test_the_contracts_codes_are_what_they_were() -> None:
-    made = {kind.code: (kind.status, kind.slug) for kind in PROBLEM_TYPES if kind.code}
-    assert CONTRACT.items() <= made.items()
+def test_the_contract_has_every_problem_with_its_status() -> None:
+    listed = {(code, *fixed) for code, fixed in CONTRACT.items()} | {(None, *fixed) for fixed in OF_POSTGRESQL.values()}
+    assert listed == {(kind.code, kind.status, kind.slug) for kind in PROBLEM_TYPES}
+
+
+def test_a_request_gets_each_problem() -> None:
+    named = [code for tests in REQUESTED.values() for code in tests]
+    assert sorted(named) == sorted([*CONTRACT, *OF_POSTGRESQL]), "add a test that sends a request, and name it above"
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "name"), [(file, code, name) for file, tests in REQUESTED.items() for code, name in tests.items()]
+)
+def test_the_test_of_a_problem_is_there(file: str, code: str, name: str) -> None:
+    text = (TESTS / file).read_text()
+    assert re.search(rf"^async def {name}\(", text, re.MULTILINE), "correct the name above where a test moved"
+    status, _ = (CONTRACT | OF_POSTGRESQL)[code]
+    assert re.search(rf"\b{status}\b", text)
+    assert f'"{code}"' in text
 
 
 def test_codes_and_slugs_are_unique() -> None:
