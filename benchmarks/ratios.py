@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal
 
 from benchmarks import cells
 from benchmarks.cells import Cell
@@ -32,17 +32,6 @@ class Ratio:
         if self.wanted is None:
             return None
         return median <= self.wanted if self.at_most else median >= self.wanted
-
-
-class Compared(TypedDict):
-    """A ratio as the report has it."""
-
-    median: float
-    lowest: float
-    highest: float
-    wanted: float | None
-    at_most: bool
-    reached: bool | None
 
 
 WANTED: Final = (

@@ -6,7 +6,6 @@ They are made from names and types alone, so that the document never shows anybo
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from fencepost.http.openapi_types import required, writable
 from fencepost.storage.catalog import MARK_COLUMN, Column, Table
@@ -87,11 +86,6 @@ def example_changes(table: Table) -> dict[str, Any]:
 def example_named_changes(table: Table) -> dict[str, Any]:
     """Make a change that names its row: the key, and the column of `example_changes`."""
     return {name: example_value(table, table.columns[name]) for name in table.key} | example_changes(table)
-
-
-def example_resource(table: Table) -> str:
-    """Name the example's row: `orders/order-123`."""
-    return f"{quote(table.name, safe='')}/" + ",".join(quote(key_text(table, name), safe="") for name in table.key)
 
 
 def key_text(table: Table, name: str) -> str:

@@ -16,7 +16,6 @@ NAMES: Final = tuple(f"f{letter}" for letter in "abcdefghij")
 MOST: Final = 6
 """Tables at a time."""
 FIRST: Final[tuple[Kind, ...]] = ("plain", "plain", "pair", "parts")
-PAIR_ORDER: Final = ([0, 1], [1, 0])
 
 
 class Ddl:
@@ -27,7 +26,6 @@ class Ddl:
         self._world, self._dice = world, self.actor.dice
         self._partitions = Partitions(self.actor)
         self._extra = extra
-        self._last_of_extra = 0
         self._actions: dict[Callable[[Shape], Awaitable[None]], int] = {
             self.repeat: 3, self.options: 6, self.away_and_back: 6, self.rename: 4, self.replace: 5, self.drop: 3,
             self.swap: 3, self.retype: 7, self.rename_column: 3, self.reorder: 4, self.partition: 6,
