@@ -109,7 +109,7 @@ async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: C
         keys = [(first, second) for first in KEYS[:8] for second in ("b", "A", "ä")]
         await race.observer.executemany(f"INSERT INTO {name} VALUES ($1, $2, 0, 5)", keys)
         locked = await race.observer.fetch(f"SELECT k0, k1 FROM {name} AS r ORDER BY r.k0, r.k1 FOR UPDATE OF r")
-        claimed = await in_key_order(race.a, race.table, race.fence, keys)
+        claimed = await in_key_order(race.a, race.table, keys)
         assert [keys[position] for position, _ in claimed] == [tuple(row) for row in locked], collation
         orders.add(tuple(position for position, _ in claimed))
         await close(race)
@@ -131,7 +131,7 @@ async def test_arrays_are_inserted_and_asked_about_in_the_order_in_which_rows_ar
     assert free.done(), "it waits for the first, and has not inserted the last"
     await holder.commit()
     assert await waiter == "23505"
-    asked = await ask_rows(race.b, race.table, race.fence, json.dumps(array))
+    asked = await ask_rows(race.b, race.table, json.dumps(array))
     assert [each.standing.resource for each in asked] == [f"words/{first}", f"words/{last}"]
 
 
@@ -143,7 +143,7 @@ async def test_a_domain_has_the_collation_of_its_type(connect: Connect, database
     await race.observer.executemany("INSERT INTO words VALUES ($1, 0, 5)", [(key,) for key in KEYS])
     locked = [row[0] for row in await race.observer.fetch("SELECT k0 FROM words ORDER BY k0")]
     keys = [(key,) for key in KEYS]
-    assert [keys[n][0] for n, _ in await in_key_order(race.a, race.table, race.fence, keys)] == locked
+    assert [keys[n][0] for n, _ in await in_key_order(race.a, race.table, keys)] == locked
 
 
 async def test_the_gateway_reads_and_writes_keys_of_any_collation(connect: Connect, database: str) -> None:

@@ -455,7 +455,7 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
 
 
 async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(race: Race) -> None:
-    statement = fenced_batch.update(race.table, race.fence, race.change({"status": "x"}))
+    statement = fenced_batch.update(race.table, race.change({"status": "x"}))
     await race.observer.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
     await race.observer.execute(f"PREPARE u AS {statement.sql}")
     rows = await race.observer.fetch("""EXPLAIN (COSTS off) EXECUTE u('a', 40, '{"status": "x"}', 0)""")
@@ -463,7 +463,7 @@ async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(rac
     assert plan.count("Index Scan using orders_pkey") == 2, plan
     assert "One-Time Filter" in plan, plan
     assert "LockRows" in plan, plan
-    statement = fenced_batch.delete(race.table, race.fence, race.target)
+    statement = fenced_batch.delete(race.table, race.target)
     await race.observer.execute(f"PREPARE d AS {statement.sql}")
     plan = "\n".join(row[0] for row in await race.observer.fetch("EXPLAIN (COSTS off) EXECUTE d('a', 40, 0)"))
     assert "One-Time Filter" in plan, plan

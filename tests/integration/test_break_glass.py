@@ -446,7 +446,7 @@ async def test_a_table_with_a_scope(connect: Connect, database: str) -> None:
 
 
 async def claim_new(race: Race, connection: Connection, token: int) -> int | Appeared | None:
-    return await claim_absent(connection, race.table, race.fence, ("new",), Token(token), "orders/new")
+    return await claim_absent(connection, race.table, ("new",), Token(token), "orders/new")
 
 
 async def test_a_claim_waits_for_a_row_that_is_inserted_behind_glass(race: Race) -> None:

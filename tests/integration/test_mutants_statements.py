@@ -14,7 +14,7 @@ import fencepost.gateway.claim
 import fencepost.gateway.fence
 from fencepost.fencing.token import Token
 from fencepost.storage import fenced, fenced_many
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import FencedRow, Standing
 
@@ -45,8 +45,8 @@ def no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock in heap order."""
     hit = fenced_many._hit  # noqa: SLF001 - the line to break
 
-    def mutant(table: Table, fence: Fence, condition: str, token: str, lock: str, limit: int) -> str:
-        sql = hit(table, fence, condition, token, lock, limit)
+    def mutant(table: ProtectedTable, condition: str, token: str, lock: str, limit: int) -> str:
+        sql = hit(table, condition, token, lock, limit)
         assert ' ORDER BY r."order_id"' in sql
         return sql.replace(' ORDER BY r."order_id"', "")
 
@@ -57,8 +57,8 @@ def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer a claim with a row read from the statement's snapshot."""
     update_sql = fenced.update_sql
 
-    def mutant(table: Table, fence: Fence, change: fenced.Change, *, careful: bool = False) -> str:
-        sql, returning, answer = update_sql(table, fence, change, careful=careful).partition(" RETURNING ")
+    def mutant(table: ProtectedTable, change: fenced.Change, *, careful: bool = False) -> str:
+        sql, returning, answer = update_sql(table, change, careful=careful).partition(" RETURNING ")
         beside = f"(SELECT row_to_json(o)::text FROM {table.sql_name} AS o WHERE o.order_id = $1)"
         return f"{sql}{returning}{beside} AS json, {answer.partition(' AS json, ')[2]}"
 
@@ -67,10 +67,10 @@ def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(
-        connection: Connection, _table: Table, fence: Fence, _key: fenced.Key, token: int, resource: str
+        connection: Connection, table: ProtectedTable, _key: fenced.Key, token: int, resource: str
     ) -> int | None:
         refused: int | None = await connection.fetchval(
-            "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
+            "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, table.fence.rule
         )
         return refused
 
@@ -80,8 +80,8 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "there is no row"."""
 
-    async def mutant(_connection: Connection, _table: Table, fence: Fence, key: fenced.Key) -> Standing:
-        return Standing(f"{fence.name}/{key[0]}", None, None)
+    async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
+        return Standing(f"{table.fence.name}/{key[0]}", None, None)
 
     monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
 
@@ -89,8 +89,8 @@ def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "somebody newer has written"."""
 
-    async def mutant(_connection: Connection, _table: Table, fence: Fence, key: fenced.Key) -> Standing:
-        return Standing(f"{fence.name}/{key[0]}", 2**62, None)
+    async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
+        return Standing(f"{table.fence.name}/{key[0]}", 2**62, None)
 
     monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
 
@@ -101,19 +101,18 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def mutant(
         connection: Connection,
-        table: Table,
-        fence: Fence,
+        table: ProtectedTable,
         key: fenced.Key,
         token: int,
         change: fenced.Change,
         *,
         careful: bool = False,
     ) -> FencedRow | None:
-        standing = await fenced.ask(connection, table, fence, key)
+        standing = await fenced.ask(connection, table, key)
         if standing.live is None or standing.live >= token:
             return None
         monkeypatch.setattr(fenced, "comparison", lambda _rule: "<> 0 AND 0 <")
-        return await update_row(connection, table, fence, key, Token(token), change, careful=careful)
+        return await update_row(connection, table, key, Token(token), change, careful=careful)
 
     monkeypatch.setattr(fenced, "update_row", mutant)
 

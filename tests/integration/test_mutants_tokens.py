@@ -18,7 +18,7 @@ from tests.support.racing import open_race
 import fencepost.gateway.fence
 from fencepost.fencing.token import Token
 from fencepost.storage import fenced, fenced_batch, marks
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key, Standing
 from fencepost.storage.protect_sql import RowDdl
@@ -115,11 +115,9 @@ def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask only where the table is known to be of the built-in source."""
     claim_absent = marks.claim_absent
 
-    async def mutant(
-        connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
-    ) -> object:
-        monkeypatch.setattr(marks, "EXTERNAL", "external" if fence.pinned else "builtin")
-        return await claim_absent(connection, table, fence, key, token, resource)
+    async def mutant(connection: Connection, table: ProtectedTable, key: Key, token: Token, resource: str) -> object:
+        monkeypatch.setattr(marks, "EXTERNAL", "external" if table.fence.pinned else "builtin")
+        return await claim_absent(connection, table, key, token, resource)
 
     monkeypatch.setattr(scenarios, "claim_absent", mutant)
 
@@ -127,13 +125,13 @@ def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a token that was never issued for one that would pass."""
 
-    async def mutant(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
-        return replace(await fenced.ask(connection, table, fence, key), issued=None)
+    async def mutant(connection: Connection, table: ProtectedTable, key: Key) -> Standing:
+        return replace(await fenced.ask(connection, table, key), issued=None)
 
     batch_asks = fenced_batch.ask
 
-    async def in_a_batch(connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]) -> list[Standing]:
-        return [replace(each, issued=None) for each in await batch_asks(connection, table, fence, keys)]
+    async def in_a_batch(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
+        return [replace(each, issued=None) for each in await batch_asks(connection, table, keys)]
 
     monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
     monkeypatch.setattr(fenced_batch, "ask", in_a_batch)
@@ -142,8 +140,8 @@ def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_many = fenced.ask_many
 
-    async def mutant(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
-        return [replace(each, issued=None) for each in await ask_many(connection, table, fence, body)]
+    async def mutant(connection: Connection, table: ProtectedTable, body: str) -> list[Standing]:
+        return [replace(each, issued=None) for each in await ask_many(connection, table, body)]
 
     monkeypatch.setattr(fenced, "ask_many", mutant)
 

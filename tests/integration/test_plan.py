@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from tests.support.interleave import Connect, Connection
+from tests.support.racing import protected_table
 
-from fencepost.storage.catalog import Table
-from fencepost.storage.catalog_load import load
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.fenced import Change, update_sql
 from fencepost.storage.protect import protect
 from fencepost.storage.query_sql import Parameters, render_select
@@ -30,7 +30,7 @@ KEYS = {
 }
 
 
-async def table_with(connection: Connection, columns: str, values: str) -> Table:
+async def table_with(connection: Connection, columns: str, values: str) -> ProtectedTable:
     names = "a, b" if columns.startswith("a ") else "id"
     await connection.execute("CREATE DOMAIN public.code AS text CHECK (VALUE <> '')")
     await connection.execute(
@@ -39,7 +39,7 @@ async def table_with(connection: Connection, columns: str, values: str) -> Table
     )
     await protect(connection, "big")
     await connection.execute("ANALYZE public.big")
-    return (await load(connection, [], 1)).tables["big"]
+    return await protected_table(connection, "big")
 
 
 def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,13 +61,12 @@ async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str
     connection = await connect()
     columns, values, key = KEYS[kind]
     table = await table_with(connection, columns, values)
-    assert table.fence is not None
     target = render_select(table, None, Parameters())
     for change, arguments in (
         (Change(("status",), "", target), (*key, 5, '{"status": "x"}')),
         (Change((), "", target, named=True), (*key, 5)),
     ):
-        plan = await plan_of(connection, update_sql(table, table.fence, change), arguments, mode)
+        plan = await plan_of(connection, update_sql(table, change), arguments, mode)
         scans = [node for node in plan if node.get("Relation Name") == "big" and "Scan" in node["Node Type"]]
         assert [(node["Node Type"], node["Index Name"]) for node in scans] == [("Index Scan", "big_pkey")]
         assert not any(node["Node Type"] == "Seq Scan" for node in plan)

@@ -6,20 +6,15 @@ from typing import Any
 import pytest
 from tests.integration.test_plan import KEYS, plan_of, table_with
 from tests.support.interleave import Connect, Connection
+from tests.support.racing import protected_table
 
-from fencepost.storage.catalog import Fence, Table
-from fencepost.storage.catalog_load import load
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_rows import update_rows_sql
 from fencepost.storage.protect import protect
 from fencepost.storage.query_sql import Parameters, render_select
 
 MODES = ["force_custom_plan", "force_generic_plan"]
-
-
-def fence_of(table: Table) -> Fence:
-    assert table.fence is not None
-    return table.fence
 
 
 def change_of(table: Table, *columns: str) -> Change:
@@ -40,25 +35,25 @@ async def test_every_element_is_looked_up_in_the_index(connect: Connect, kind: s
     columns, values, key = KEYS[kind]
     table = await table_with(connection, columns, values)
     body = json.dumps([dict(zip(table.key, key, strict=True)) | {"status": "x"}])
-    sql = update_rows_sql(table, fence_of(table), change_of(table, "status"))
+    sql = update_rows_sql(table, change_of(table, "status"))
     looked_up(await plan_of(connection, sql, (5, body), mode), "big")
 
 
-async def scoped_table(connection: Connection) -> Table:
+async def scoped_table(connection: Connection) -> ProtectedTable:
     await connection.execute(
         "CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int);"
         "INSERT INTO public.items SELECT n, n % 1000 FROM generate_series(1, 100000) n"
     )
     await protect(connection, "items", scope="account/{account_id}")
     await connection.execute("ANALYZE public.items")
-    return (await load(connection, [], 1)).tables["items"]
+    return await protected_table(connection, "items")
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_so_it_is_in_a_scope(connect: Connect, mode: str) -> None:
     connection = await connect()
     table = await scoped_table(connection)
-    sql = update_rows_sql(table, fence_of(table), change_of(table, "n"))
+    sql = update_rows_sql(table, change_of(table, "n"))
     looked_up(await plan_of(connection, sql, ("{account/42}", '[{"id": 42, "n": 1}]'), mode), "items")
 
 
@@ -72,6 +67,6 @@ async def test_so_it_is_in_a_table_of_some_thousand_rows(connect: Connect, mode:
     )
     await protect(connection, "small")
     await connection.execute("ANALYZE public.small")
-    table = (await load(connection, [], 1)).tables["small"]
-    sql = update_rows_sql(table, fence_of(table), change_of(table, "status"))
+    table = await protected_table(connection, "small")
+    sql = update_rows_sql(table, change_of(table, "status"))
     looked_up(await plan_of(connection, sql, (5, '[{"id": "order-1", "status": "x"}]'), mode), "small")

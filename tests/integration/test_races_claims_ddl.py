@@ -83,7 +83,7 @@ async def race(connect: Connect, database: str) -> Race:
 
 
 async def claimed(race: Race, token: int) -> int | Appeared | None:
-    return await claim_absent(race.a, race.table, race.fence, ("k",), Token(token), "orders/k")
+    return await claim_absent(race.a, race.table, ("k",), Token(token), "orders/k")
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -2,7 +2,18 @@
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import ORDERS, Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.racing import (
+    ORDERS,
+    Race,
+    gateway_pid,
+    keyed,
+    open_gateway,
+    open_race,
+    outcome,
+    posted,
+    protected_table,
+    told,
+)
 
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import insert
@@ -98,7 +109,7 @@ async def test_rows_written_while_unprotected_take_up_their_marks(race: Race) ->
     await unprotect(race.observer, "orders")
     await race.observer.execute("INSERT INTO orders (order_id) VALUES ('k'), ('other')")
     await protect(race.observer, "orders", rule=race.rule)
-    race.table = (await load(race.observer, [], 2)).tables["orders"]
+    race.table = await protected_table(race.observer, "orders")
     assert [await race.live_mark(key) for key in ("k", "other")] == [34, 0]
     assert await race.update(race.b, "k", 33) is None
     assert await race.verdict("k", 33) == "stale"
@@ -124,7 +135,7 @@ async def test_a_changed_rule_holds_from_the_next_write_on(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     other = "lease" if race.strict else "strict"
     await protect(race.observer, "orders", rule="lease" if race.strict else "strict")
-    race.table = (await load(race.observer, [], 2)).tables["orders"]
+    race.table = await protected_table(race.observer, "orders")
     assert race.rule == other
     assert (await race.update(race.b, "k", 30) is None) == race.strict
     assert (await race.delete(race.b, "k", 30) is None) == race.strict
@@ -138,7 +149,7 @@ async def test_marks_move_with_a_renamed_table_that_is_protected_again(race: Rac
     await race.observer.execute("ALTER TABLE orders RENAME TO sales")
     assert await race.direct(race.a, "INSERT INTO public.sales VALUES ('gone', 'x', 0, 33)") == "FP409"
     await protect(race.observer, "sales")
-    race.table = (await load(race.observer, [], 2)).tables["sales"]
+    race.table = await protected_table(race.observer, "sales")
     assert (race.fence.name, race.rule) == ("sales", race.table.fence and race.table.fence.rule)
     assert await race.recorded("gone") == (34, True)
     assert await outcome(race.insert(race.b, "gone", 33)) == "FP409"
@@ -170,7 +181,7 @@ async def test_a_table_dropped_and_made_anew_goes_on_from_the_marks_of_its_name(
     await race.observer.execute(ORDERS)
     await race.observer.execute("INSERT INTO orders (order_id) VALUES ('k')")
     await protect(race.observer, "orders", rule=race.rule)
-    race.table = (await load(race.observer, [], 2)).tables["orders"]
+    race.table = await protected_table(race.observer, "orders")
     assert await race.live_mark("k") == 34
     async with open_gateway(race.dsn) as gateway:
         assert told(await put(gateway, keyed("k", 33))) == "FP001"

@@ -16,7 +16,7 @@ from fencepost.gateway import fence
 from fencepost.gateway.core import Done, Gateway
 from fencepost.gateway.patch_rows import RowsPatch, patch_rows
 from fencepost.gateway.write_many import FilteredWrite, patch_many
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced_rows import Asked, ask_rows
 
@@ -122,11 +122,11 @@ async def test_a_row_that_is_never_met_is_given_up(
     """Each time that it is asked for it is there, and each time that it is to be written it is not."""
     met = 0
 
-    async def there(connection: Connection, table: Table, fence: Fence, text: str) -> Sequence[Asked]:
+    async def there(connection: Connection, table: ProtectedTable, text: str) -> Sequence[Asked]:
         nonlocal met
         met += 1
         await race.insert(race.a, "b", 30 + 2 * met)
-        asked = await ask_rows(connection, table, fence, text)
+        asked = await ask_rows(connection, table, text)
         await race.delete(race.a, "b", 31 + 2 * met)
         return asked
 
@@ -144,8 +144,8 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     """A is made anew while b and c are locked. To lock a now would be out of order: somebody who has a waits for b."""
     tries: list[asyncio.Task[object]] = []
 
-    async def in_between(connection: Connection, table: Table, fence: Fence, text: str) -> Sequence[Asked]:
-        asked = await ask_rows(connection, table, fence, text)
+    async def in_between(connection: Connection, table: ProtectedTable, text: str) -> Sequence[Asked]:
+        asked = await ask_rows(connection, table, text)
         if not tries:
             await race.c.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
             tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))

@@ -7,7 +7,18 @@ safety lines (test_mutants_ceilings.py), where they must not. The table's source
 from collections.abc import Awaitable, Callable
 
 from tests.support.interleave import Connection
-from tests.support.racing import NEW, Race, keyed, open_gateway, outcome, posted, rows_patch, told, written
+from tests.support.racing import (
+    NEW,
+    Race,
+    keyed,
+    open_gateway,
+    outcome,
+    posted,
+    protected_table,
+    rows_patch,
+    told,
+    written,
+)
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -18,7 +29,6 @@ from fencepost.gateway.patch_rows import patch_rows
 from fencepost.gateway.plans import Body
 from fencepost.gateway.write import delete, patch, put
 from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.catalog_load import load
 from fencepost.storage.marks import Appeared, claim_absent
 from fencepost.storage.protect import protect
 
@@ -32,14 +42,12 @@ Work = Callable[[str], Awaitable[object]]
 async def bounded(race: Race, max_token: int | None = None, max_jump: int | None = None) -> None:
     """Set the table's ceiling, and look at it anew."""
     await protect(race.observer, "orders", max_token=max_token, max_jump=max_jump)
-    table = (await load(race.observer, [], 2)).find("orders")
-    assert table is not None
-    race.table = table
+    race.table = await protected_table(race.observer, "orders")
 
 
 async def _claim(race: Race, connection: Connection, key: str, token: int) -> int | Appeared | None:
     """Claim a key without a row, and ask nothing of the observer."""
-    return await claim_absent(connection, race.table, race.fence, (key,), Token(token), f"orders/{key}")
+    return await claim_absent(connection, race.table, (key,), Token(token), f"orders/{key}")
 
 
 async def update_above_the_ceiling_is_refused(race: Race) -> None:

@@ -85,8 +85,8 @@ async def claim_under_an_old_catalog_is_refused(race: Race) -> None:
     holder = await race.begin(race.a)
     await race.a.execute("SELECT fencepost.raise_mark('orders/k', 40, 'strict', true)")
     # It has not touched the table yet, so nothing keeps the table from changing.
-    known = replace(race.fence, source="external")
-    claiming = claim_absent(race.b, race.table, known, ("k",), Token(MAX_TOKEN), "orders/k")
+    known = replace(race.table, fence=replace(race.fence, source="external"))
+    claiming = claim_absent(race.b, known, ("k",), Token(MAX_TOKEN), "orders/k")
     waiter = await race.waits(race.b, outcome(claiming))
     await protect(race.observer, "orders", source="builtin")
     await holder.rollback()

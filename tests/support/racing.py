@@ -32,7 +32,7 @@ from fencepost.gateway.write_many import Insert
 from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.queue import Queue
 from fencepost.storage import fenced, fenced_insert, fenced_many
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import Fence, ProtectedTable, quote
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.catalog_load import load
 from fencepost.storage.connection import Limits, session_settings
@@ -87,7 +87,7 @@ class Race:
     """The racers are a, b and c; they have the gateway's session settings. The observer is an ordinary session."""
 
     dsn: str
-    table: Table
+    table: ProtectedTable
     a: Connection
     b: Connection
     c: Connection
@@ -95,8 +95,6 @@ class Race:
 
     @property
     def fence(self) -> Fence:
-        assert self.table.fence is not None
-        assert self.table.fence.intact
         return self.table.fence
 
     @property
@@ -135,15 +133,15 @@ class Race:
 
     async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         change = self.change(values)
-        return await fenced.update_row(connection, self.table, self.fence, parts(key), Token(token), change)
+        return await fenced.update_row(connection, self.table, parts(key), Token(token), change)
 
     async def claim(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
         change = Change((), "", self.target, named=True)
-        return await fenced.update_row(connection, self.table, self.fence, parts(key), Token(token), change)
+        return await fenced.update_row(connection, self.table, parts(key), Token(token), change)
 
     async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
         resource = (await self.standing(key)).resource
-        return await claim_absent(connection, self.table, self.fence, parts(key), Token(token), resource)
+        return await claim_absent(connection, self.table, parts(key), Token(token), resource)
 
     async def insert(self, connection: Connection, key: Key, token: int, **values: object) -> list[FencedRow]:
         row = dict(zip(self.table.key, parts(key), strict=True)) | values
@@ -152,36 +150,32 @@ class Race:
     async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
         columns = tuple(rows[0])
         return await fenced_insert.insert_rows(
-            connection, self.table, self.fence, Token(token), columns, json.dumps(rows), self.target
+            connection, self.table, Token(token), columns, json.dumps(rows), self.target
         )
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
-        return await fenced_insert.insert_row(
-            connection, self.table, self.fence, parts(key), Token(token), self.change(values)
-        )
+        return await fenced_insert.insert_row(connection, self.table, parts(key), Token(token), self.change(values))
 
     async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
-        return await fenced.delete_row(connection, self.table, self.fence, parts(key), Token(token), self.target)
+        return await fenced.delete_row(connection, self.table, parts(key), Token(token), self.target)
 
     async def update_many(
         self, connection: Connection, token: int, *, limit: int = 100, **values: object
     ) -> ManyOutcome:
-        return await fenced_many.update_many(
-            connection, self.table, self.fence, NEW, Token(token), self.change(values), limit
-        )
+        return await fenced_many.update_many(connection, self.table, NEW, Token(token), self.change(values), limit)
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:
-        return await fenced_many.delete_many(connection, self.table, self.fence, NEW, Token(token), self.target, limit)
+        return await fenced_many.delete_many(connection, self.table, NEW, Token(token), self.target, limit)
 
     # Looking
 
     async def standing(self, key: Key) -> Standing:
-        return await fenced.ask(self.observer, self.table, self.fence, parts(key))
+        return await fenced.ask(self.observer, self.table, parts(key))
 
     async def verdict(self, key: Key, token: int, connection: "Connection | None" = None) -> str:
         """R5's question and the gateway's reading of the answer: stale, spent, missing, or again."""
-        standing = await fenced.ask(connection or self.observer, self.table, self.fence, parts(key))
+        standing = await fenced.ask(connection or self.observer, self.table, parts(key))
         match judge(standing, self.fence, Token(token)):
             case Stale():
                 return "stale"
@@ -258,9 +252,15 @@ async def open_race(
     await protect(observer, name, rule=rule, source=source)
     if source == "builtin":
         await observer.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
-    table = (await load(observer, [], 1)).find(name)
-    assert table is not None
+    table = await protected_table(observer, name)
     return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
+
+
+async def protected_table(connection: Connection, name: str) -> ProtectedTable:
+    """Look at a table as it is now."""
+    table = (await load(connection, [], 1)).tables[name]
+    assert isinstance(table, ProtectedTable)
+    return table
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from fencepost.gateway.operation import Operation, perform
 from fencepost.gateway.turns import busy
 from fencepost.storage import idempotency
 from fencepost.storage.batch_prelude import Prelude, ScopeOf, prelude
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.fenced import Change
@@ -32,20 +32,20 @@ MOST_KEYED: Final = 64
 WriteLane = Lane[Batched, Outcome]
 
 
-def lane(table: Table, fence: Fence, verb: BatchedVerb, change: Change, *, keyed: bool) -> WriteLane | None:
+def lane(table: ProtectedTable, verb: BatchedVerb, change: Change, *, keyed: bool) -> WriteLane | None:
     """Make the lane of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
     statements: Statements | None
-    if fence.scope is not None:
-        statements = scoped_statements(table, fence, fence.scope, verb, change)
+    if table.fence.scope is not None:
+        statements = scoped_statements(table, table.fence.scope, verb, change)
     else:
-        statements = row_statements(table, fence, verb, change)
+        statements = row_statements(table, verb, change)
     if statements is None:
         return None
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
-    batches = _Batches(table, fence, statements, prelude(table, fence.scope, scope_of, keyed=keyed))
-    if verb != "put" and not keyed and fence.scope is None:
+    batches = _Batches(table, statements, prelude(table, table.fence.scope, scope_of, keyed=keyed))
+    if verb != "put" and not keyed and table.fence.scope is None:
         return Lane(batches.run, _order, _size)
     return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
 
@@ -99,8 +99,7 @@ async def decide(
 class _Batches:
     """The batches of one lane."""
 
-    table: Table
-    fence: Fence
+    table: ProtectedTable
     statements: Statements
     prelude: Prelude | None
 
@@ -143,9 +142,9 @@ class _Batches:
         for number, opened in enumerate(await prelude.run(connection, [write.row for write in batch])):
             row = batch[number].row
             answer: Answer | None = answer_of(opened.key)
-            if answer is None and self.fence.scope is not None:
+            if answer is None and self.table.fence.scope is not None:
                 row.scope = opened.scope
-                answer = barred(self.table, self.fence, self.fence.scope, row, opened)
+                answer = barred(self.table, self.table.fence.scope, row, opened)
             if answer is None:
                 left.append(number)
             else:

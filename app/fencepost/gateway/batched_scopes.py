@@ -16,7 +16,7 @@ from fencepost.gateway.core import Done
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import scoped_batch
 from fencepost.storage.batch_prelude import Opened
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.fenced_batch import RowWrite, Statement
@@ -25,7 +25,7 @@ from fencepost.storage.scope_marks import Entered
 
 
 def scoped_statements(
-    table: Table, fence: Fence, scope: Scope, verb: BatchedVerb, change: Change
+    table: ProtectedTable, scope: Scope, verb: BatchedVerb, change: Change
 ) -> "ScopedStatements | None":
     """Write the statements of a verb on rows that share a scope's mark; None: it names no scope, or changes nothing."""
     named = {*change.columns, *(() if verb == "post" else table.key)}
@@ -41,17 +41,17 @@ def scoped_statements(
         case "delete":
             return ScopedStatements(scoped_batch.delete(table, scope, change.target))
         case "post":
-            insert = scoped_batch.insert(table, fence.name, change.columns, change.target)
+            insert = scoped_batch.insert(table, table.fence.name, change.columns, change.target)
             return ScopedStatements(insert, inserts=True)
 
 
-def barred(table: Table, fence: Fence, scope: Scope, row: RowWrite, opened: Opened) -> Answer | None:
+def barred(table: ProtectedTable, scope: Scope, row: RowWrite, opened: Opened) -> Answer | None:
     """Tell whose scope was not entered; None: it was."""
     match opened.verdict:
         case "entered":
             return None
         case "refused":
-            return ScopedWrite(table, fence, scope, row.token).refused(Entered(opened.scope, opened.refused_by))
+            return ScopedWrite(table, scope, row.token).refused(Entered(opened.scope, opened.refused_by))
         case "busy":
             return AGAIN
         case "unclear":  # by itself it is told what is wrong

@@ -12,7 +12,7 @@ from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.fence import judge
 from fencepost.gateway.once import Once
 from fencepost.storage import fenced_batch
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.fenced import Change, FencedRow, Key
@@ -45,18 +45,18 @@ class Statements(Protocol):
         """Write each row, or say why not."""
 
 
-def row_statements(table: Table, fence: Fence, verb: BatchedVerb, change: Change) -> Statements:
+def row_statements(table: ProtectedTable, verb: BatchedVerb, change: Change) -> Statements:
     """Write the statements of a verb on rows that have marks of their own."""
     match verb:
         case "patch":
-            return _Existing(table, fence, fenced_batch.update(table, fence, change))
+            return _Existing(table, fenced_batch.update(table, change))
         case "put":
             created = fenced_batch.create(table, change)
-            return _Existing(table, fence, fenced_batch.update(table, fence, change), created)
+            return _Existing(table, fenced_batch.update(table, change), created)
         case "delete":
-            return _Existing(table, fence, fenced_batch.delete(table, fence, change.target))
+            return _Existing(table, fenced_batch.delete(table, change.target))
         case "post":
-            return _New(fenced_batch.insert(table, fence, change.columns, change.target))
+            return _New(fenced_batch.insert(table, change.columns, change.target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ class _New:
 class _Existing:
     """PATCH, PUT and DELETE. A PUT needs a transaction: if its connection breaks while it creates, that is unknown."""
 
-    table: Table
-    fence: Fence
+    table: ProtectedTable
     first: Statement
     create: Statement | None = None
 
@@ -94,16 +93,16 @@ class _Existing:
         self, connection: Connection, rows: Sequence[RowWrite], left: Sequence[int], answers: list[Answer]
     ) -> None:
         """Answer the writes whose rows were not reached."""
-        standings = await fenced_batch.ask(connection, self.table, self.fence, [rows[n].key for n in left])
+        standings = await fenced_batch.ask(connection, self.table, [rows[n].key for n in left])
         missing = []
         for number, standing in zip(left, standings, strict=True):
-            verdict = judge(standing, self.fence, rows[number].token)
+            verdict = judge(standing, self.table.fence, rows[number].token)
             if verdict is None:  # held by somebody, or made anew meanwhile
                 answers[number] = AGAIN
             elif isinstance(verdict, MissingRow) and self.create is not None:
                 missing.append(number)
             else:
-                answers[number] = problem_of(verdict, self.fence.rule)
+                answers[number] = problem_of(verdict, self.table.fence.rule)
         if missing and self.create is not None:
             created = await self.create.run(connection, [rows[number] for number in missing])
             for number, row in zip(missing, created, strict=True):

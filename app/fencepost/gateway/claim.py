@@ -15,7 +15,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, refusal
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key, require_token
+from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key, require_protected, require_token
 from fencepost.gateway.evidence import row_evidence
 from fencepost.gateway.fence import ROUNDS, contended, refused, write_or_ask
 from fencepost.gateway.once import Once, require_once
@@ -25,7 +25,7 @@ from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, scope_named, 
 from fencepost.gateway.scoped import claim as claim_scope
 from fencepost.gateway.write import needs_fitting
 from fencepost.storage import fenced
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Change, FencedRow, Key
@@ -46,10 +46,11 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
     """Raise the mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
     key = request.resource.key
 
-    async def use(table: Table) -> Outcome:
-        fence = require_fence(table)
-        if isinstance(fence, Problem):
-            return fence
+    async def use(found: Table) -> Outcome:
+        table = require_protected(found)
+        if isinstance(table, Problem):
+            return table
+        fence = table.fence
         scope = scope_named(fence, request.resource)
         if isinstance(scope, Problem):
             return scope
@@ -63,13 +64,13 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
         if isinstance(token, Problem):
             return token
 
-        scoped = ScopedWrite.of(table, fence, token)
+        scoped = ScopedWrite.of(table, token)
         sharing = gateway.catalog.current.scopes.get(request.resource.table, ())
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 return await claim_scope(connection, scoped, sharing, key)
-            return await claim_on(connection, table, fence, key, token)
+            return await claim_on(connection, table, key, token)
 
         operation = Operation(
             table,
@@ -79,14 +80,14 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
             once=request.once,
             evidence=scoped.evidence
             if scoped is not None
-            else lambda connection: row_evidence(connection, table, fence, key, token),
+            else lambda connection: row_evidence(connection, table, key, token),
         )
         return await perform(gateway, operation)
 
     return await on_table(gateway, request.resource.table, "claim", use, table_or_scope)
 
 
-async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key, token: Token) -> Outcome:
+async def claim_on(connection: Connection, table: ProtectedTable, key: Key, token: Token) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
     change = Change((), "", target_of(table, None, shown=True), named=True)
     resource = ""
@@ -94,25 +95,24 @@ async def claim_on(connection: Connection, table: Table, fence: Fence, key: Key,
         verdict = await write_or_ask(
             connection,
             table,
-            fence,
             key,
             token,
-            lambda c, careful: fenced.update_row(c, table, fence, key, token, change, careful=careful),
+            lambda c, careful: fenced.update_row(c, table, key, token, change, careful=careful),
         )
         if isinstance(verdict, FencedRow):
             return Done([verdict.json], verdict.mark, resource=verdict.resource)
         # A row that row security hides is not an absent key: its mark is its own, and out of our reach.
         if not isinstance(verdict, MissingRow) or table.row_security:
-            return refused(verdict, fence)
+            return refused(verdict, table.fence)
         resource = verdict.resource
-        outcome = await _claim_absent(connection, table, fence, key, token, resource)
+        outcome = await _claim_absent(connection, table, key, token, resource)
         if outcome is not None:
             return outcome
     return contended(resource)
 
 
 async def _claim_absent(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, resource: str
 ) -> Outcome | None:
     """Claim a key that has no row; None: it has one now."""
     if needs_fitting(table, key):
@@ -121,8 +121,8 @@ async def _claim_absent(
         if not fits:
             raise QueryError(f"resource: the key {','.join(key)} would be changed when stored in {table.name}")
     with translated(writing=True):
-        raised = await claim_absent(connection, table, fence, key, token, resource)
+        raised = await claim_absent(connection, table, key, token, resource)
     if isinstance(raised, Appeared):
         return None
-    verdict = refusal(fence.rule, resource, raised, token) if raised is not None else None
-    return refused(verdict, fence) if verdict is not None else Done([], token, resource=resource)
+    verdict = refusal(table.fence.rule, resource, raised, token) if raised is not None else None
+    return refused(verdict, table.fence) if verdict is not None else Done([], token, resource=resource)

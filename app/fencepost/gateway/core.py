@@ -29,7 +29,7 @@ from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import SourceLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
-from fencepost.storage.catalog import MARK_COLUMN, Catalog, Fence, Table
+from fencepost.storage.catalog import MARK_COLUMN, Catalog, ProtectedTable, Table
 from fencepost.storage.catalog_cache import CatalogCache
 from fencepost.storage.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
@@ -222,23 +222,22 @@ def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:
         emit(Accepted(table, verb, len(outcome.rows)))
 
 
-def require_fence(table: Table) -> Fence | Problem:
+def require_protected(table: Table) -> ProtectedTable | Problem:
     """Refuse a write to what is not protected (R13), or whose protection is broken."""
-    fence = table.fence
-    if fence is None:
+    if isinstance(table, ProtectedTable):
+        return table
+    if table.fence is None:
         what = "is not protected" if table.kind in ("table", "partitioned table") else f"is a {table.kind}"
         return Problem(
             UNPROTECTED_TABLE,
             f"{table.name} {what}: Fencepost reads it, and writes only where a fence checks.",
             hint=f"fencepost protect {table.name}" if table.key else None,
         )
-    if not fence.intact:
-        return Problem(
-            UNPROTECTED_TABLE,
-            f"{table.name} is registered as protected, but its name, triggers, column or key have changed.",
-            hint=f"`fencepost doctor` says what is missing; `fencepost protect {table.name}` mends it.",
-        )
-    return fence
+    return Problem(
+        UNPROTECTED_TABLE,
+        f"{table.name} is registered as protected, but its name, triggers, column or key have changed.",
+        hint=f"`fencepost doctor` says what is missing; `fencepost protect {table.name}` mends it.",
+    )
 
 
 def require_token(table: Table, token: Token | None) -> Token | Problem:

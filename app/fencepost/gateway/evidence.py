@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fencepost.fencing.token import Token
 from fencepost.gateway.operation import Evidence
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key, Standing
 from fencepost.storage.fenced_insert import keys_may_change
@@ -12,7 +12,7 @@ from fencepost.storage.marks import known
 
 
 async def row_evidence(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, *, creates: bool = False
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, *, creates: bool = False
 ) -> Evidence:
     """Say by a key's mark whether a write with this token can have landed: it would have raised the mark (R15).
 
@@ -20,7 +20,7 @@ async def row_evidence(
     """
     if table.row_security or (creates and await keys_may_change(connection, table)):
         return Evidence(None)  # a policy may hide the row, and the row's mark with it
-    found = await known(connection, table, fence, key)
+    found = await known(connection, table, key)
     return _evidence(found.resource, max(found.live or 0, found.recorded or 0), token)
 
 

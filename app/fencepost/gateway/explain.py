@@ -7,11 +7,11 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import NO_MARK
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence, require_key
+from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key, require_protected
 from fencepost.gateway.culprit import naming_the_column
 from fencepost.gateway.scoped import scope_named, table_or_scope
 from fencepost.gateway.superseded import holder_of
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import Fence, ProtectedTable, Table
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Key
 from fencepost.storage.issued import Issued
@@ -32,22 +32,23 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
     has no mark of its own: its scope is told.
     """
 
-    async def use(table: Table) -> Outcome:
-        fence = require_fence(table)
-        if isinstance(fence, Problem):
-            return fence
+    async def use(asked: Table) -> Outcome:
+        table = require_protected(asked)
+        if isinstance(table, Problem):
+            return table
+        fence = table.fence
         named = scope_named(fence, resource)
         if isinstance(named, Problem):
             return named
         if fence.scope is not None:
-            return await _of_scope(gateway, table, fence, fence.scope, resource.key, named=named is not None)
+            return await _of_scope(gateway, table, fence.scope, resource.key, named=named is not None)
         require_key(table, resource.key)
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, None, resource.key),
         ):
             with translated(writing=False):
-                found = await known(connection, table, fence, resource.key)
+                found = await known(connection, table, resource.key)
             tokens = {found.live, found.recorded} if fence.pinned else set()
             holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
         return Explained([], body=_body(found, fence, holders))
@@ -55,7 +56,7 @@ async def explain(gateway: Gateway, resource: Resource) -> Outcome:
     return await on_table(gateway, resource.table, "read", use, table_or_scope)
 
 
-async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, key: Key, *, named: bool) -> Outcome:
+async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: Key, *, named: bool) -> Outcome:
     if not named:
         require_key(table, key)
     async with gateway.database.connection() as connection:
@@ -69,10 +70,10 @@ async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, 
                     f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
                     f"Ask for the scope: {scope.template}.",
                 )
-            tables = await tables_of(connection, fence, scope)
+            tables = await tables_of(connection, table.fence, scope)
             (found,) = await marks(connection, scope, [name])
-        known_token = found.recorded if fence.pinned else None
-        by = None if known_token is None else await holder_of(connection, known_token, fence.source)
+        known_token = found.recorded if table.fence.pinned else None
+        by = None if known_token is None else await holder_of(connection, known_token, table.fence.source)
     story = (
         [
             {
@@ -88,9 +89,9 @@ async def _of_scope(gateway: Gateway, table: Table, fence: Fence, scope: Scope, 
     body: dict[str, object] = {
         "resource": name,
         "mark": str(found.mark),
-        "rule": fence.rule,
-        "source": fence.source,
-        **_ceiling(fence),
+        "rule": table.fence.rule,
+        "source": table.fence.source,
+        **_ceiling(table.fence),
         "row_exists": False,
         "story": story,
         "tables": tables,

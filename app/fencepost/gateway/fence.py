@@ -16,7 +16,7 @@ from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Refusal, Unissued, refusal
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import Fence, ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import FencedRow, Key, Standing, ask
@@ -45,8 +45,7 @@ def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRo
 
 async def write_or_ask(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     key: Key,
     token: Token,
     write: Write,
@@ -59,8 +58,8 @@ async def write_or_ask(
         if row is not None:
             return row
         with translated(writing=False):
-            standing = await ask(connection, table, fence, key)
-        verdict = judge(standing, fence, token)
+            standing = await ask(connection, table, key)
+        verdict = judge(standing, table.fence, token)
         if verdict is not None:
             return verdict
         resource = standing.resource

@@ -14,11 +14,11 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
 from fencepost.gateway.claim import claim_on
-from fencepost.gateway.core import Done, require_fence, require_key
+from fencepost.gateway.core import Done, require_key, require_protected
 from fencepost.gateway.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage import reading
-from fencepost.storage.catalog import Catalog, Fence, Table
+from fencepost.storage.catalog import Catalog, ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Key
@@ -33,8 +33,7 @@ from fencepost.storage.scope_names import scopes_typed
 class Claimed:
     """What a lease is to claim: the row with a key, or the scope with these values."""
 
-    table: Table
-    fence: Fence
+    table: ProtectedTable
     key: Key
     sharing: Sequence[Table] = ()
     """The tables of the scope."""
@@ -54,12 +53,13 @@ def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
     """Find the tables of all claims, which take tokens of this source, or of any."""
     claimed = []
     for text, resource in claims:
-        table = table_or_scope(catalog, resource.table)
-        if table is None:
+        found = table_or_scope(catalog, resource.table)
+        if found is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
-        fence = require_fence(table)
-        if isinstance(fence, Problem):
-            return fence
+        table = require_protected(found)
+        if isinstance(table, Problem):
+            return table
+        fence = table.fence
         if fence.source not in (EXTERNAL, source):
             return Problem(
                 WRONG_TOKEN_SOURCE,
@@ -77,7 +77,7 @@ def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
             return bad_request(f"claim: {text}: {error}")
         if scope is None and fence.scope is not None:
             return claim_the_scope(table, resource.key, fence.scope)
-        claimed.append(Claimed(table, fence, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
+        claimed.append(Claimed(table, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
     return claimed
 
 
@@ -96,16 +96,16 @@ async def claim_all(
         by_table.setdefault(each.table.name, []).append(number)
     for name in sorted(by_table):
         numbers = by_table[name]
-        table, fence = claimed[numbers[0]].table, claimed[numbers[0]].fence
+        table = claimed[numbers[0]].table
         if len(numbers) == 1:
             order = [(0, "")]
         else:
             with translated(writing=False):
-                order = await in_key_order(connection, table, fence, [claimed[number].key for number in numbers])
+                order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
         known_as: dict[str, Done] = {}
         for position, resource in order:
             if resource not in known_as:
-                known_as[resource] = await one(connection, table, fence, claimed[numbers[position]].key, token, source)
+                known_as[resource] = await one(connection, table, claimed[numbers[position]].key, token, source)
             done[numbers[position]] = known_as[resource]
     return [done[number] for number in range(len(claimed))]
 
@@ -117,7 +117,7 @@ async def _claim_scopes(
     done: dict[int, Done] = {}
     named: list[tuple[str, int, ScopedWrite]] = []
     for number, each in enumerate(claimed):
-        if (scoped := ScopedWrite.of(each.table, each.fence, token)) is not None:
+        if (scoped := ScopedWrite.of(each.table, token)) is not None:
             with translated(writing=False):
                 names = await scopes_typed(connection, each.table, scoped.scope, [each.key])
             if not repeated:
@@ -129,16 +129,16 @@ async def _claim_scopes(
                 found = await scope_marks(connection, scoped.scope, [name])
             done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
         elif refused := await scoped.enter(connection, [name]):
-            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.fence.name, token, source)
+            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.table.fence.name, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
     return done
 
 
 async def _claim(
-    connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token, source: str
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str
 ) -> Done:
-    outcome = await claim_on(connection, table, fence, key, token)
+    outcome = await claim_on(connection, table, key, token)
     if isinstance(outcome, Done):
         return outcome
     return await _overtaken_or_refused(connection, outcome, table.name, token, source)
@@ -168,11 +168,11 @@ async def _overtaken_or_refused(
 
 
 async def _reread(
-    connection: Connection, table: Table, fence: Fence, key: tuple[str, ...], token: Token, _source: str
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str
 ) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
     with translated(writing=False):
-        found = await known(connection, table, fence, key)
+        found = await known(connection, table, key)
         row = await reading.row(connection, table, key, None)
     mark = max(found.live or 0, found.recorded or 0, token)
     return Done([row.json] if row else [], mark, resource=found.resource)

@@ -22,7 +22,7 @@ from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TO
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Unissued
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_fence
+from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_protected
 from fencepost.gateway.evidence import rows_evidence
 from fencepost.gateway.fence import ROUNDS, contended, judge, refused
 from fencepost.gateway.once import Once
@@ -31,7 +31,7 @@ from fencepost.gateway.plans import Body, target_of
 from fencepost.gateway.scoped import ScopedWrite, all_refused
 from fencepost.gateway.write_many import more_than_wanted, not_one, ready_to_write, refused_rows, told, too_many
 from fencepost.storage import fenced, scope_names
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.fenced import Change
@@ -64,23 +64,23 @@ class RowsPatch:
 async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
     """Change columns of the rows that the objects name, or of none."""
 
-    async def use(table: Table) -> Outcome:
-        ready = _ready(gateway, table, request)
+    async def use(found: Table) -> Outcome:
+        ready = _ready(gateway, found, request)
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        table, token = ready
         columns = tuple(c for c in request.body.columns if c not in table.key)
         change = Change(columns, request.body.text, target_of(table, request.select, shown=request.shown))
-        scoped = ScopedWrite.of(table, fence, token)
+        scoped = ScopedWrite.of(table, token)
         if scoped is not None:
             return await perform(gateway, _in_scopes(_ScopedRows(scoped, change), request))
-        return await perform(gateway, _in_rows(_FencedRows(table, fence, token, change), request))
+        return await perform(gateway, _in_rows(_FencedRows(table, token, change), request))
 
     return await on_table(gateway, request.table, "patch", use)
 
 
-def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Fence, Token] | Problem:
-    if not isinstance(require_fence(table), Problem):  # 403 first; then what the body lacks, 400; then 428
+def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[ProtectedTable, Token] | Problem:
+    if not isinstance(require_protected(table), Problem):  # 403 first; then what the body lacks, 400; then 428
         target_of(table, request.select, shown=request.shown)
         if request.count and (lacking := [c for c in table.key if c not in request.body.columns]):
             raise QueryError(
@@ -103,8 +103,7 @@ def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Fence, T
 class _FencedRows:
     """One write. `tried`: how often all marks would have let it pass, and yet it did not reach all rows."""
 
-    table: Table
-    fence: Fence
+    table: ProtectedTable
     token: Token
     change: Change
     tried: int = 0
@@ -113,11 +112,11 @@ class _FencedRows:
         """Write, or find out why not."""
         while True:
             with translated(writing=True):
-                outcome = await update_rows(connection, self.table, self.fence, self.token, self.change)
+                outcome = await update_rows(connection, self.table, self.token, self.change)
             if not isinstance(outcome, Unwritten):
                 return Done(outcome)
             with translated(writing=False):
-                asked = await ask_rows(connection, self.table, self.fence, self.change.body)
+                asked = await ask_rows(connection, self.table, self.change.body)
             problem = self._why(asked)
             if problem is not None:
                 return problem
@@ -132,12 +131,12 @@ class _FencedRows:
     def _why(self, asked: Sequence[Asked]) -> Problem | None:
         """Read the answer to R5's question; None: write again."""
         _require_keys(self.table, [(each.element, each.standing.resource) for each in asked])
-        verdicts = [judge(each.standing, self.fence, self.token) for each in asked]
-        problems = [refused(verdict, self.fence) for verdict in verdicts if verdict is not None]
+        verdicts = [judge(each.standing, self.table.fence, self.token) for each in asked]
+        problems = [refused(verdict, self.table.fence) for verdict in verdicts if verdict is not None]
         if refusals := [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]:
             return refused_rows(self.table, self.token, refusals[:LISTED_REFUSALS])
         if unissued := next((v for v in verdicts if isinstance(v, Unissued | Beyond)), None):
-            return refused(unissued, self.fence)
+            return refused(unissued, self.table.fence)
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
 
@@ -150,7 +149,7 @@ class _FencedRows:
         """Say by the marks whether the write can have landed: it would have raised all of them (R15)."""
         if self.table.row_security:
             return Evidence(None)
-        return rows_evidence(await fenced.ask_many(connection, self.table, self.fence, self.change.body), self.token)
+        return rows_evidence(await fenced.ask_many(connection, self.table, self.change.body), self.token)
 
 
 def _in_rows(rows: _FencedRows, request: RowsPatch) -> Operation:
@@ -178,7 +177,7 @@ class _ScopedRows:
         scoped, table, change = self.scoped, self.scoped.table, self.change
         scoped.entered = []
         with translated(writing=False):
-            places = await place_rows(connection, table, scoped.fence, change.body)
+            places = await place_rows(connection, table, change.body)
         _require_keys(table, [(each.element, each.resource) for each in places])
         scopes = {each.scope for each in places if each.scope is not None}
         missing = [each.resource for each in places if each.scope is None]
@@ -190,7 +189,7 @@ class _ScopedRows:
         if missing:
             return _no_rows(missing)
         with translated(writing=True):
-            outcome = await update_rows(connection, table, scoped.fence, names, change)
+            outcome = await update_rows(connection, table, names, change)
         if not isinstance(outcome, Unwritten):
             return Done(outcome)
         if table.row_security:  # we may see the rows, and a policy keeps us from writing them

@@ -9,9 +9,9 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.batched import WriteLane, lane
 from fencepost.gateway.batched_writes import Batched, BatchedVerb
-from fencepost.gateway.core import require_columns, require_fence, require_key, require_token
+from fencepost.gateway.core import require_columns, require_key, require_protected, require_token
 from fencepost.gateway.once import Once, require_once
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.fenced import Change, Key
 from fencepost.storage.query import QueryError, Select
 from fencepost.storage.query_sql import Parameters, render_select
@@ -59,7 +59,7 @@ class KeyedWrite:
 class Plan:
     """What is the same for all writes of one verb that name the same columns: checked and written once."""
 
-    fence: Fence
+    table: ProtectedTable
     change: Change
     lane: WriteLane | None
     names_key: bool
@@ -83,7 +83,7 @@ def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Pla
         plan = made
         remember(table, name, plan)
     require_key(table, request.key)
-    if (keyless := require_once(plan.fence, request.once)) is not None:
+    if (keyless := require_once(plan.table.fence, request.once)) is not None:
         return keyless
     token = require_token(table, request.token)
     return token if isinstance(token, Problem) else (plan, token)
@@ -97,9 +97,9 @@ def remember(table: Table, name: object, plan: object) -> None:
 
 
 def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[str, ...]) -> Plan | Problem:
-    fence = require_fence(table)
-    if isinstance(fence, Problem):
-        return fence
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
     require_key(table, request.key)
     require_columns(table, columns)
     # An unknown column is 400, and that comes before 428.
@@ -107,7 +107,7 @@ def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[s
     given = tuple(c for c in columns if c not in table.key)
     change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
     keyed = request.once is not None
-    return Plan(fence, change, lane(table, fence, verb, change, keyed=keyed), len(given) < len(columns))
+    return Plan(protected, change, lane(protected, verb, change, keyed=keyed), len(given) < len(columns))
 
 
 def target_of(table: Table, select: Select, *, shown: bool) -> str:

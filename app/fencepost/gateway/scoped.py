@@ -24,7 +24,7 @@ from fencepost.fencing.verdict import refusal
 from fencepost.gateway.core import Done, Outcome
 from fencepost.gateway.operation import Evidence
 from fencepost.storage import scope_marks, scope_names, scoped
-from fencepost.storage.catalog import Catalog, Fence, Table
+from fencepost.storage.catalog import Catalog, Fence, ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.engine import undoing
 from fencepost.storage.errors import RefusedError, translated
@@ -42,16 +42,15 @@ Write = Callable[[str], Awaitable[str | None]]
 class ScopedWrite:
     """One write under one token. `entered`: the scopes whose marks the last attempt raised."""
 
-    table: Table
-    fence: Fence
+    table: ProtectedTable
     scope: Scope
     token: Token
     entered: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: Table, fence: Fence, token: Token, entered: str = "") -> "ScopedWrite | None":
+    def of(cls, table: ProtectedTable, token: Token, entered: str = "") -> "ScopedWrite | None":
         """Begin a write; None: the table has no scope. `entered`: a batch may have entered this scope for it."""
-        return None if fence.scope is None else cls(table, fence, fence.scope, token, [entered] if entered else [])
+        return None if table.fence.scope is None else cls(table, table.fence.scope, token, [entered] if entered else [])
 
     async def enter(self, connection: Connection, scopes: Sequence[str]) -> list[scope_marks.Entered]:
         """Enter scopes; those that refused, or nothing."""
@@ -62,12 +61,12 @@ class ScopedWrite:
 
     def refused(self, by: scope_marks.Entered) -> Problem:
         """Tell why a scope was not entered."""
-        verdict = refusal(self.fence.rule, by.scope, by.refused_by or 0, self.token)
+        verdict = refusal(self.table.fence.rule, by.scope, by.refused_by or 0, self.token)
         if verdict is None:  # the rule has changed since the catalog was read
             verdict = refusal("strict", by.scope, by.refused_by or 0, self.token)
         if verdict is None:
             raise RuntimeError(f"{by} refused the token {self.token}")
-        return problem_of(verdict, self.fence.rule)
+        return problem_of(verdict, self.table.fence.rule)
 
     async def evidence(self, connection: Connection) -> Evidence:
         """Say by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
@@ -92,7 +91,7 @@ class ScopedWrite:
             connection,
             key,
             change,
-            lambda entered: scoped.write_row(connection, self.table, self.fence, self.scope, entered, key, change),
+            lambda entered: scoped.write_row(connection, self.table, self.scope, entered, key, change),
         )
 
     async def delete(self, connection: Connection, key: Key, target: str) -> Outcome:
@@ -101,7 +100,7 @@ class ScopedWrite:
             connection,
             key,
             Change((), "{}", target),
-            lambda entered: scoped.delete_row(connection, self.table, self.fence, self.scope, entered, key, target),
+            lambda entered: scoped.delete_row(connection, self.table, self.scope, entered, key, target),
         )
 
     async def _existing(self, connection: Connection, key: Key, change: Change, write: Write) -> Outcome:
@@ -150,7 +149,7 @@ class ScopedWrite:
         if refused := await self.enter(connection, [name]):
             return self.refused(refused[0])
         with translated(writing=True):
-            row = await scoped.write_row(connection, self.table, self.fence, self.scope, name, key, change)
+            row = await scoped.write_row(connection, self.table, self.scope, name, key, change)
         if row is not None:
             return Done([row], self.token, scope=name)
         with translated(writing=True):
@@ -166,7 +165,7 @@ class ScopedWrite:
         try:
             with translated(writing=True):
                 async with undoing(connection):
-                    row = await scoped.insert_row(connection, self.table, self.fence, key, change)
+                    row = await scoped.insert_row(connection, self.table, key, change)
         except RefusedError as error:
             if error.sqlstate != UNIQUE_VIOLATION:
                 raise
@@ -197,7 +196,7 @@ class ScopedWrite:
         if known and (refused := await self.enter(connection, known)):
             return all_refused(refused)
         with translated(writing=True):
-            rows = await scoped.insert_rows(connection, self.table, self.fence, columns, body, target)
+            rows = await scoped.insert_rows(connection, self.table, columns, body, target)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True)
         return Done([rows[0].json], self.token, created=True, resource=rows[0].resource, scope=known[0])
@@ -216,9 +215,7 @@ class ScopedWrite:
         if refused := await self.enter(connection, names):
             return all_refused(refused)
         with translated(writing=True):
-            return await scoped.write_many(
-                connection, self.table, self.fence, self.scope, names, filters, change, target, limit
-            )
+            return await scoped.write_many(connection, self.table, self.scope, names, filters, change, target, limit)
 
 
 def key_columns(table: Table, key: Key) -> tuple[str, ...]:

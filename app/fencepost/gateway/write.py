@@ -13,7 +13,7 @@ from fencepost.gateway.operation import Attempt, Operation
 from fencepost.gateway.plans import NO_BODY, Body, KeyedWrite, batched, ready_for
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.storage import fenced
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.engine import undoing
 from fencepost.storage.errors import RefusedError, translated
@@ -27,16 +27,17 @@ UNIQUE_VIOLATION = "23505"
 async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
     """Change columns of a row."""
 
-    async def use(table: Table) -> Outcome:
-        ready = ready_for(table, request, "patch")
+    async def use(found: Table) -> Outcome:
+        ready = ready_for(found, request, "patch")
         if isinstance(ready, Problem):
             return ready
         plan, token = ready
-        fence, body = plan.fence, request.body or NO_BODY
+        table = plan.table
+        body = request.body or NO_BODY
         named = _doubtful(table, request, body) if plan.names_key else ()
 
         def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, fence, token, entered)
+            scoped = ScopedWrite.of(table, token, entered)
             change = replace(plan.change, body=body.text)
 
             async def attempt(connection: Connection) -> Outcome:
@@ -44,11 +45,11 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
                 if scoped is not None:
                     return await scoped.patch(connection, request.key, change)
                 return await _decide(
-                    connection, table, fence, request.key, token,
-                    lambda c, careful: fenced.update_row(c, table, fence, request.key, token, change, careful=careful),
+                    connection, table, request.key, token,
+                    lambda c, careful: fenced.update_row(c, table, request.key, token, change, careful=careful),
                 )  # fmt: skip
 
-            return _operation(table, fence, token, request, attempt, body, scoped=scoped)
+            return _operation(table, token, request, attempt, body, scoped=scoped)
 
         return await decide(gateway, None if named else plan.lane, batched(request, token), operation)
 
@@ -58,25 +59,26 @@ async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
 async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
     """Delete a row; its mark stays behind (R6)."""
 
-    async def use(table: Table) -> Outcome:
-        ready = ready_for(table, request, "delete")
+    async def use(found: Table) -> Outcome:
+        ready = ready_for(found, request, "delete")
         if isinstance(ready, Problem):
             return ready
         plan, token = ready
-        fence, target = plan.fence, plan.change.target
+        table = plan.table
+        target = plan.change.target
 
         def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, fence, token, entered)
+            scoped = ScopedWrite.of(table, token, entered)
 
             async def attempt(connection: Connection) -> Outcome:
                 if scoped is not None:
                     return await scoped.delete(connection, request.key, target)
                 return await _decide(
-                    connection, table, fence, request.key, token,
-                    lambda c, _careful: fenced.delete_row(c, table, fence, request.key, token, target),
+                    connection, table, request.key, token,
+                    lambda c, _careful: fenced.delete_row(c, table, request.key, token, target),
                 )  # fmt: skip
 
-            return _operation(table, fence, token, request, attempt, scoped=scoped)
+            return _operation(table, token, request, attempt, scoped=scoped)
 
         return await decide(gateway, plan.lane, batched(request, token), operation)
 
@@ -90,17 +92,18 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
     is judged: an INSERT that meets a row after all goes back to the UPDATE.
     """
 
-    async def use(table: Table) -> Outcome:
-        ready = ready_for(table, request, "put")
+    async def use(found: Table) -> Outcome:
+        ready = ready_for(found, request, "put")
         if isinstance(ready, Problem):
             return ready
         plan, token = ready
-        fence, body = plan.fence, request.body or NO_BODY
+        table = plan.table
+        body = request.body or NO_BODY
         named = _doubtful(table, request, body) if plan.names_key else ()
         to_fit = needs_fitting(table, request.key)
 
         def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, fence, token, entered)
+            scoped = ScopedWrite.of(table, token, entered)
             change = replace(plan.change, body=body.text)
 
             async def attempt(connection: Connection) -> Outcome:
@@ -110,9 +113,9 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
                     raise QueryError(f"path: the key {key} would be changed when stored in {table.name}")
                 if scoped is not None:
                     return await scoped.put(connection, request.key, change)
-                return await _replace_or_create(connection, table, fence, request.key, token, change)
+                return await _replace_or_create(connection, table, request.key, token, change)
 
-            return _operation(table, fence, token, request, attempt, body, scoped=scoped, creates=True)
+            return _operation(table, token, request, attempt, body, scoped=scoped, creates=True)
 
         return await decide(gateway, None if named or to_fit else plan.lane, batched(request, token), operation)
 
@@ -120,8 +123,7 @@ async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
 
 
 def _operation(
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     token: Token,
     request: KeyedWrite,
     attempt: Attempt,
@@ -139,34 +141,34 @@ def _operation(
         once=request.once,
         evidence=scoped.evidence
         if scoped is not None
-        else lambda connection: row_evidence(connection, table, fence, request.key, token, creates=creates),
+        else lambda connection: row_evidence(connection, table, request.key, token, creates=creates),
     )
 
 
 async def _replace_or_create(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, change: Change
 ) -> Outcome:
     async def replace(connection: Connection, careful: bool) -> FencedRow | None:
-        return await fenced.update_row(connection, table, fence, key, token, change, careful=careful)
+        return await fenced.update_row(connection, table, key, token, change, careful=careful)
 
     resource = ""
     for number in range(ROUNDS):
-        verdict = await write_or_ask(connection, table, fence, key, token, replace)
+        verdict = await write_or_ask(connection, table, key, token, replace)
         if isinstance(verdict, FencedRow):
             return Done([verdict.json], verdict.mark)
         if not isinstance(verdict, MissingRow):
-            return refused(verdict, fence)
+            return refused(verdict, table.fence)
         resource = verdict.resource
         try:
             with translated(writing=True):
                 async with undoing(connection):
-                    row = await insert_row(connection, table, fence, key, token, change)
+                    row = await insert_row(connection, table, key, token, change)
             return Done([row.json], row.mark, created=True)
         except RefusedError as error:
             if error.sqlstate != UNIQUE_VIOLATION or not _may_be_the_key(table, error, number):
                 raise
             if table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
-                return refused(verdict, fence)
+                return refused(verdict, table.fence)
     return contended(resource)
 
 
@@ -220,11 +222,10 @@ async def _refuse_another_key(
 
 async def _decide(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     key: Key,
     token: Token,
     write: Write,
 ) -> Outcome:
-    verdict = await write_or_ask(connection, table, fence, key, token, write)
-    return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, fence)
+    verdict = await write_or_ask(connection, table, key, token, write)
+    return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, table.fence)

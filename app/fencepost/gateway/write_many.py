@@ -20,7 +20,7 @@ from fencepost.gateway.core import (
     Outcome,
     on_table,
     require_columns,
-    require_fence,
+    require_protected,
     require_token,
 )
 from fencepost.gateway.evidence import rows_evidence
@@ -31,7 +31,7 @@ from fencepost.gateway.plans import Body, remember, target_of
 from fencepost.gateway.scoped import ScopedWrite
 from fencepost.gateway.write import UNIQUE_VIOLATION, may_need_fitting
 from fencepost.storage import fenced, fenced_many
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable, Table
 from fencepost.storage.connection import Connection
 from fencepost.storage.errors import RefusedError, translated
 from fencepost.storage.fenced import Change
@@ -85,37 +85,37 @@ class FilteredWrite:
 async def insert(gateway: Gateway, request: Insert) -> Outcome:
     """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
 
-    async def use(table: Table) -> Outcome:
-        target = target_of(table, request.select, shown=request.shown)
+    async def use(found: Table) -> Outcome:
+        target = target_of(found, request.select, shown=request.shown)
         if request.count > gateway.max_rows:
             return too_many(gateway.max_rows, f"the body has {request.count} rows")
         if request.exactly_one and request.count != 1:
             return not_one(request.count)
         if request.most is not None and request.count > request.most:
             return more_than_wanted(request.most, f"the body has {request.count} rows")
-        ready = ready_to_write(table, request.token, request.body.columns, request.once)
+        ready = ready_to_write(found, request.token, request.body.columns, request.once)
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        table, token = ready
 
         def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, fence, token, entered)
+            scoped = ScopedWrite.of(table, token, entered)
             if scoped is not None:
                 return _insert_into_scopes(scoped, request, target)
-            return _insert_rows(table, fence, token, request, target)
+            return _insert_rows(table, token, request, target)
 
-        one = _lane(table, fence, request, target) if request.count == 1 else None
+        one = _lane(table, request, target) if request.count == 1 else None
         return await decide(gateway, one, Batched.of((), token, request.body.text, request.once), operation)
 
     return await on_table(gateway, request.table, "post", use)
 
 
-def _lane(table: Table, fence: Fence, request: Insert, target: str) -> WriteLane | None:
+def _lane(table: ProtectedTable, request: Insert, target: str) -> WriteLane | None:
     """Find the lane of such single rows."""
     name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
     if name not in table.plans:
         change = Change(request.body.columns, "", target)
-        remember(table, name, lane(table, fence, "post", change, keyed=request.once is not None))
+        remember(table, name, lane(table, "post", change, keyed=request.once is not None))
     found: WriteLane | None = table.plans[name]
     return found
 
@@ -132,31 +132,31 @@ def _insert_into_scopes(scoped: ScopedWrite, request: Insert, target: str) -> Op
     )
 
 
-def _insert_rows(table: Table, fence: Fence, token: Token, request: Insert, target: str) -> Operation:
+def _insert_rows(table: ProtectedTable, token: Token, request: Insert, target: str) -> Operation:
     body = request.body
 
     async def attempt(connection: Connection) -> Outcome:
         with translated(writing=True):
-            rows = await insert_rows(connection, table, fence, token, body.columns, body.text, target)
+            rows = await insert_rows(connection, table, token, body.columns, body.text, target)
         if len(rows) == 1:
             return Done([rows[0].json], rows[0].mark, created=True, resource=rows[0].resource)
         return Done([row.json for row in rows], created=True)
 
     async def explain(connection: Connection, error: RefusedError) -> Problem | None:
-        return await _why_refused(connection, table, fence, token, body, error)
+        return await _why_refused(connection, table, token, body, error)
 
     async def evidence(connection: Connection) -> Evidence:
         # The database made the keys, or changes them; or a policy hides the rows.
         known = table.key and set(table.key) <= set(body.columns) and not may_need_fitting(table)
         if not known or table.row_security or await keys_may_change(connection, table):
             return Evidence(None)
-        return rows_evidence(await fenced.ask_many(connection, table, fence, body.text), token)
+        return rows_evidence(await fenced.ask_many(connection, table, body.text), token)
 
     return Operation(table, attempt, body=body, explain=explain, once=request.once, evidence=evidence)
 
 
 async def _why_refused(
-    connection: Connection, table: Table, fence: Fence, token: Token, body: Body, error: RefusedError
+    connection: Connection, table: ProtectedTable, token: Token, body: Body, error: RefusedError
 ) -> Problem | None:
     """A duplicate under a stale token is stale (FP001, not 23505), and a refusal lists every row that refused; one
     under a token that was never issued is FP018.
@@ -164,9 +164,11 @@ async def _why_refused(
     if error.sqlstate not in REFUSED_INSERTS or not table.key or not set(table.key) <= set(body.columns):
         return None
     with translated(writing=False):
-        standings = await fenced.ask_many(connection, table, fence, body.text)
+        standings = await fenced.ask_many(connection, table, body.text)
     problems = [
-        refused(verdict, fence) for standing in standings if (verdict := judge(standing, fence, token)) is not None
+        refused(verdict, table.fence)
+        for standing in standings
+        if (verdict := judge(standing, table.fence, token)) is not None
     ]
     refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
     if not refusals:
@@ -178,21 +180,21 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
     """Change columns of every row that matches, or of none."""
     body = request.body or Body("{}", (), {})
 
-    async def use(table: Table) -> Outcome:
-        ready = _ready_many(table, request, body.columns)
+    async def use(found: Table) -> Outcome:
+        ready = _ready_many(found, request, body.columns)
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        table, token = ready
         change = Change(body.columns, body.text, target_of(table, request.select, shown=request.shown))
         limit = request.limit(gateway.max_rows)
-        scoped = ScopedWrite.of(table, fence, token)
+        scoped = ScopedWrite.of(table, token)
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, change, change.target, limit)
                 return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
             with translated(writing=True):
-                outcome = await fenced_many.update_many(connection, table, fence, request.filters, token, change, limit)
+                outcome = await fenced_many.update_many(connection, table, request.filters, token, change, limit)
             return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
 
         return await perform(gateway, _operation(table, attempt, scoped, request, body))
@@ -203,21 +205,21 @@ async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
 async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
     """Delete every row that matches, or none; their marks stay behind."""
 
-    async def use(table: Table) -> Outcome:
-        ready = _ready_many(table, request, ())
+    async def use(found: Table) -> Outcome:
+        ready = _ready_many(found, request, ())
         if isinstance(ready, Problem):
             return ready
-        fence, token = ready
+        table, token = ready
         target = target_of(table, request.select, shown=request.shown)
         limit = request.limit(gateway.max_rows)
-        scoped = ScopedWrite.of(table, fence, token)
+        scoped = ScopedWrite.of(table, token)
 
         async def attempt(connection: Connection) -> Outcome:
             if scoped is not None:
                 outcome = await scoped.write_many(connection, request.filters, None, target, limit)
                 return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
             with translated(writing=True):
-                outcome = await fenced_many.delete_many(connection, table, fence, request.filters, token, target, limit)
+                outcome = await fenced_many.delete_many(connection, table, request.filters, token, target, limit)
             return told(table, token, outcome, exactly_one=request.exactly_one, most=request.most)
 
         return await perform(gateway, _operation(table, attempt, scoped, request))
@@ -235,20 +237,22 @@ def _operation(
 
 def ready_to_write(
     table: Table, token: Token | None, columns: tuple[str, ...], once: Once | None
-) -> tuple[Fence, Token] | Problem:
+) -> tuple[ProtectedTable, Token] | Problem:
     """Check what every write to a collection needs: a fence, columns that there are, a token."""
-    fence = require_fence(table)
-    if isinstance(fence, Problem):
-        return fence
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
     require_columns(table, columns)
-    if (keyless := require_once(fence, once)) is not None:
+    if (keyless := require_once(protected.fence, once)) is not None:
         return keyless
     checked = require_token(table, token)
-    return checked if isinstance(checked, Problem) else (fence, checked)
+    return checked if isinstance(checked, Problem) else (protected, checked)
 
 
-def _ready_many(table: Table, request: FilteredWrite, columns: tuple[str, ...]) -> tuple[Fence, Token] | Problem:
-    if not isinstance(require_fence(table), Problem):  # 403 first; then unknown columns, 400; then 428
+def _ready_many(
+    table: Table, request: FilteredWrite, columns: tuple[str, ...]
+) -> tuple[ProtectedTable, Token] | Problem:
+    if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
         render_filters(table, request.filters, Parameters())
         target_of(table, request.select, shown=request.shown)
         if key := [c for c in columns if c in table.key]:

@@ -126,6 +126,13 @@ class Table:
 
 
 @dataclass(frozen=True)
+class ProtectedTable(Table):
+    """A table with an intact fence: what can be written to (R13). Statements of writes take no other."""
+
+    fence: Fence
+
+
+@dataclass(frozen=True)
 class Catalog:
     """One picture of the database. `version` rises with each load; `begun` is when that began (loop time, seconds)."""
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Literal
 
 import asyncpg
@@ -10,7 +11,7 @@ import asyncpg
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import Rule
-from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, Table, TableKind, quote
+from fencepost.storage.catalog import MARK_COLUMN, Catalog, Column, Fence, ProtectedTable, Table, TableKind, quote
 from fencepost.storage.catalog_effects import CHANGES, REACHES, SHARES, SUPPRESSES
 from fencepost.storage.connection import Connection
 
@@ -210,7 +211,11 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
     for row in relations:
         oid, key = row["oid"], tuple(row["key"] or ())
         name = api_name(row["schema"], row["relation"])
-        table = Table(
+        fence = _fence(fences[oid], name, key) if oid in fences else None
+        made: Callable[..., Table] = partial(Table, fence=fence)
+        if fence is not None and fence.intact:
+            made = partial(ProtectedTable, fence=fence)
+        table = made(
             oid=oid,
             schema=row["schema"],
             relation=row["relation"],
@@ -220,7 +225,6 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
             row_security=row["row_security"],
             columns=by_table[oid],
             key=key,
-            fence=_fence(fences[oid], name, key) if oid in fences else None,
             lossy_key=any((oid, column) in lossy for column in key),
             unique_columns=frozenset(row["unique_columns"] or ()),
             key_constraint=row["key_constraint"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from fencepost.fencing.token import Token
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, Table, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.row_sql import (
     MARK,
@@ -72,22 +72,22 @@ class Change:
     """Whether the answer shall carry the resource's name."""
 
 
-def update_sql(table: Table, fence: Fence, change: Change, *, careful: bool = False) -> str:
+def update_sql(table: ProtectedTable, change: Change, *, careful: bool = False) -> str:
     """Write the keyed UPDATE. Parameters: the key's values, the token, and the body if columns are set.
 
-    `careful`: see gateway/fence.py.
+    `careful`: see gateway/table.fence.py.
     """
     token = f"${len(table.key) + 1}::bigint"
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
-    sets.append(f"{MARK} = {stored_token(fence.rule, token)}")
+    sets.append(f"{MARK} = {stored_token(table.fence.rule, token)}")
     source = (
         f" FROM json_to_record(${len(table.key) + 2}::json) AS b({body_columns(table, change.columns)})"
         if change.columns
         else ""
     )
-    name = row_resource(table, fence.name) if change.named else "''"
-    passes = f"{key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
+    name = row_resource(table, table.fence.name) if change.named else "''"
+    passes = f"{key_match(table)} AND r.{MARK} {comparison(table.fence.rule)} {token}"
     update = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source} WHERE {passes}"
     returning = f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark, {name} AS resource"
     if not (careful or table.may_suppress):
@@ -100,7 +100,7 @@ def update_sql(table: Table, fence: Fence, change: Change, *, careful: bool = Fa
         f" w AS ({update} AND EXISTS (SELECT FROM hit){returning})"
         f" SELECT w.json, w.mark, w.resource FROM w UNION ALL "
         + suppressed_if(
-            fence.name,
+            table.fence.name,
             "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)",
             "NULL::bigint, NULL::text",
         )
@@ -109,8 +109,7 @@ def update_sql(table: Table, fence: Fence, change: Change, *, careful: bool = Fa
 
 async def update_row(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     key: Key,
     token: Token,
     change: Change,
@@ -119,33 +118,33 @@ async def update_row(
 ) -> FencedRow | None:
     """Write a row whose mark lets the token pass; None when no row came back, which is a question (R5)."""
     arguments = (*key, token, change.body) if change.columns else (*key, token)
-    rows = await connection.fetch(update_sql(table, fence, change, careful=careful), *arguments)
+    rows = await connection.fetch(update_sql(table, change, careful=careful), *arguments)
     return FencedRow(rows[0]["json"], rows[0]["mark"], rows[0]["resource"]) if rows else None
 
 
 async def delete_row(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, target: str
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, target: str
 ) -> FencedRow | None:
     """Delete a row whose mark lets the token pass, and leave the token as the key's mark. None is a question (R5)."""
     values = ", ".join(key_parameter(table, n) for n in range(1, len(table.key) + 1))
     rows = await connection.fetch(
         f"SELECT {json_row(target)}::text AS json"
-        f" FROM {fence.delete_function}({values}, ${len(table.key) + 1}::bigint, {bool(target)}) AS r",
+        f" FROM {table.fence.delete_function}({values}, ${len(table.key) + 1}::bigint, {bool(target)}) AS r",
         *key,
         token,
     )
     return FencedRow(rows[0]["json"], token) if rows else None
 
 
-async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> Standing:
+async def ask(connection: Connection, table: ProtectedTable, key: Key) -> Standing:
     """R5's question, on a snapshot of its own: the statement that found no row reads an older one, nonsense. What was
     issued never falls, so it is asked in the same statement: a later draw only helps.
     """
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
-        f" {ceiling_of(fence)}"
-        f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n",
+        f" fencepost.mark_without_row({literal(table.fence.name)}, n.resource) AS without_row,"
+        f" {ceiling_of(table.fence)}"
+        f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n",
         *key,
     )
     if row is None:
@@ -153,14 +152,14 @@ async def ask(connection: Connection, table: Table, fence: Fence, key: Key) -> S
     return standing_of(row)
 
 
-async def ask_many(connection: Connection, table: Table, fence: Fence, body: str) -> list[Standing]:
+async def ask_many(connection: Connection, table: ProtectedTable, body: str) -> list[Standing]:
     """R5's question for every key in a JSON array, in key order."""
     rows = await connection.fetch(
         f"SELECT n.resource, r.{MARK} AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row,"
-        f" {ceiling_of(fence)}"
+        f" fencepost.mark_without_row({literal(table.fence.name)}, n.resource) AS without_row,"
+        f" {ceiling_of(table.fence)}"
         f" FROM json_to_recordset($1::json) AS b({body_columns(table, table.key)})"
-        f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
+        f" CROSS JOIN LATERAL (SELECT {row_resource(table, table.fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')} ORDER BY n.resource",
         body,
     )

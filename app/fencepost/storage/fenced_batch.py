@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from fencepost.fencing.token import Token
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, Table, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key, Standing
 from fencepost.storage.row_sql import (
@@ -86,17 +86,17 @@ def held(table: Table, passes: str, lock: str) -> str:
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
 
 
-def update(table: Table, fence: Fence, change: Change) -> Statement:
+def update(table: ProtectedTable, change: Change) -> Statement:
     """Write the UPDATE of one row; `change.body` does not matter."""
     token, body, number = f"${len(table.key) + 1}::bigint", len(table.key) + 2, len(table.key) + 2
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
-    sets.append(f"{MARK} = {stored_token(fence.rule, token)}")
+    sets.append(f"{MARK} = {stored_token(table.fence.rule, token)}")
     source = ""
     if change.columns:
         source = f" FROM json_to_record(${body}::json) AS b({body_columns(table, change.columns)})"
         number += 1
-    passes = f"{key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
+    passes = f"{key_match(table)} AND r.{MARK} {comparison(table.fence.rule)} {token}"
     unheld = held(table, passes, lock_clause(table, "update", (*change.columns, *change.defaults)))
     return Statement(
         f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{source} WHERE {passes} AND {unheld}"
@@ -105,20 +105,20 @@ def update(table: Table, fence: Fence, change: Change) -> Statement:
     )
 
 
-def delete(table: Table, fence: Fence, target: str) -> Statement:
+def delete(table: ProtectedTable, target: str) -> Statement:
     """Write the DELETE of one row, which leaves the token as the key's mark."""
     values = ", ".join(key_parameter(table, n) for n in range(1, len(table.key) + 1))
     token, number = f"${len(table.key) + 1}::bigint", len(table.key) + 2
-    passes = f"{key_match(table)} AND r.{MARK} {comparison(fence.rule)} {token}"
+    passes = f"{key_match(table)} AND r.{MARK} {comparison(table.fence.rule)} {token}"
     unheld = held(table, passes, lock_clause(table, "delete", ()))
     return Statement(
         f"SELECT ${number}::int, {json_row(target)}::text, {token}, ''"
-        f" FROM {fence.delete_function}({values}, {token}, {bool(target)}) AS r WHERE {unheld}",
+        f" FROM {table.fence.delete_function}({values}, {token}, {bool(target)}) AS r WHERE {unheld}",
         with_body=False,
     )
 
 
-def insert(table: Table, fence: Fence, columns: tuple[str, ...], target: str) -> Statement:
+def insert(table: ProtectedTable, columns: tuple[str, ...], target: str) -> Statement:
     """Write the INSERT of the one row in a JSON array. A key that is there already answers nothing."""
     names = "".join(f"{quote(c)}, " for c in columns)
     source = (
@@ -129,7 +129,7 @@ def insert(table: Table, fence: Fence, columns: tuple[str, ...], target: str) ->
     return Statement(
         f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}-$1::bigint FROM {source}"
         f" ON CONFLICT DO NOTHING"
-        f" RETURNING $3::int, {json_row(target)}::text, r.{MARK}, {row_resource(table, fence.name)}",
+        f" RETURNING $3::int, {json_row(target)}::text, r.{MARK}, {row_resource(table, table.fence.name)}",
         with_body=True,
     )
 
@@ -151,12 +151,12 @@ def create(table: Table, change: Change) -> Statement:
     )
 
 
-async def ask(connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]) -> list[Standing]:
+async def ask(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
     """R5's question for many keys, in one statement and on a snapshot of its own."""
     names = [f"k{n}" for n in range(len(table.key))]
     values = [f"CAST(x.{name} AS {table.columns[c].base_type})" for name, c in zip(names, table.key, strict=True)]
     resource = resource_sql(
-        fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
+        table.fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
     )
     match = " AND ".join(
         f"r.{quote(c)} {operator(table.columns[c], '=')} {value}" for c, value in zip(table.key, values, strict=True)
@@ -164,10 +164,10 @@ async def ask(connection: Connection, table: Table, fence: Fence, keys: Sequence
     arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
     rows = await connection.fetch(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {match}) AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, c.issued, c.max_jump"
+        f" fencepost.mark_without_row({literal(table.fence.name)}, n.resource) AS without_row, c.issued, c.max_jump"
         f" FROM ROWS FROM ({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o)"
         f" CROSS JOIN LATERAL (SELECT {resource} AS resource) AS n"
-        f" CROSS JOIN (SELECT {ceiling_of(fence)}) AS c ORDER BY x.o",
+        f" CROSS JOIN (SELECT {ceiling_of(table.fence)}) AS c ORDER BY x.o",
         *([key[n] for key in keys] for n in range(len(names))),
     )
     return [Standing(*row) for row in rows]

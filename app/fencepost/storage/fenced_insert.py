@@ -8,7 +8,7 @@ row to compare with, so nothing else would.
 from typing import Final
 
 from fencepost.fencing.token import Token
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, Table, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.row_sql import (
@@ -41,8 +41,7 @@ async def keys_may_change(connection: Connection, table: Table) -> bool:
 
 async def insert_rows(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     token: Token,
     columns: tuple[str, ...],
     body: str,
@@ -61,7 +60,7 @@ async def insert_rows(
             f" WITH ORDINALITY AS x({names}{ORDINAL})"
         )
     insert = f"INSERT INTO {table.sql_name} AS r ({names}{MARK}) SELECT {names}-$1::bigint FROM b ORDER BY"
-    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark, {row_resource(table, fence.name)} AS resource"
+    answer = f"{json_row(target)}::text AS json, r.{MARK} AS mark, {row_resource(table, table.fence.name)} AS resource"
     if table.key and set(table.key) <= set(columns):
         order = key_order(table, "b")
         returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
@@ -76,7 +75,7 @@ async def insert_rows(
     missing = "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)"
     rows = await connection.fetch(
         f"WITH b AS MATERIALIZED (SELECT {names}{ORDINAL} FROM {source}), {inserted} {chosen}"
-        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::bigint, NULL::text')}",
+        f" UNION ALL {suppressed_if(table.fence.name, missing, 'NULL::bigint, NULL::text')}",
         token,
         body,
     )
@@ -84,7 +83,7 @@ async def insert_rows(
 
 
 async def insert_row(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, change: Change
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, change: Change
 ) -> FencedRow:
     """Create the row that a PUT names: the key from the path, the rest from the body or by default."""
     names = ", ".join([*(quote(c) for c in table.key), *(quote(c) for c in change.columns), MARK])
@@ -102,7 +101,7 @@ async def insert_row(
         f" SELECT {', '.join(values)}, -${token_at}::bigint{source}"
         f" RETURNING {json_row(change.target)}::text AS json, r.{MARK} AS mark)"
         f" SELECT i.json, i.mark FROM i"
-        f" UNION ALL {suppressed_if(fence.name, 'NOT EXISTS (SELECT FROM i)', 'NULL::bigint')}",
+        f" UNION ALL {suppressed_if(table.fence.name, 'NOT EXISTS (SELECT FROM i)', 'NULL::bigint')}",
         *arguments,
     )
     return FencedRow(rows[0]["json"], rows[0]["mark"])

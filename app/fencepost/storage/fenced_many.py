@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.token import Token
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, Table, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change
 from fencepost.storage.query import Filter
@@ -65,25 +65,25 @@ class ManyRefused:
 ManyOutcome = ManyWritten | ManyRefused | TooManyRows
 
 
-def _hit(table: Table, fence: Fence, condition: str, token: str, lock: str, limit: int) -> str:
+def _hit(table: ProtectedTable, condition: str, token: str, lock: str, limit: int) -> str:
     keys = ", ".join(f"r.{quote(c)}" for c in table.key)
     return (
         f"WITH hit AS MATERIALIZED (SELECT {keys}, r.{MARK} AS {FOUND_MARK} FROM {table.sql_name} AS r"
         f" WHERE {condition} ORDER BY {keys} LIMIT {limit + 1} {lock}),"
-        f" bad AS MATERIALIZED (SELECT * FROM hit WHERE NOT {FOUND_MARK} {comparison(fence.rule)} {token}),"
+        f" bad AS MATERIALIZED (SELECT * FROM hit WHERE NOT {FOUND_MARK} {comparison(table.fence.rule)} {token}),"
         f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads)"
     )
 
 
-def _answer(table: Table, fence: Fence, limit: int) -> str:
+def _answer(table: ProtectedTable, limit: int) -> str:
     keys = ", ".join(f"w.k{n}" for n, _ in enumerate(table.key))
     refused = ", ".join(f"r.{quote(c)}" for c in table.key)
     return (
         f" SELECT * FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY {keys}) AS a"
-        f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, fence.name)}, r.{FOUND_MARK} FROM bad AS r"
-        f" ORDER BY {refused} LIMIT {LISTED_REFUSALS}) AS refused"
+        f" UNION ALL SELECT * FROM (SELECT 'refused', {row_resource(table, table.fence.name)}, r.{FOUND_MARK}"
+        f" FROM bad AS r ORDER BY {refused} LIMIT {LISTED_REFUSALS}) AS refused"
         f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
-        f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(fence.name)}), NULL FROM verdict"
+        f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(table.fence.name)}), NULL FROM verdict"
         f" WHERE bads = 0 AND hits <= {limit} AND hits > (SELECT count(*) FROM w)"
     )
 
@@ -107,8 +107,7 @@ async def _run(connection: Connection, sql: str, arguments: list[object], limit:
 
 async def update_many(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     filters: tuple[Filter, ...],
     token: Token,
     change: Change,
@@ -123,20 +122,19 @@ async def update_many(
     parameters = Parameters(len(arguments))
     condition = render_filters(table, filters, parameters)
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
-    sets.append(f"{MARK} = {stored_token(fence.rule, '$1::bigint')}")
+    sets.append(f"{MARK} = {stored_token(table.fence.rule, '$1::bigint')}")
     lock = lock_clause(table, "update", change.columns)
     sql = (
-        _hit(table, fence, condition, "$1::bigint", lock, limit)
+        _hit(table, condition, "$1::bigint", lock, limit)
         + f", w AS (UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source}"
-        f" WHERE {_write_if(table, limit)} {_returning(table, change.target)})" + _answer(table, fence, limit)
+        f" WHERE {_write_if(table, limit)} {_returning(table, change.target)})" + _answer(table, limit)
     )
     return await _run(connection, sql, [*arguments, *parameters.values], limit)
 
 
 async def delete_many(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     filters: tuple[Filter, ...],
     token: Token,
     target: str,
@@ -148,16 +146,16 @@ async def delete_many(
     parameters = Parameters(1)
     condition = render_filters(table, filters, parameters)
     sql = (
-        _hit(table, fence, condition, "$1::bigint", lock_clause(table, "delete", ()), limit)
+        _hit(table, condition, "$1::bigint", lock_clause(table, "delete", ()), limit)
         + f", w AS (DELETE FROM {table.sql_name} AS r USING hit"
-        f" WHERE {_write_if(table, limit)} {_returning(table, target)})" + _answer(table, fence, limit)
+        f" WHERE {_write_if(table, limit)} {_returning(table, target)})" + _answer(table, limit)
     )
     async with connection.transaction():
         # A table that only looks like the protected one would be emptied without leaving marks.
         ready = await connection.fetchval(
             "SELECT pg_catalog.set_config('fencepost.token', $1, true) FROM fencepost.protected p"
             " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)",
-            f"{fence.name}={token}",
+            f"{table.fence.name}={token}",
             table.sql_name,
         )
         if ready is None:

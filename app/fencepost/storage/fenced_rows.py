@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.token import Token
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, Table, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, Standing, standing_of
 from fencepost.storage.row_sql import (
@@ -75,7 +75,7 @@ def _elements(table: Table, columns: Sequence[str], body: str) -> str:
     )
 
 
-def update_rows_sql(table: Table, fence: Fence, change: Change) -> str:
+def update_rows_sql(table: ProtectedTable, change: Change) -> str:
     """Write the UPDATE. Parameters: the token (of a table with a scope: the scopes entered), and the body."""
     keys = [f"r.{quote(c)}" for c in table.key]
     hit = [f"{key} AS k{n}" for n, key in enumerate(keys)]
@@ -84,12 +84,12 @@ def update_rows_sql(table: Table, fence: Fence, change: Change) -> str:
     sets = [f"{quote(c)} = hit.v{n}" for n, c in enumerate(change.columns)]
     refused = "false"
     json = f"{json_row(change.target)}::text AS json"
-    if fence.scope is None:
+    if table.fence.scope is None:
         hit.append(f"r.{MARK} AS {FOUND_MARK}")
-        refused = f"NOT {FOUND_MARK} {comparison(fence.rule)} $1::bigint"
-        sets.append(f"{MARK} = {stored_token(fence.rule, '$1::bigint')}")
+        refused = f"NOT {FOUND_MARK} {comparison(table.fence.rule)} $1::bigint"
+        sets.append(f"{MARK} = {stored_token(table.fence.rule, '$1::bigint')}")
     else:
-        match += f" AND {row_scope(table, fence.scope)} = ANY ($1::text[])"
+        match += f" AND {row_scope(table, table.fence.scope)} = ANY ($1::text[])"
     write = _write(table, sets, json)
     if not sets:  # in a scope, and only keys were given: the rows as they are
         hit.append(json)
@@ -106,7 +106,7 @@ def update_rows_sql(table: Table, fence: Fence, change: Change) -> str:
         f" w AS ({write})"
         f" SELECT * FROM (SELECT w.json, w.{ORDINAL} AS element FROM w ORDER BY w.{ORDINAL}) AS written"
         f" UNION ALL SELECT NULL, hit.{ORDINAL} FROM hit WHERE NOT {_PASSES}"
-        f" UNION ALL {suppressed_if(fence.name, unwritten, 'NULL::bigint')}"
+        f" UNION ALL {suppressed_if(table.fence.name, unwritten, 'NULL::bigint')}"
     )
 
 
@@ -119,24 +119,25 @@ def _write(table: Table, sets: Sequence[str], json: str) -> str:
 
 
 async def update_rows(
-    connection: Connection, table: Table, fence: Fence, passing: Token | Sequence[str], change: Change
+    connection: Connection, table: ProtectedTable, passing: Token | Sequence[str], change: Change
 ) -> list[str] | Unwritten:
     """Write every element's row (they come back in the body's order), or none. `passing`: the token; for a table with
     a scope, the scopes that were entered.
     """
-    rows = await connection.fetch(update_rows_sql(table, fence, change), passing, change.body)
+    rows = await connection.fetch(update_rows_sql(table, change), passing, change.body)
     if rows and rows[0]["json"] is not None:
         return [row["json"] for row in rows]
     return Unwritten(frozenset(row["element"] - 1 for row in rows))
 
 
-async def ask_rows(connection: Connection, table: Table, fence: Fence, body: str) -> list[Asked]:
+async def ask_rows(connection: Connection, table: ProtectedTable, body: str) -> list[Asked]:
     """R5's question for every element, in key order, on a snapshot of its own."""
     rows = await connection.fetch(
         f"SELECT b.{ORDINAL} AS element, n.resource, r.{MARK} AS live,"
-        f" fencepost.mark_without_row({literal(fence.name)}, n.resource) AS without_row, {ceiling_of(fence)}"
+        f" fencepost.mark_without_row({literal(table.fence.name)}, n.resource) AS without_row,"
+        f" {ceiling_of(table.fence)}"
         f" FROM {_elements(table, table.key, '$1')}"
-        f" CROSS JOIN LATERAL (SELECT {row_resource(table, fence.name, 'b')} AS resource) AS n"
+        f" CROSS JOIN LATERAL (SELECT {row_resource(table, table.fence.name, 'b')} AS resource) AS n"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')}"
         f" ORDER BY {key_order(table, 'b')}, b.{ORDINAL}",
         body,
@@ -144,13 +145,13 @@ async def ask_rows(connection: Connection, table: Table, fence: Fence, body: str
     return [Asked(row["element"] - 1, standing_of(row)) for row in rows]
 
 
-async def place_rows(connection: Connection, table: Table, fence: Fence, body: str) -> list[Placed]:
+async def place_rows(connection: Connection, table: ProtectedTable, body: str) -> list[Placed]:
     """Read which scopes the elements' rows are in, in key order and without a lock: its columns never change."""
-    if fence.scope is None:
-        raise ValueError(f"{fence.name} has no scope")
+    if table.fence.scope is None:
+        raise ValueError(f"{table.fence.name} has no scope")
     rows = await connection.fetch(
-        f"SELECT b.{ORDINAL} AS element, {row_resource(table, fence.name, 'b')} AS resource,"
-        f" {row_scope(table, fence.scope)} AS scope FROM {_elements(table, table.key, '$1')}"
+        f"SELECT b.{ORDINAL} AS element, {row_resource(table, table.fence.name, 'b')} AS resource,"
+        f" {row_scope(table, table.fence.scope)} AS scope FROM {_elements(table, table.key, '$1')}"
         f" LEFT JOIN {table.sql_name} AS r ON {equal(table, table.key, 'r', 'b')}"
         f" ORDER BY {key_order(table, 'b')}, b.{ORDINAL}",
         body,

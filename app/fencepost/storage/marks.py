@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, accepts
-from fencepost.storage.catalog import Fence, Table
+from fencepost.storage.catalog import ProtectedTable
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Key
 from fencepost.storage.row_sql import MARK, key_match, parameter_resource, resource_sql
@@ -40,7 +40,7 @@ until this mark can be seen.
 
 
 async def claim_absent(
-    connection: Connection, table: Table, fence: Fence, key: Key, token: Token, resource: str
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, resource: str
 ) -> int | Appeared | None:
     """Raise the mark of a key without a row: None when raised, else the mark that refused, or Appeared.
 
@@ -51,18 +51,18 @@ async def claim_absent(
     """
     try:
         async with connection.transaction():
-            ceiling = fence.ceiling
+            ceiling = table.fence.ceiling
             if ceiling is not None and ceiling.may_refuse(token):
                 await connection.execute(
                     "SELECT fencepost.meet_ceiling($1, $2, $3, $4, $5)",
-                    fence.name, resource, token, ceiling.max_token, ceiling.max_jump,
+                    table.fence.name, resource, token, ceiling.max_token, ceiling.max_jump,
                 )  # fmt: skip
             refused: int | None = await connection.fetchval(
-                "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, fence.rule
+                "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, table.fence.rule
             )
             # After the mark, in a statement of its own: a floor read before the wait could be too old (R6).
-            floor: int | None = await connection.fetchval("SELECT fencepost.floor_of($1)", fence.name)
-            if floor is not None and not accepts(fence.rule, floor, token):
+            floor: int | None = await connection.fetchval("SELECT fencepost.floor_of($1)", table.fence.name)
+            if floor is not None and not accepts(table.fence.rule, floor, token):
                 raise _BelowFloor(floor)  # noqa: TRY301 - leaving the block is what gives the mark back
             if await connection.fetchval(
                 f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
@@ -73,9 +73,9 @@ async def claim_absent(
                 resource,
                 token,
                 table.sql_name,
-                fence.name,
-                fence.key,
-                fence.rule,
+                table.fence.name,
+                table.fence.key,
+                table.fence.rule,
                 BUILTIN,
                 EXTERNAL,
                 None if ceiling is None else ceiling.max_token,
@@ -99,13 +99,13 @@ class Known:
     changed_at: str | None
 
 
-async def known(connection: Connection, table: Table, fence: Fence, key: Key) -> Known:
+async def known(connection: Connection, table: ProtectedTable, key: Key) -> Known:
     """Look a resource up, in one snapshot."""
     row = await connection.fetchrow(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
         f" m.last_fence_token AS recorded, m.row_absent,"
         f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
-        f" FROM (SELECT {parameter_resource(table, fence.name)} AS resource) AS n"
+        f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"
         f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
         *key,
     )
@@ -114,9 +114,7 @@ async def known(connection: Connection, table: Table, fence: Fence, key: Key) ->
     return Known(row["resource"], row["live"], row["recorded"], row["row_absent"], row["changed_at"])
 
 
-async def in_key_order(
-    connection: Connection, table: Table, fence: Fence, keys: Sequence[Key]
-) -> list[tuple[int, str]]:
+async def in_key_order(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[tuple[int, str]]:
     """Order keys as everybody takes rows, by their typed values and in their columns' collations: (position among
     `keys`, the resource's name). Another order than that of a multi-row write would invite deadlocks.
 
@@ -125,7 +123,7 @@ async def in_key_order(
     names = [f"k{n}" for n in range(len(table.key))]
     values = [f"CAST(x.{name} AS {table.columns[c].base_type})" for name, c in zip(names, table.key, strict=True)]
     resource = resource_sql(
-        fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
+        table.fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
     )
     order = [
         value if (collation := table.columns[c].collation) is None else f"{value} COLLATE {collation}"

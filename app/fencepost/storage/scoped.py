@@ -7,7 +7,7 @@ W   UPDATE | DELETE … WHERE key AND scope = ANY($scopes)   later, so that it s
 from collections.abc import Sequence
 
 from fencepost.fencing.scope import Scope
-from fencepost.storage.catalog import Fence, Table, quote
+from fencepost.storage.catalog import ProtectedTable, quote
 from fencepost.storage.connection import Connection
 from fencepost.storage.fenced import Change, FencedRow, Key
 from fencepost.storage.fenced_many import ManyOutcome, ManyWritten, TooManyRows
@@ -28,7 +28,7 @@ from fencepost.storage.row_sql import (
 from fencepost.storage.scope_names import key_match, row_scope
 
 
-def _write(table: Table, fence: Fence, write: str, hit: str, answer: str, limit: int | None) -> str:
+def _write(table: ProtectedTable, write: str, hit: str, answer: str, limit: int | None) -> str:
     """Write what `hit` has locked. A row that was locked and yet not written was kept from it by somebody's trigger."""
     within = f" AND (SELECT count(*) FROM hit) <= {limit}" if limit is not None else ""
     keys = ", ".join(f"w.k{n}" for n, _ in enumerate(table.key))
@@ -38,7 +38,7 @@ def _write(table: Table, fence: Fence, write: str, hit: str, answer: str, limit:
         f"WITH hit AS MATERIALIZED ({hit}), w AS ({write}{within}"
         f" RETURNING {answer}::text AS json, {', '.join(f'r.{quote(c)} AS k{n}' for n, c in enumerate(table.key))})"
         f" SELECT * FROM (SELECT 'row' AS what, w.json FROM w ORDER BY {keys}) AS a{over}"
-        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::text')}"
+        f" UNION ALL {suppressed_if(table.fence.name, missing, 'NULL::text')}"
     )
 
 
@@ -47,10 +47,9 @@ def _sets(change: Change) -> str:
     return ", ".join([*given, *(f"{quote(c)} = DEFAULT" for c in change.defaults)])
 
 
-async def _run(  # noqa: PLR0913, PLR0917 - one statement of two verbs
+async def _run(
     connection: Connection,
-    table: Table,
-    fence: Fence,
+    table: ProtectedTable,
     condition: str,
     parameters: Parameters,
     scopes: str,
@@ -84,50 +83,50 @@ async def _run(  # noqa: PLR0913, PLR0917 - one statement of two verbs
             else ""
         )
         write = f"UPDATE {table.sql_name} AS r SET {_sets(change)} FROM hit{source} WHERE {match}"
-    sql = _write(table, fence, write, hit, json_row(target), limit)
+    sql = _write(table, write, hit, json_row(target), limit)
     rows = await connection.fetch(sql, *parameters.values)
     return None if any(row["what"] == "too many" for row in rows) else [row["json"] for row in rows]
 
 
 async def write_row(
-    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key, change: Change
+    connection: Connection, table: ProtectedTable, scope: Scope, entered: str, key: Key, change: Change
 ) -> str | None:
     """Change a row of the scope that was entered; None: it is not there (any more)."""
-    return await _one(connection, table, fence, scope, entered, key, change, change.target)
+    return await _one(connection, table, scope, entered, key, change, change.target)
 
 
 async def delete_row(
-    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key, target: str
+    connection: Connection, table: ProtectedTable, scope: Scope, entered: str, key: Key, target: str
 ) -> str | None:
     """Delete a row of the scope that was entered; None: it is not there (any more)."""
-    return await _one(connection, table, fence, scope, entered, key, None, target)
+    return await _one(connection, table, scope, entered, key, None, target)
 
 
 async def _one(
-    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: str, key: Key,
+    connection: Connection, table: ProtectedTable, scope: Scope, entered: str, key: Key,
     change: Change | None, target: str,
 ) -> str | None:  # fmt: skip
     parameters = Parameters()
     condition = key_match(table, key, parameters)
     within = f"{row_scope(table, scope)} = {parameters.add(entered)}::text"
-    rows = await _run(connection, table, fence, condition, parameters, within, change, target, None)
+    rows = await _run(connection, table, condition, parameters, within, change, target, None)
     return rows[0] if rows else None
 
 
-async def write_many(  # noqa: PLR0913, PLR0917 - what the statement is made of
-    connection: Connection, table: Table, fence: Fence, scope: Scope, entered: Sequence[str],
+async def write_many(
+    connection: Connection, table: ProtectedTable, scope: Scope, entered: Sequence[str],
     filters: tuple[Filter, ...], change: Change | None, target: str, limit: int,
 ) -> ManyOutcome:  # fmt: skip
     """Change (or delete) the rows of these scopes that match now."""
     parameters = Parameters()
     condition = render_filters(table, filters, parameters)
     within = f"{row_scope(table, scope)} = ANY ({parameters.add(list(entered))}::text[])"
-    rows = await _run(connection, table, fence, condition, parameters, within, change, target, limit)
+    rows = await _run(connection, table, condition, parameters, within, change, target, limit)
     return TooManyRows(limit) if rows is None else ManyWritten(rows)
 
 
 async def insert_rows(
-    connection: Connection, table: Table, fence: Fence, columns: tuple[str, ...], body: str, target: str
+    connection: Connection, table: ProtectedTable, columns: tuple[str, ...], body: str, target: str
 ) -> list[FencedRow]:
     """Insert the rows of a JSON array into scopes that were entered, by key; they come back in the body's order.
 
@@ -138,7 +137,7 @@ async def insert_rows(
         f"ROWS FROM (json_to_recordset($1::json) AS ({body_columns(table, columns)})) WITH ORDINALITY"
         f" AS x({names}, {ORDINAL})"
     )
-    answer = f"{json_row(target)}::text AS json, {row_resource(table, fence.name)} AS resource"
+    answer = f"{json_row(target)}::text AS json, {row_resource(table, table.fence.name)} AS resource"
     keyed = set(table.key) <= set(columns)
     order = key_order(table, "b") if keyed else f"b.{ORDINAL}"
     returned = ", ".join(f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
@@ -149,13 +148,13 @@ async def insert_rows(
         f"WITH b AS MATERIALIZED (SELECT {names}, {ORDINAL} FROM {source}), i AS (INSERT INTO {table.sql_name} AS r"
         f" ({names}) SELECT {names} FROM b ORDER BY {order} RETURNING {answer}, {returned})"
         f" SELECT * FROM (SELECT i.json, i.resource FROM {chosen}) AS a"
-        f" UNION ALL {suppressed_if(fence.name, missing, 'NULL::text')}",
+        f" UNION ALL {suppressed_if(table.fence.name, missing, 'NULL::text')}",
         body,
     )
     return [FencedRow(row["json"], 0, row["resource"]) for row in rows]
 
 
-async def insert_row(connection: Connection, table: Table, fence: Fence, key: Key, change: Change) -> str:
+async def insert_row(connection: Connection, table: ProtectedTable, key: Key, change: Change) -> str:
     """Create the row that a PUT names, in a scope that was entered."""
     parameters = Parameters()
     values = [
@@ -171,7 +170,7 @@ async def insert_row(connection: Connection, table: Table, fence: Fence, key: Ke
     found: str = await connection.fetchval(
         f"WITH i AS (INSERT INTO {table.sql_name} AS r ({names}) SELECT {', '.join(values)}{source}"
         f" RETURNING {json_row(change.target)}::text AS json) SELECT i.json FROM i"
-        f" UNION ALL SELECT fencepost.suppressed({literal(fence.name)}) WHERE NOT EXISTS (SELECT FROM i)",
+        f" UNION ALL SELECT fencepost.suppressed({literal(table.fence.name)}) WHERE NOT EXISTS (SELECT FROM i)",
         *parameters.values,
     )
     return found
