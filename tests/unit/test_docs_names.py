@@ -1,5 +1,6 @@
 """What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema."""
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
+IN_FILE = re.compile(r"((?:[\w-]+/)+\w+\.py)::(\w+)")
 FOLDER = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OF_THE_SCHEMA = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
@@ -74,6 +76,24 @@ def test_files_that_are_named_exist() -> None:
         if not name.startswith("../") and name not in files()
     }  # fmt: skip
     assert missing == set(), "a file was moved or renamed: name it as it is called now"
+
+
+@cache
+def defined_in(name: str) -> frozenset[str]:
+    """Functions and classes of the module that a path names, and its strings: mutants have sentences for names."""
+    (path,) = (path for path in tracked() if name in endings(path))
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text("utf-8"))))
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.name for node in nodes if isinstance(node, definitions)}
+    return frozenset(names | {str(node.value) for node in nodes if isinstance(node, ast.Constant)})
+
+
+def test_functions_that_are_named_with_their_file_exist() -> None:
+    """Written as pytest does: the file, two colons, the name."""
+    named = {each for path in with_prose() for each in IN_FILE.findall(prose(path))}
+    assert len(named) > 30
+    missing = {(file, name) for file, name in named if file not in files() or name not in defined_in(file)}
+    assert missing == set()
 
 
 def test_folders_that_are_named_exist() -> None:

@@ -1,12 +1,11 @@
 """docs/rules.md has every rule that the project names; the code and the tests that it names exist."""
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.unit.test_docs_names import ROOT, tracked
+from tests.unit.test_docs_names import ROOT, defined_in, tracked
 
 PAGE = Path("docs/rules.md")
 TEXT = (ROOT / PAGE).read_text("utf-8")
@@ -52,24 +51,12 @@ def test_a_rule_has_an_interleaving_a_place_and_a_test(number: int) -> None:
     assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE)
 
 
-@cache
-def defined_in(path: str) -> frozenset[str]:
-    """Functions of a module, and its strings: mutants have sentences for names."""
-    nodes = list(ast.walk(ast.parse((ROOT / path).read_text("utf-8"))))
-    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return frozenset(functions | {str(node.value) for node in nodes if isinstance(node, ast.Constant)})
-
-
 @pytest.mark.parametrize("number", BUILT)
-def test_the_tests_that_show_a_rule_exist(number: int) -> None:
+def test_the_mutants_that_show_a_rule_exist(number: int) -> None:
     shown = SECTIONS[number].partition("**Shown by**")[2]
-    named = re.findall(r"`(tests/[^`:]+)::(\w+)`", shown)
     for path, mutants in re.findall(r"^- `(tests/[^`:]+)`: (.*?)(?=\n- |\n\n|\Z)", shown, re.MULTILINE | re.DOTALL):
-        named += [(path, " ".join(mutant.split())) for mutant in re.findall(r'"([^"]+)"', mutants)]
-    assert named
-    for path, name in named:
-        assert (ROOT / path).is_file(), path
-        assert name in defined_in(path), f"{path} has no {name!r}"
+        for mutant in re.findall(r'"([^"]+)"', mutants):
+            assert " ".join(mutant.split()) in defined_in(path), f"{path} has no {mutant!r}"
 
 
 @pytest.mark.parametrize("number", BUILT)
@@ -80,3 +67,9 @@ def test_the_functions_that_a_rule_names_are_in_its_modules(number: int) -> None
         text = (ROOT / "app" / "fencepost" / path).read_text("utf-8")
         for word in re.findall(r"`(\w+)`", words):
             assert re.search(rf"\b{word}\b", text), f"{path} has no {word}"
+
+
+def test_a_word_is_explained_once() -> None:
+    words = re.findall(r"^\| (?!word|---)([^|]+) \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert len(words) > 50
+    assert sorted(set(words)) == sorted(words)
