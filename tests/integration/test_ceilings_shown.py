@@ -105,6 +105,17 @@ async def test_status_shows_them(db: Connection, database: str) -> None:
     assert (shown["max_token"], shown["max_jump"]) == ("5000", "100")
 
 
+@pytest.mark.parametrize("source", ["external", "builtin"])
+async def test_doctor_survives_a_column_of_marks_of_another_type(db: Connection, database: str, source: str) -> None:
+    await protect(db, "t", source=source)
+    await db.execute(
+        "ALTER TABLE t DROP COLUMN last_fence_token CASCADE; ALTER TABLE t ADD COLUMN last_fence_token text"
+    )
+    found = await run(database, "doctor")
+    assert found.exit_code == 1
+    assert "t: the column last_fence_token is text" in found.output
+
+
 async def test_doctor_finds_a_mark_far_above_all_others(db: Connection, database: str) -> None:
     await db.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 900), (2, 1000)")
     assert "far above" not in (await run(database, "doctor")).output

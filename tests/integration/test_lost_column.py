@@ -125,7 +125,7 @@ async def test_unprotect_does_not_forget_either(connect: Connect, database: str)
 async def test_unprotect_of_an_external_table_asks_for_the_word_first(connect: Connect, database: str) -> None:
     race = await opened(connect, database, "external")
     await lost(race)
-    with pytest.raises(ProtectError, match="marks are lost"):
+    with pytest.raises(ProtectError, match=r"marks are lost.* run `fencepost protect orders --above N`"):
         await unprotect(race.observer, "orders")
     await protect(race.observer, "orders", above=100)
     await unprotect(race.observer, "orders")

@@ -20,7 +20,8 @@ ZooKeeper that elected a leader 2^32; a clock that counts nanoseconds is so far 
 _TABLES: Final = """
 SELECT p.name, p.max_token, n.nspname::text AS schema, c.relname::text AS relation, p.functions,
        has_table_privilege(c.oid, 'SELECT') AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid
-          AND a.attname = $1 AND NOT a.attisdropped) AND EXISTS (SELECT FROM pg_proc o
+          AND a.attname = $1 AND a.atttypid = 'bigint'::regtype AND NOT a.attisdropped)
+       AND EXISTS (SELECT FROM pg_proc o
          WHERE o.pronamespace = 'fencepost'::regnamespace AND o.proname = p.functions || '_name') AS readable
   FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.source = 'external' AND p.scope IS NULL

@@ -23,7 +23,8 @@ SELECT s.seqtypid = 'int8'::regtype AS is_bigint, s.seqincrement AS step, s.seqc
 
 _TABLES: Final = """
 SELECT p.name, p.source, n.nspname::text AS schema, c.relname::text AS relation,
-       has_table_privilege(c.oid, 'SELECT') OR has_column_privilege(c.oid, a.attnum, 'SELECT') AS readable,
+       a.atttypid = 'bigint'::regtype
+       AND (has_table_privilege(c.oid, 'SELECT') OR has_column_privilege(c.oid, a.attnum, 'SELECT')) AS readable,
        (SELECT array_agg(part ORDER BY part) FROM unnest($3::text[]) part
           JOIN pg_proc f ON f.proname = p.functions || '_' || part AND f.pronamespace = 'fencepost'::regnamespace
          WHERE CASE WHEN p.source = $4 THEN strpos(f.prosrc, 'fencepost.issued(') > 0

@@ -106,7 +106,7 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
     if template := scope if scope is not None else now.scope if now else None:
         scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source, ceiling)
         scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
-        return Plan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, above)), [])
+        return Plan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, target.name, above)), [])
     ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
     leaving = (
         leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope), ddl.ceiling)
@@ -115,7 +115,7 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
     )
     statements = [
         *ddl.begin(),
-        restore_sql(ddl.table, above),
+        restore_sql(ddl.table, target.name, above),
         *leaving,
         *raise_rows_sql(target, ddl.ceiling),
         *ddl.protect(),
@@ -191,7 +191,7 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     )
     return Plan(
         row["name"],
-        [f"LOCK TABLE {row['sql_name']} IN ACCESS EXCLUSIVE MODE", restore_sql(row["sql_name"]), *statements],
+        [f"LOCK TABLE {row['sql_name']} IN ACCESS EXCLUSIVE MODE", restore_sql(row["sql_name"], called), *statements],
         [],
     )
 

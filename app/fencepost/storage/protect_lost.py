@@ -6,6 +6,7 @@ tokens have got. All rows take that as their mark, and so does the floor, for th
 for since may be gone as well.
 """
 
+import shlex
 from typing import Final
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL
@@ -17,31 +18,37 @@ from fencepost.storage.protect_table import HIGHEST_MARK, MISMATCH
 from fencepost.storage.row_sql import literal
 
 SAY: Final = "--above N"
-LOST: Final = (
-    f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not known"
-    f" how far they have got. When no token up to N may write to it any more, say so: {SAY} (in Alembic: above=N). All"
-    " rows, and keys without a row, then take tokens above N only."
-)
 NOT_LOST: Final = (
     f"{SAY} is for a table of an external source that is protected and has lost its column {MARK_COLUMN}; this one has"
     " not."
 )
 
 
+def lost(name: str) -> str:
+    """Say what is wrong with the table of this name, and which command mends it: `unprotect` refuses it, too."""
+    return (
+        f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not"
+        f" known how far they have got. When no token up to N may write to it any more, run `fencepost protect"
+        f" {shlex.quote(name)} {SAY}` (in Alembic: protect(…, above=N)). All rows, and keys without a row, then take"
+        " tokens above N only."
+    )
+
+
 def require_marks(target: Target, above: int | None) -> None:
     """Refuse a table whose marks are lost beyond what is known, and a word that is not needed. Raises ProtectError."""
     now = target.registered
-    lost = target.lost and now is not None and now.source == EXTERNAL
-    if lost and above is None:
-        raise ProtectError(target.name, [LOST])
-    if above is not None and not lost:
+    unknown = target.lost and now is not None and now.source == EXTERNAL
+    if unknown and above is None:
+        raise ProtectError(target.name, [lost(target.name)])
+    if above is not None and not unknown:
         raise ProtectError(target.name, [NOT_LOST])
     if above is not None and not 0 < above <= HIGHEST_MARK:
         raise ProtectError(target.name, [f"--above {above}: a token is a positive number, of at most 2^62 here."])
 
 
-def restore_sql(table: str, above: int | None = None) -> str:
+def restore_sql(table: str, name: str, above: int | None = None) -> str:
     """Make the column anew where it is gone from a table whose rows have marks of their own, once the table is locked.
+    `table` is its name in SQL, `name` the one that commands take.
 
     No row is rewritten: a constant default counts for all that are there.
     """
@@ -65,7 +72,7 @@ BEGIN
   ELSIF p.source <> {literal(EXTERNAL)} THEN
     known := fencepost.issued(p.source);
   ELSIF known IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(LOST)};
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(lost(name))};
   END IF;
   known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
                     (SELECT max(m.last_fence_token) FROM fencepost.marks m
