@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
 
 from benchmarks.lease_clients import TTL_MS, WAIT_MS, UnexpectedAnswerError
-from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import Grant, Source
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import Database
-from fencepost.storage.leases import Wanted
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.leases.builtin import Wanted
 
 BUILTIN: Final = "builtin"
 

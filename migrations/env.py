@@ -11,10 +11,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from fencepost.storage import session
-from fencepost.storage.models import SCHEMA, metadata
-from fencepost.storage.owner import act_sql, settle_sql
-from fencepost.storage.partitions import watch_sql
+from fencepost.storage.connections import session
+from fencepost.storage.protecting.partitions import watch_sql
+from fencepost.storage.schema.models import SCHEMA, metadata
+from fencepost.storage.schema.owner import act_sql, settle_sql
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365

@@ -14,7 +14,7 @@ import pytest
 from tests.support.clones import clone
 from tests.support.interleave import Connect, Connection
 
-from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
+from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("fencepost", deadline=None)
@@ -112,7 +112,7 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def template(postgres: PostgresServer) -> str:
     """Make the migrated database that each test's database is a copy of. Returns its name."""
-    from fencepost.storage.migrate import upgrade  # noqa: PLC0415 - tests without a database need no Alembic
+    from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415 - tests without a database need no Alembic
 
     async def make() -> None:
         await _on_server(postgres, f"CREATE DATABASE {TEMPLATE}")

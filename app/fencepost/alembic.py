@@ -26,14 +26,14 @@ from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 
 from fencepost.fencing.token import Rule
-from fencepost.storage import versions
-from fencepost.storage.catalog import MARK_COLUMN
-from fencepost.storage.connection import Connection
-from fencepost.storage.models import SCHEMA
-from fencepost.storage.prepared import WHERE_TO_LOOK
-from fencepost.storage.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
-from fencepost.storage.protect_check import CONSTRAINT, ProtectError
-from fencepost.storage.protect_table import MISMATCH, TOO_HIGH
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.protecting.check import CONSTRAINT, ProtectError
+from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
+from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
+from fencepost.storage.schema import versions
+from fencepost.storage.schema.models import SCHEMA
+from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 
 T = TypeVar("T")
 

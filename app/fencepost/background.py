@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any, Final
 
 from fencepost.election.watching import Watches
-from fencepost.locks.postgres import PostgresLocks
+from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
 from fencepost.stopping import Stopping
-from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.engine import Database
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.listen import Listener
 from fencepost.storage.errors import StorageError
-from fencepost.storage.listen import Listener
-from fencepost.storage.pruning import Pruner, prune_records
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.upkeep.pruning import Pruner, prune_records
 
 RELOAD_EVERY: Final = 30.0
 """Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""

@@ -17,9 +17,10 @@ from fencepost.gateway.core import Gateway
 from fencepost.observe.events import PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.source_wiring import described_sources, known_sources
-from fencepost.storage import pruning, versions
+from fencepost.storage.connections.origin import Standing
 from fencepost.storage.errors import StorageError, translated
-from fencepost.storage.origin import Standing
+from fencepost.storage.schema import versions
+from fencepost.storage.upkeep import pruning
 
 WAIT: Final = 1.5
 """Seconds that an answer waits for PostgreSQL's."""

@@ -13,14 +13,14 @@ from pydantic import SecretStr
 from fencepost.gateway.core import Gateway
 from fencepost.locks.registry import Surroundings, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
-from fencepost.locks.sourced import SourceLocks
+from fencepost.locks.sourced.leases import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
-from fencepost.storage import sources
 from fencepost.storage.errors import RefusedError, StorageError, translated
-from fencepost.storage.sources import Known
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.sources import Known
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 _RESERVED: Final = frozenset({"builtin", "external"})

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from fencepost import background, wire
 from fencepost.election.watching import Watches
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.turns import Turns
+from fencepost.gateway.writes.turns import Turns
 from fencepost.health import Health
 from fencepost.http.app import Application, Parts
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
 from fencepost.locks.leases import LeaseLimits
-from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
 from fencepost.observe import logs
 from fencepost.observe.events import (
     BatchesFail,
@@ -34,14 +34,15 @@ from fencepost.settings import Settings
 from fencepost.source_wiring import Configured, read_sources, sources_opened
 from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
-from fencepost.storage import session, versions
-from fencepost.storage.catalog import Catalog
-from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import UNREADABLE_URL, Database
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections import session
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import UNREADABLE_URL, Database
+from fencepost.storage.connections.origin import ORIGIN
 from fencepost.storage.errors import SessionError, StorageError
-from fencepost.storage.group_commit import GroupCommit
-from fencepost.storage.origin import ORIGIN
+from fencepost.storage.schema import versions
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import Catalog
 
 PUBLISHED_EVERY: Final = 1.0
 """Seconds between two looks at what each worker has in use."""

@@ -68,7 +68,7 @@ BEGIN
   ON CONFLICT (xid, at, name, verb, digest) DO NOTHING;
 END $$;
 -- next
--- `fencepost fence reset` (app/fencepost/storage/reset.py): an operator lowers a mark that somebody made up. Recorded as
+-- `fencepost fence reset` (app/fencepost/storage/upkeep/reset.py): an operator lowers a mark that somebody made up. Recorded as
 -- break-glass is, with the old and the new mark, so that whatever is written afterwards can be judged. The record is the
 -- permission: no mark of a row falls but to where a record of the same transaction says.
 --

@@ -1,4 +1,4 @@
--- Group commit (app/fencepost/storage/group_commit.py): what enter, idem_begin and idem_record do, for many operations of
+-- Group commit (app/fencepost/storage/batches/group_commit.py): what enter, idem_begin and idem_record do, for many operations of
 -- one transaction at once. Statements are separated by a line of "-- next".
 --
 -- Their plans are made once and kept. One that reads a whole table, made while that was small, would stay when it has

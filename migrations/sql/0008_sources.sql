@@ -688,7 +688,7 @@ GRANT EXECUTE ON FUNCTION fencepost.issued(text), fencepost.oldest(text), fencep
   fencepost.require_issued(text, bigint, text) TO PUBLIC;
 -- next
 -- Partitions. fencepost.protected.partitions are those of which it is known what their rows have been through: under them
--- each row has at least the mark of its key. Event triggers (storage/partitions.py; only a superuser can make them) follow
+-- each row has at least the mark of its key. Event triggers (storage/protecting/partitions.py; only a superuser can make them) follow
 -- what comes and goes; without them the next `protect` does, as far as it can be known by then.
 --   comes by CREATE … PARTITION OF   it is empty: it gets the trigger that refuses TRUNCATE, which no partition inherits
 --   comes by ATTACH PARTITION        its rows take up the floor and the marks of their keys, then the same trigger

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.support.interleave import eventually
 
-from fencepost.cli.child import Child, members
-from fencepost.cli.relay import Relay
+from fencepost.cli.locking.child import Child, members
+from fencepost.cli.locking.relay import Relay
 from fencepost.client import SystemClock
 
 

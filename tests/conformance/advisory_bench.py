@@ -15,10 +15,10 @@ from tests.support.processes import all_gone, descendants
 from tests.support.servers import free_port
 from tests.support.standby import new_directory
 
-from fencepost.locks.advisory import AdvisorySource, from_url
+from fencepost.embedded.server import PostgresServer
+from fencepost.locks.advisory.source import AdvisorySource, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, Source
-from fencepost.storage.embedded import PostgresServer
 
 ROLE = "locker"
 PASSWORD = "p%40ss"

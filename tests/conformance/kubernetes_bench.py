@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 
-from fencepost.locks.kubernetes_lease import hashed_name
+from fencepost.locks.kubernetes.lease import hashed_name
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 

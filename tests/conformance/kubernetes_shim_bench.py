@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from tests.support.servers import Server, free_port, listens
 
-from fencepost.locks.kubernetes_lease import hashed_name
+from fencepost.locks.kubernetes.lease import hashed_name
 
 ROOT = Path(__file__).parents[2]
 

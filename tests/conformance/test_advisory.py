@@ -11,8 +11,8 @@ from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, tak
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.interleave import Connection, eventually
 
-from fencepost.locks.advisory import LEAST_TTL_MS
-from fencepost.locks.advisory_session import Session
+from fencepost.locks.advisory.session import Session
+from fencepost.locks.advisory.source import LEAST_TTL_MS
 from fencepost.locks.source import Grant, Holder, SourceUnavailableError
 
 pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)

@@ -11,8 +11,8 @@ from tests.support.interleave import Connection, eventually
 from tests.support.pooler import pooled
 from tests.support.standby import replicated
 
-from fencepost.locks.advisory import AdvisorySource
-from fencepost.locks.advisory_url import parse
+from fencepost.locks.advisory.source import AdvisorySource
+from fencepost.locks.advisory.url import parse
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
 

@@ -9,7 +9,7 @@ from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import LONG, granted, queued
 
-from fencepost.locks.etcd_api import RefusedError
+from fencepost.locks.etcd.api import RefusedError
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceUnavailableError
 

@@ -7,8 +7,8 @@ import pytest
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import granted
 
-from fencepost.locks.etcd import EtcdSource, from_url
-from fencepost.locks.etcd_api import Api, RefusedError, target
+from fencepost.locks.etcd.api import Api, RefusedError, target
+from fencepost.locks.etcd.source import EtcdSource, from_url
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
 

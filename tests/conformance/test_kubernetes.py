@@ -14,10 +14,10 @@ from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
 from tests.kube.manifests import FOLDER, objects
 from tests.support.interleave import eventually
 
-from fencepost.locks import kubernetes_lease
-from fencepost.locks.kubernetes import KubernetesLeases, from_url
-from fencepost.locks.kubernetes_api import Api
-from fencepost.locks.kubernetes_lease import Lease, hashed_name, own_name
+from fencepost.locks.kubernetes import lease as kubernetes_lease
+from fencepost.locks.kubernetes.api import Api
+from fencepost.locks.kubernetes.lease import Lease, hashed_name, own_name
+from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 

@@ -17,9 +17,10 @@ from tests.kube.manifests import object_of, objects
 from tests.support.interleave import eventually
 from tests.support.servers import free_port
 
-from fencepost.locks import kubernetes_access, kubernetes_api
-from fencepost.locks.kubernetes import KubernetesLeases, from_url
-from fencepost.locks.kubernetes_api import VERBS
+from fencepost.locks.kubernetes import access as kubernetes_access
+from fencepost.locks.kubernetes import api as kubernetes_api
+from fencepost.locks.kubernetes.api import VERBS
+from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
 

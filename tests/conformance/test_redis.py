@@ -15,8 +15,8 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import eventually
 from tests.support.servers import free_port
 
-from fencepost.locks.redis_node import AT_ONCE
-from fencepost.locks.redis_scripts import GRANT
+from fencepost.locks.redis.node import AT_ONCE
+from fencepost.locks.redis.scripts import GRANT
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import (
     MOST_NATIVE,
@@ -477,7 +477,7 @@ async def test_a_counter_that_expires_is_named(bench: RedisBench, source: Source
     ],
 )
 def test_wrong_urls_are_refused_without_showing_a_password(url: str, words: str | None) -> None:
-    from fencepost.locks.redis import from_url  # noqa: PLC0415
+    from fencepost.locks.redis.source import from_url  # noqa: PLC0415
 
     with pytest.raises(SourceConfigError) as error:
         from_url(url, Surroundings("locks", ""))

@@ -10,7 +10,7 @@ from tests.conformance.redlock_bench import NODE_TIMEOUT_MS, redlock_url
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import eventually
 
-from fencepost.locks.redlock import from_url, validity_ms
+from fencepost.locks.redis.redlock import from_url, validity_ms
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import (
     Grant,

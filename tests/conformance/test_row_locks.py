@@ -11,7 +11,7 @@ from tests.http.conftest import serving
 from tests.support.interleave import Connect, Connection, start
 
 from fencepost.settings import Settings
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 ROOT = Path(__file__).parents[2]
 _RECIPE = re.compile(r"^<!-- recipe: ([\w-]+) -->\n```sql\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -19,11 +19,11 @@ from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running, s
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import eventually
 
-from fencepost.locks import zookeeper_session
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
-from fencepost.locks.zookeeper import ZooKeeperSource
-from fencepost.locks.zookeeper_nodes import parent_of
-from fencepost.locks.zookeeper_url import parse
+from fencepost.locks.zookeeper import session as zookeeper_session
+from fencepost.locks.zookeeper.nodes import parent_of
+from fencepost.locks.zookeeper.source import ZooKeeperSource
+from fencepost.locks.zookeeper.url import parse
 
 LONG = 30.0
 

@@ -11,9 +11,9 @@ from tests.support.interleave import eventually
 from tests.support.servers import Server, free_port
 
 from fencepost.locks.source import Grant, SourceUnavailableError
-from fencepost.locks.zookeeper import ZooKeeperSource
-from fencepost.locks.zookeeper_nodes import parent_of
-from fencepost.locks.zookeeper_url import parse
+from fencepost.locks.zookeeper.nodes import parent_of
+from fencepost.locks.zookeeper.source import ZooKeeperSource
+from fencepost.locks.zookeeper.url import parse
 
 LONG = 30.0
 

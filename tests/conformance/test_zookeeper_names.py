@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fencepost.locks.source import MOST_NATIVE, SourceConfigError, SourceError
-from fencepost.locks.zookeeper_nodes import Place, in_order, parent_of, token
-from fencepost.locks.zookeeper_url import parse
+from fencepost.locks.zookeeper.nodes import Place, in_order, parent_of, token
+from fencepost.locks.zookeeper.url import parse
 
 
 def test_a_lock_is_one_node_below_the_root() -> None:

@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
 from tests.support.servers import Server, free_port
 
-from fencepost.locks.zookeeper_nodes import parent_of
+from fencepost.locks.zookeeper.nodes import parent_of
 
 JAR = Path("/usr/share/java/zookeeper.jar")
 SESSION_S = 2

@@ -6,7 +6,7 @@ import pytest
 from tests.direct_sql.sqlalchemy_orm import Orm
 from tests.scenarios.orm_shop import OrmShop, orm_shop
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import asyncpg
 from tests.support.interleave import Connection, eventually
 from tests.support.recipes import recipe
 
-from fencepost.storage.origin import ORIGIN, Origin
+from fencepost.storage.connections.origin import ORIGIN, Origin
 
 TABLES = """
 CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');

@@ -9,9 +9,9 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.storage.fenced_rows import ask_rows
-from fencepost.storage.marks import in_key_order
-from fencepost.storage.protect import ProtectError, protect
+from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.storage.statements.fenced_rows import ask_rows
+from fencepost.storage.statements.marks import in_key_order
 
 KEYS = ["a", "B", "Z", "ä", "Ö", "10", "9", "a b", "-x", "%2F", "x/y", "x,y", "é", "e\u0301", "ß", "ss"]
 ICU = {

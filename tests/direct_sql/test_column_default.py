@@ -4,9 +4,9 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect, Connection
 
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.partitions import EVENT_TRIGGERS
-from fencepost.storage.protect import protect
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.partitions import EVENT_TRIGGERS
+from fencepost.storage.protecting.protect import protect
 
 WITHOUT_A_TOKEN = "INSERT INTO public.items (id) VALUES (1)"
 DEFAULTS = ["999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"]

@@ -16,8 +16,8 @@ from tests.direct_sql.django_orm import fenced, lead_to, make, new_key, refused,
 from tests.scenarios.orm_shop import OrmShop, orm_shop
 from tests.support.recipes import recipe
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import plan_protect, protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import plan_protect, protect
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tests.conftest import in_database
 from tests.direct_sql.replication import write
 from tests.support.interleave import Connect
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
 
 _numbers = itertools.count(1)
 

@@ -12,8 +12,8 @@ from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.storage import generations
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep import generations
 
 MAKE = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, n int DEFAULT 0);

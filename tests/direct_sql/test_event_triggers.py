@@ -7,9 +7,9 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import outcome
 
-from fencepost.storage import migrate
-from fencepost.storage.partitions import EVENT_TRIGGERS, unwatched
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.partitions import EVENT_TRIGGERS, unwatched
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.schema import migrate
 
 DDL = [
     "CREATE TABLE plain (id int PRIMARY KEY)",

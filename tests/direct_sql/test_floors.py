@@ -4,7 +4,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 PARTITIONED = """
 CREATE TABLE public.parts (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id);

@@ -11,9 +11,9 @@ from tests.support.glass import REASON, run
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.storage import generations
-from fencepost.storage.inspect_ceilings import examine_marks
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.inspecting.ceilings import examine_marks
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.upkeep import generations
 
 UPDATE = "UPDATE public.orders SET n = n WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"

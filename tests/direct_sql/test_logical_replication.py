@@ -16,10 +16,10 @@ from tests.support.clones import clone
 from tests.support.interleave import eventually
 from tests.support.standby import new_directory
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 from fencepost.storage.errors import QuarantinedError
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import upgrade
 
 _numbers = itertools.count(1)
 

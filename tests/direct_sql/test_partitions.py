@@ -4,8 +4,8 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
-from fencepost.storage.inspect_partitions import examine_partitions
-from fencepost.storage.protect import protect
+from fencepost.storage.inspecting.partitions import examine_partitions
+from fencepost.storage.protecting.protect import protect
 
 TABLE = """
 SET search_path = public;

@@ -5,10 +5,10 @@ from tests.direct_sql.test_partitions import ATTACH, COPY, TABLE, insert, unfoll
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race
 
-from fencepost.storage import migrate
-from fencepost.storage.inspect_partitions import examine_partitions
-from fencepost.storage.partitions import watch_sql
-from fencepost.storage.protect import protect
+from fencepost.storage.inspecting.partitions import examine_partitions
+from fencepost.storage.protecting.partitions import watch_sql
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema import migrate
 
 OFF = "ALTER EVENT TRIGGER fencepost_partitions DISABLE"
 ON = "ALTER EVENT TRIGGER fencepost_partitions ENABLE"

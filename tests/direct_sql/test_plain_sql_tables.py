@@ -6,7 +6,7 @@ from tests.direct_sql.drivers import Driver, session
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 PARTITIONED = """
 CREATE TABLE public.parts (region text, id int, v text, n int DEFAULT 0, PRIMARY KEY (region, id))

@@ -6,7 +6,7 @@ from tests.support.glass import REASON
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 UPDATE_FROM = "UPDATE public.orders o SET n = s.n FROM (VALUES ('k', 7)) s(id, n) WHERE o.order_id = s.id"

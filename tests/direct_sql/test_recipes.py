@@ -18,10 +18,10 @@ from tests.support.clones import clone
 from tests.support.interleave import Connect
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
 """Recipes that the tests of the ORMs and of replication run."""
@@ -231,7 +231,7 @@ def documented() -> set[str]:
 
 def test_the_table_of_sqlstates_is_complete() -> None:
     folder = PAGE.parents[1]
-    sources = [*folder.glob("migrations/sql/*.sql"), *folder.glob("app/fencepost/storage/protect_functions.py")]
+    sources = [*folder.glob("migrations/sql/*.sql"), *folder.glob("app/fencepost/storage/protecting/functions.py")]
     raised = set(re.findall(r"ERRCODE = '(FP\w{3})'", "".join(source.read_text("utf-8") for source in sources)))
     assert {code for code in documented() if code.startswith("FP")} == raised - {"FP403", "FP000"}
     assert documented() - raised == {"42501", "40001", "40P01"}

@@ -16,7 +16,7 @@ from tests.support.interleave import eventually
 from tests.support.processes import all_gone, descendants
 from tests.support.recipes import surroundings
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
 _PSQL = """#!/bin/sh

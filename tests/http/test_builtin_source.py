@@ -8,9 +8,9 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN
-from fencepost.storage.embedded import PostgresServer
 
 BUILTIN = ("orders", "leased", "items")
 TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")

@@ -6,7 +6,7 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import eventually
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.gateway.core import Outcome
-from fencepost.http import data
-from fencepost.storage.embedded import PostgresServer
+from fencepost.http.routes import data
 
 
 @pytest.fixture(scope="module")

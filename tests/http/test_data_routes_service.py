@@ -12,8 +12,8 @@ from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import eventually
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.migrate import newest
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.schema.migrate import newest
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 MALFORMED = [
     b"", b"0", b"00", b"01", b"034", b"+34", b"-34", b"3 4", b"3_4", b"1_000", b"34,35", b"34, 34", b"34;", b"34.0",

@@ -11,7 +11,7 @@ from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection, eventually
 
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
 
 LISTENERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

@@ -11,7 +11,7 @@ from tests.http.conftest import StartGateway
 from tests.support.interleave import eventually
 from tests.support.serving import launch
 
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
 
 
 async def tables(client: httpx.AsyncClient) -> str:

@@ -7,8 +7,8 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 
-from fencepost.http import header_rules, preferences
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
+from fencepost.http.requests import header_rules, preferences
 
 DOCS: Final = (Path(__file__).parents[2] / "docs/reading.md").read_text()
 ROUTES: Final = (

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
 from tests.http.conftest import StartGateway
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [

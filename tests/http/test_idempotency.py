@@ -13,8 +13,8 @@ from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection, eventually
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
 
 _tokens = itertools.count(100)
 

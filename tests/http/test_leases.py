@@ -20,7 +20,7 @@ from tests.support.lease_asking import (
     of,
 )
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 STATE = {
     *(

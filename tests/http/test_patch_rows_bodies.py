@@ -8,8 +8,8 @@ from tests.support.asking import Api, code
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 

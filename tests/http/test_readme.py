@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.serving import serving
 
-from fencepost.storage.embedded import embedded_bin_dir
+from fencepost.embedded.server import embedded_bin_dir
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 
-from fencepost.storage.embedded import embedded_bin_dir
-from fencepost.storage.protect import ProtectError, protect
+from fencepost.embedded.server import embedded_bin_dir
+from fencepost.storage.protecting.protect import ProtectError, protect
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 

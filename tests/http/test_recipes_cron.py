@@ -11,7 +11,7 @@ from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection, eventually
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
 PAYS = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"

@@ -13,7 +13,7 @@ from tests.http.conftest import StartGateway
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 from tests.support.servers import free_port
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")

@@ -10,7 +10,7 @@ from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection, eventually
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 PAGE = DOCS / "recipes" / "one-active-worker.md"
 

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 MAX_EXAMPLES = 30
 SECONDS = 300

@@ -10,7 +10,7 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost import Client, StaleToken
 from fencepost.client import BadRequest
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture

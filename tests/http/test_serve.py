@@ -15,7 +15,7 @@ from tests.support.interleave import Connection, eventually
 from tests.support.processes import all_gone, descendants, mentioning
 from tests.support.serving import STARTS_WITHIN, launch, serving
 
-from fencepost.storage.embedded import running_url
+from fencepost.embedded.server import running_url
 
 ORDER = "/v1/data/orders/order-123"
 

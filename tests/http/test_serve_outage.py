@@ -10,8 +10,8 @@ from tests.support.interleave import eventually
 from tests.support.processes import mentioning
 from tests.support.serving import Gateway, serving
 
-from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
-from fencepost.storage.migrate import upgrade
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.storage.schema.migrate import upgrade
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import alive
 from tests.support.serving import refused, serving
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 
 @contextmanager

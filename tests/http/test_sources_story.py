@@ -10,7 +10,7 @@ from tests.http.test_readme import run, story
 from tests.support.servers import free_port
 from tests.support.serving import serving
 
-from fencepost.storage.embedded import embedded_bin_dir
+from fencepost.embedded.server import embedded_bin_dir
 
 
 async def test_the_story_in_the_page_is_true(short_dir: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.in_process import in_process
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 MOODS = ["sad", "ok", 'it\'s "odd", {yes}', "ünï"]
 

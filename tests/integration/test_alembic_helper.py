@@ -16,10 +16,10 @@ from alembic.config import Config
 from alembic.util import CommandError
 from tests.support.interleave import Connect, Connection, eventually
 
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.migrate import downgrade
-from fencepost.storage.migrate import upgrade as migrate
-from fencepost.storage.protect import protect
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import downgrade
+from fencepost.storage.schema.migrate import upgrade as migrate
 
 REVISION = """
 import sqlalchemy as sa

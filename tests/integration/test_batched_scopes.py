@@ -12,9 +12,9 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
 
 from fencepost.gateway.core import Done, Outcome
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage.protect import protect
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture(params=["strict", "lease"])

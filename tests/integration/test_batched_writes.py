@@ -18,17 +18,17 @@ from tests.support.racing import ISSUED, Race, gateway_pid, keyed, open_gateway,
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.once import Replayed
-from fencepost.gateway.turns import Turns
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage import fenced_batch
-from fencepost.storage.catalog_load import load
-from fencepost.storage.connection import Connection
-from fencepost.storage.fenced import FencedRow
-from fencepost.storage.fenced_batch import Batch, Statement
-from fencepost.storage.group_commit import GroupCommit
-from fencepost.storage.protect import protect
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.once import Replayed
+from fencepost.gateway.writes.turns import Turns
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements import fenced_batch
+from fencepost.storage.statements.fenced import FencedRow
+from fencepost.storage.statements.fenced_batch import Batch, Statement
+from fencepost.storage.tables.load import load
 
 LOADED = """
 CREATE TABLE public.customers (id int PRIMARY KEY);

@@ -14,12 +14,12 @@ from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, 
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Token
-from fencepost.gateway.write import patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage import generations
-from fencepost.storage.marks import Appeared, claim_absent
-from fencepost.storage.migrate import downgrade, upgrade
-from fencepost.storage.protect import protect
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import patch, put
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import downgrade, upgrade
+from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.storage.upkeep import generations
 
 KINDS = [(rule, source) for rule in ("strict", "lease") for source in ("external", "builtin")]
 

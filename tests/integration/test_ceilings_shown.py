@@ -9,8 +9,8 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.cli.main import main
-from fencepost.storage.inspect_ceilings import FAR
-from fencepost.storage.protect import ProtectError, protect
+from fencepost.storage.inspecting.ceilings import FAR
+from fencepost.storage.protecting.protect import ProtectError, protect
 
 
 async def run(database: str, *arguments: str) -> Result:

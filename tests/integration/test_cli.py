@@ -13,9 +13,9 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 from fencepost.cli.options import flag, to_environment, variable
+from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.migrate import newest
+from fencepost.storage.schema.migrate import newest
 
 Run = Callable[..., Any]
 

@@ -10,9 +10,9 @@ from tests.support.interleave import Connect, Connection, eventually
 
 from fencepost.cli.main import main
 from fencepost.cli.migrate import GRANTS
-from fencepost.storage.connection import Limits, gateway_connection
+from fencepost.storage.connections.connection import Limits, gateway_connection
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
-from fencepost.storage.engine import Database
 
 
 async def test_a_connection_that_breaks_while_it_is_given_back_changes_no_answer(database: str) -> None:

@@ -11,8 +11,8 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
-from fencepost.storage.inspect_functions import FOR_ALL, FOR_NOBODY, NOT_FOR_ALL
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.inspecting.functions import FOR_ALL, FOR_NOBODY, NOT_FOR_ALL
+from fencepost.storage.protecting.protect import protect, unprotect
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);

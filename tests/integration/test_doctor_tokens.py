@@ -8,7 +8,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.cli.main import main
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 BY_HAND = "UPDATE fencepost.protected SET source ="
 

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 from tests.support.processes import all_gone, mentioning
 
-from fencepost.storage import binaries
-from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
-from fencepost.storage.process import Account
+from fencepost.embedded import binaries
+from fencepost.embedded.process import Account
+from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 NOBODY = 65534

@@ -7,11 +7,11 @@ import pytest
 from tests.integration.test_owner_role import House, building
 from tests.support.interleave import Connection
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.inspect_functions import examine_functions
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.inspecting.functions import examine_functions
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.storage.schema.migrate import upgrade
 
 EVIL = """
 CREATE TYPE public.ct AS (x text);

@@ -10,8 +10,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, written
 
 from fencepost.cli.main import main
-from fencepost.storage.protect import protect
-from fencepost.storage.reset import Reset, ResetError, reset
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep.reset import Reset, ResetError, reset
 
 BOGUS = 2**61
 WHY = "INC-7: a script made the token up"

@@ -17,11 +17,12 @@ from tests.support.racing import open_race, owner
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
 from fencepost.startup import StartupError
-from fencepost.storage import generations, raising, sources
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import Database
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import QuarantinedError
-from fencepost.storage.protect import protect
+from fencepost.storage.leases import sources
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep import generations, raising
 
 RAISE = "fencepost.raise_generation(text, bigint)"
 
@@ -128,7 +129,7 @@ MUTANTS = [
 async def test_a_mutant_of_generations_is_seen(
     mutant: SqlMutant, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fencepost.storage.raising.TRIES", 1)  # a deadlock would be tried again, and not be seen
+    monkeypatch.setattr("fencepost.storage.upkeep.raising.TRIES", 1)  # a deadlock would be tried again, and not be seen
     race = await open_race(connect, database, mutant.rule, source="builtin")
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)

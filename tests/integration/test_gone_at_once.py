@@ -11,8 +11,8 @@ from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, told
 
-from fencepost.gateway.write import patch, put
-from fencepost.gateway.write_many import insert
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import patch, put
 
 TRIGGER = """
 CREATE FUNCTION public.{name}() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 
-from fencepost.storage.connection import Connection, Limits
-from fencepost.storage.engine import Database
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
+from fencepost.storage.connections.connection import Connection, Limits
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
-from fencepost.storage.group_commit import GroupCommit
-from fencepost.storage.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
 
 Words = Sequence[str]
 

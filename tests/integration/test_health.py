@@ -17,9 +17,9 @@ from tests.support.interleave import blocks_somebody, eventually
 from tests.support.processes import descendants
 from tests.support.serving import serving
 
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.demo import load
-from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
-from fencepost.storage.migrate import upgrade
+from fencepost.storage.schema.migrate import upgrade
 
 AT_ONCE = 2.4
 """Seconds: the 1.5 that an answer waits for PostgreSQL, and what a busy machine adds."""

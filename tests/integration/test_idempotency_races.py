@@ -9,7 +9,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race
 
 from fencepost.fencing.token import Rule
-from fencepost.gateway import once
+from fencepost.gateway.writes import once
 
 Scenario = Callable[[Race], Awaitable[None]]
 

@@ -5,8 +5,8 @@ from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, told
 
-from fencepost.gateway.write import put
-from fencepost.storage.protect import protect, unprotect
+from fencepost.gateway.writes.keyed import put
+from fencepost.storage.protecting.protect import protect, unprotect
 
 OTHER_TYPES = {
     "fewer digits": ("numeric", "1.25", "ALTER k TYPE numeric(10,1)", "1.25"),

@@ -10,9 +10,9 @@ from tests.support.interleave import Connect, Connection, blocked, eventually
 from tests.support.lease_gateways import Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import leases
+from fencepost.gateway.leases.acquire import hashed
 from fencepost.storage.errors import OutcomeUnknownError
+from fencepost.storage.leases import builtin as leases
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 

@@ -12,11 +12,11 @@ from tests.support.interleave import Connect, Connection, eventually
 from tests.support.lease_gateways import Side, Tries, in_line, open_side, out_of_line
 from tests.support.lease_racing import MINUTE
 
-from fencepost.gateway.acquire import hashed
-from fencepost.locks.queue import Queue
-from fencepost.storage import leases
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.errors import UnavailableError
-from fencepost.storage.leases import Acquired
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.builtin import Acquired
 
 SOON = 4.0
 """Seconds in which everybody has been served, beats and all; the waits themselves are longer."""

@@ -12,11 +12,11 @@ from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
 from tests.support.racing import Race, open_gateway, open_race, outcome
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.acquire import Granted, hashed
-from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
-from fencepost.storage import leases
-from fencepost.storage.marks import in_key_order
+from fencepost.gateway.leases.acquire import Granted, hashed
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.statements.marks import in_key_order
 
 
 @pytest.fixture

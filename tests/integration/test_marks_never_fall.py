@@ -5,7 +5,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 LOWERINGS = {
     "marks": "UPDATE fencepost.marks SET last_fence_token = last_fence_token - 1 WHERE resource = 't/1'",

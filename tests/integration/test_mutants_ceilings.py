@@ -9,7 +9,7 @@ from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
-from fencepost.storage.reset import Reset, ResetError, reset
+from fencepost.storage.upkeep.reset import Reset, ResetError, reset
 
 BEYOND = "fencepost.beyond(text, bigint, bigint, bigint, bigint, bigint)"
 MEET = "fencepost.meet_ceiling(text, text, bigint, bigint, bigint)"

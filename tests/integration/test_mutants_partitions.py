@@ -13,7 +13,7 @@ from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 FOLLOW = "fencepost.follow_partitions(text)"
 TAKE_IN = "fencepost.take_in(regclass, regclass, text, bigint, bigint, text)"

@@ -10,13 +10,13 @@ from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
 
-import fencepost.gateway.claim
-import fencepost.gateway.fence
+import fencepost.gateway.claims.claim
+import fencepost.gateway.writes.fence
 from fencepost.fencing.token import Token
-from fencepost.storage import fenced, fenced_many
-from fencepost.storage.catalog import ProtectedTable, Table
-from fencepost.storage.connection import Connection
-from fencepost.storage.fenced import FencedRow, Standing
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements import fenced, fenced_many
+from fencepost.storage.statements.fenced import FencedRow, Standing
+from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 
 def equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return refused
 
-    monkeypatch.setattr(fencepost.gateway.claim, "claim_absent", mutant)
+    monkeypatch.setattr(fencepost.gateway.claims.claim, "claim_absent", mutant)
 
 
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
         return Standing(f"{table.fence.name}/{key[0]}", None, None)
 
-    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
 
 
 def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
         return Standing(f"{table.fence.name}/{key[0]}", 2**62, None)
 
-    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
 
 
 def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
 
-import fencepost.gateway.fence
+import fencepost.gateway.writes.fence
 from fencepost.fencing.token import Token
-from fencepost.storage import fenced, fenced_batch, marks
-from fencepost.storage.catalog import ProtectedTable
-from fencepost.storage.connection import Connection
-from fencepost.storage.fenced import Key, Standing
-from fencepost.storage.protect_sql import RowDdl
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.protecting.rows import RowDdl
+from fencepost.storage.statements import fenced, fenced_batch, marks
+from fencepost.storage.statements.fenced import Key, Standing
+from fencepost.storage.tables.catalog import ProtectedTable
 
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
@@ -133,7 +133,7 @@ def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     async def in_a_batch(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
         return [replace(each, issued=None) for each in await batch_asks(connection, table, keys)]
 
-    monkeypatch.setattr(fencepost.gateway.fence, "ask", mutant)
+    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
     monkeypatch.setattr(fenced_batch, "ask", in_a_batch)
 
 

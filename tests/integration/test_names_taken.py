@@ -5,7 +5,7 @@ from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
 
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1, lowest int, own int)"
 

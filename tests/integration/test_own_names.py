@@ -4,9 +4,9 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
-from fencepost.storage.inspect_ceilings import examine_marks
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.inspecting.ceilings import examine_marks
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.protect import protect, unprotect
 
 ALIASES = (*"rkmfpatsxo", "was", "there", "resource", "mark", "mend", "scope", "name")
 VARIABLES = (

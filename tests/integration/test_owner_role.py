@@ -15,10 +15,10 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.generations import raise_generation
-from fencepost.storage.migrate import newest, upgrade
-from fencepost.storage.protect import ProtectError, protect, unprotect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
+from fencepost.storage.schema.migrate import newest, upgrade
+from fencepost.storage.upkeep.generations import raise_generation
 
 _numbers = itertools.count(1)
 

@@ -7,11 +7,11 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import protected_table
 
-from fencepost.storage.catalog import ProtectedTable
-from fencepost.storage.fenced import Change, update_sql
-from fencepost.storage.protect import protect
-from fencepost.storage.query_sql import Parameters, render_select
-from fencepost.storage.row_sql import key_match
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.fenced import Change, update_sql
+from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.row_sql import key_match
+from fencepost.storage.tables.catalog import ProtectedTable
 
 ROWS = 100_000
 

@@ -8,11 +8,11 @@ from tests.integration.test_plan import KEYS, plan_of, table_with
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import protected_table
 
-from fencepost.storage.catalog import ProtectedTable, Table
-from fencepost.storage.fenced import Change
-from fencepost.storage.fenced_rows import update_rows_sql
-from fencepost.storage.protect import protect
-from fencepost.storage.query_sql import Parameters, render_select
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.fenced import Change
+from fencepost.storage.statements.fenced_rows import update_rows_sql
+from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 MODES = ["force_custom_plan", "force_generic_plan"]
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import Database
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 
 

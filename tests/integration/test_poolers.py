@@ -13,11 +13,11 @@ from fencepost.cli.database import on_database
 from fencepost.cli.main import main
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
-from fencepost.storage import migrate
-from fencepost.storage.connection import Limits
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
-from fencepost.storage.engine import Database
 from fencepost.storage.errors import SessionError
+from fencepost.storage.schema import migrate
 
 WEAK = (
     "synchronous_commit = off",

@@ -9,10 +9,10 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
-from fencepost.storage import inspect_prepared
-from fencepost.storage.prepared import all_prepared, holding
-from fencepost.storage.protect import ProtectError, protect
-from fencepost.storage.row_sql import literal
+from fencepost.storage.inspecting import prepared as inspect_prepared
+from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.upkeep.prepared import all_prepared, holding
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);

@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect, Connection, eventually, start
 
-from fencepost.storage.catalog_load import load
-from fencepost.storage.embedded import embedded_bin_dir
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.embedded.server import embedded_bin_dir
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.storage.tables.load import load
 
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.
 STATE = """

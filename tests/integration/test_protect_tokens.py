@@ -14,12 +14,12 @@ from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.racing import keyed, open_gateway, open_race, outcome, told
 
 from fencepost.cli.main import main
-from fencepost.gateway.write import patch
-from fencepost.storage.embedded import embedded_bin_dir
-from fencepost.storage.migrate import downgrade
-from fencepost.storage.protect import ProtectError, plan_protect, protect
-from fencepost.storage.protect_table import HIGHEST_MARK
-from fencepost.storage.reset import reset
+from fencepost.embedded.server import embedded_bin_dir
+from fencepost.gateway.writes.keyed import patch
+from fencepost.storage.protecting.protect import ProtectError, plan_protect, protect
+from fencepost.storage.protecting.table import HIGHEST_MARK
+from fencepost.storage.schema.migrate import downgrade
+from fencepost.storage.upkeep.reset import reset
 
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 

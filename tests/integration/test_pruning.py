@@ -12,9 +12,9 @@ from tests.support.racing import Race, open_gateway, open_race, owner
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
-from fencepost.storage import pruning
-from fencepost.storage.protect import protect
-from fencepost.storage.pruning import Pruner
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep import pruning
+from fencepost.storage.upkeep.pruning import Pruner
 
 PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
 HORIZON = "fencepost.prune_horizon()"

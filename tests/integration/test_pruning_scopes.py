@@ -3,7 +3,7 @@
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, outcome, owner
 
-from fencepost.storage import generations, pruning
+from fencepost.storage.upkeep import generations, pruning
 
 
 async def scoped(connect: Connect) -> Connection:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, quoted, trees
 from tests.support.interleave import Connect, Connection
 
-from fencepost.http.query_params import parse_query
-from fencepost.storage.catalog import Table
-from fencepost.storage.catalog_load import load
-from fencepost.storage.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.http.requests.query import parse_query
+from fencepost.storage.statements.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.load import load
 
 
 class Things:

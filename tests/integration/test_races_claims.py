@@ -10,10 +10,10 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.claims.claim import Claim, claim
 from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
 
 
 @pytest.fixture(params=["strict", "lease"])

@@ -14,14 +14,14 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.acquire import Granted
-from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.claims.claim import Claim, claim
 from fencepost.gateway.core import Done
-from fencepost.gateway.write import put
-from fencepost.storage import marks
+from fencepost.gateway.leases.acquire import Granted
+from fencepost.gateway.writes.keyed import put
 from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.marks import Appeared, claim_absent
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.statements import marks
+from fencepost.storage.statements.marks import Appeared, claim_absent
 
 SCOPED = "customer/{customer}"
 

@@ -8,11 +8,11 @@ from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, op
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import Database
+from fencepost.gateway.claims.claim import Claim, claim
+from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
 
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);

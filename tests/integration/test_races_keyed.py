@@ -6,10 +6,10 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.plans import KeyedWrite
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage.protect import protect
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.plans import KeyedWrite
+from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture(params=["strict", "lease"])

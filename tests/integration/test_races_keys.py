@@ -8,12 +8,12 @@ from tests.support.racing import Key, Race, gateway_pid, open_gateway, open_race
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.plans import Body, KeyedWrite
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, Insert, delete_many, insert, patch_many
-from fencepost.storage.protect import protect
-from fencepost.storage.query import Condition, Field
+from fencepost.gateway.claims.claim import Claim, claim
+from fencepost.gateway.writes.collection import FilteredWrite, Insert, delete_many, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.plans import Body, KeyedWrite
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.query import Condition, Field
 
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "k/1"),

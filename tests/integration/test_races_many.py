@@ -6,8 +6,8 @@ from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, ope
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.fenced_many import ManyWritten, TooManyRows
+from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
+from fencepost.storage.statements.fenced_many import ManyWritten, TooManyRows
 
 
 @pytest.fixture(params=["strict", "lease"])

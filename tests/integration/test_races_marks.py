@@ -15,10 +15,10 @@ from tests.support.racing import (
     told,
 )
 
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage.catalog_load import load
-from fencepost.storage.protect import protect, unprotect
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.tables.load import load
 
 UPSERT = (
     "INSERT INTO public.wm AS k VALUES ('k', $1) ON CONFLICT (id) DO UPDATE SET mark = excluded.mark"

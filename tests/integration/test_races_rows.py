@@ -12,13 +12,13 @@ from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, ope
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway import fence
 from fencepost.gateway.core import Done, Gateway
-from fencepost.gateway.patch_rows import RowsPatch, patch_rows
-from fencepost.gateway.write_many import FilteredWrite, patch_many
-from fencepost.storage.catalog import ProtectedTable
-from fencepost.storage.connection import Connection
-from fencepost.storage.fenced_rows import Asked, ask_rows
+from fencepost.gateway.writes import fence
+from fencepost.gateway.writes.collection import FilteredWrite, patch_many
+from fencepost.gateway.writes.patch_rows import RowsPatch, patch_rows
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.fenced_rows import Asked, ask_rows
+from fencepost.storage.tables.catalog import ProtectedTable
 
 if TYPE_CHECKING:
     import asyncio
@@ -131,7 +131,7 @@ async def test_a_row_that_is_never_met_is_given_up(
         return asked
 
     await race.delete(race.a, "b", 31)
-    monkeypatch.setattr("fencepost.gateway.patch_rows.ask_rows", there)
+    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_rows", there)
     answer = await patch_rows(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource, met) == ("FP010", "orders/b", fence.ROUNDS)
@@ -151,7 +151,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
             tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))
         return asked
 
-    monkeypatch.setattr("fencepost.gateway.patch_rows.ask_rows", in_between)
+    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_rows", in_between)
     holder = await race.begin(race.a)
     await race.delete(race.a, "a", 35)
     await race.insert(race.a, "a", 36)

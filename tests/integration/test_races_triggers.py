@@ -4,7 +4,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('new')"

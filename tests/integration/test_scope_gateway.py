@@ -13,9 +13,9 @@ from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gatew
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.protect import plan_protect, protect
+from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.storage.protecting.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"
 

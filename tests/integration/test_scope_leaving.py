@@ -5,8 +5,8 @@ from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race
 
-from fencepost.storage.inspect_tables import examine_tables
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.protect import protect, unprotect
 
 UPDATE = "UPDATE {} SET n = n + 1"
 

@@ -18,13 +18,13 @@ from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, ro
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.claims.claim import Claim, claim
 from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.once import Once, Replayed
-from fencepost.gateway.patch_rows import patch_rows
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
-from fencepost.storage.idempotency import Recorded
+from fencepost.gateway.writes.collection import FilteredWrite, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.once import Once, Replayed
+from fencepost.gateway.writes.patch_rows import patch_rows
+from fencepost.storage.statements.idempotency import Recorded
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text);

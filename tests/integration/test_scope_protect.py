@@ -12,9 +12,9 @@ from tests.support.racing import Race, outcome
 from tests.support.racing import owner as connected
 
 from fencepost.cli.main import main
-from fencepost.storage.protect import ProtectError, protect
-from fencepost.storage.protect_table import HIGHEST_MARK
-from fencepost.storage.reset import reset
+from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.storage.protecting.table import HIGHEST_MARK
+from fencepost.storage.upkeep.reset import reset
 
 SCOPE = "account/{account_id}"
 TABLES = """

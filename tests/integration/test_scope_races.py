@@ -9,7 +9,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
 
 Scenario = Callable[[Race], Awaitable[None]]
 

@@ -12,7 +12,7 @@ from tests.support.racing import Race, gateway_pid, open_gateway, rows_patch, to
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.patch_rows import patch_rows
+from fencepost.gateway.writes.patch_rows import patch_rows
 
 ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 """Of the accounts 42, 42 and 7."""

@@ -5,9 +5,10 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import source_leases, sources
-from fencepost.storage.source_leases import Granting
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.of_sources import Granting
 
 SOURCE = "zk"
 SECRET = hashed("secret")

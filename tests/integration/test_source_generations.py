@@ -8,8 +8,9 @@ from tests.support.interleave import Connect
 from tests.support.racing import outcome
 
 from fencepost.fencing.token import Rule
-from fencepost.storage import raising, sources
-from fencepost.storage.protect import protect
+from fencepost.storage.leases import sources
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep import raising
 
 SOURCE = scenarios.SOURCE
 

@@ -17,7 +17,7 @@ from tests.statements.tables import TABLES, Driver, Rows, make
 from tests.support.clones import clone
 from tests.support.in_process import in_process
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 SENT = Path(__file__).parents[1] / "statements" / "sent"
 DATABASE = "statements_sent"

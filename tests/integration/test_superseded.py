@@ -10,12 +10,12 @@ from tests.support.racing import Race, keyed, open_gateway, open_race, told
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.write import patch
+from fencepost.gateway.writes.keyed import patch
 from fencepost.observe.events import Event, HolderUnknown, Refused
 from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics
-from fencepost.storage.connection import Connection
-from fencepost.storage.protect import protect
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.protecting.protect import protect
 
 LEASE = """
 INSERT INTO fencepost.leases (lease_id, names, owner, claims, ttl_ms, last_token, granted_at, expires_at, ended_at)

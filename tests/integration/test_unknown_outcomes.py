@@ -17,13 +17,13 @@ from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, rows_pat
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway import operation
-from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.once import Replayed
-from fencepost.gateway.patch_rows import patch_rows
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, insert, patch_many
-from fencepost.storage import backends
+from fencepost.gateway.claims.claim import Claim, claim
+from fencepost.gateway.writes import operation
+from fencepost.gateway.writes.collection import FilteredWrite, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.once import Replayed
+from fencepost.gateway.writes.patch_rows import patch_rows
+from fencepost.storage.connections import backends
 
 
 @pytest.fixture(params=["strict", "lease"])

@@ -14,11 +14,11 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted,
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
-from fencepost.gateway import operation
-from fencepost.gateway.write import patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage import backends
-from fencepost.storage.connection import Backend
+from fencepost.gateway.writes import operation
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import patch, put
+from fencepost.storage.connections import backends
+from fencepost.storage.connections.connection import Backend
 
 REKEYING = """
 CREATE SEQUENCE public.made;

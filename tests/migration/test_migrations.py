@@ -17,10 +17,10 @@ from sqlalchemy.pool import NullPool
 from tests.conftest import in_database
 from tests.support.interleave import Connection, eventually
 
-from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
-from fencepost.storage.migrate import current, downgrade, newest, upgrade, upgrade_sql
-from fencepost.storage.models import SCHEMA, Xid8, metadata
-from fencepost.storage.protect import protect, unprotect
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.schema.migrate import current, downgrade, newest, upgrade, upgrade_sql
+from fencepost.storage.schema.models import SCHEMA, Xid8, metadata
 
 OBJECTS = """
 SELECT 'class ' || c.relkind::text || ' ' || c.oid::regclass::text

@@ -16,9 +16,9 @@ from tests.support.interleave import Connect, eventually
 
 from fencepost.cli.main import main
 from fencepost.startup import StartupError
-from fencepost.storage import migrate, versions
-from fencepost.storage.migrate import NewerSchemaError, upgrade
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema import migrate, versions
+from fencepost.storage.schema.migrate import NewerSchemaError, upgrade
 
 FUTURE = '''
 """A revision of a version that is still to come."""

@@ -25,9 +25,9 @@ from tests.support.servers import free_port
 from tests.support.standby import new_directory
 
 from fencepost.cli.main import main
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import upgrade
 
 
 class Copied:

@@ -18,7 +18,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.settings import Settings
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 CUTS = 500
 WITHIN = 120.0  # seconds, of which it takes about twenty

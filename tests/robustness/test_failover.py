@@ -17,8 +17,8 @@ from tests.support.interleave import Connection, eventually
 from tests.support.standby import Pair, replicated
 
 from fencepost.cli.main import main
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import upgrade
 
 SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');

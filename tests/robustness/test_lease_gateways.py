@@ -20,9 +20,9 @@ from tests.support.lease_gateways import in_line, look_on
 from tests.support.lease_http import post, release, running
 from tests.support.serving import Gateway, serving
 
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage import demo
-from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
-from fencepost.storage.migrate import upgrade
+from fencepost.storage.schema.migrate import upgrade
 
 WAIT = 30_000
 

@@ -23,10 +23,10 @@ from tests.support.lease_history import Grant, History
 from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
 from tests.support.processes import all_gone, descendants
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import leases
-from fencepost.storage.embedded import PostgresServer, embedded_bin_dir
-from fencepost.storage.migrate import upgrade
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.schema.migrate import upgrade
 
 EXPIRE_ANY = """
 UPDATE fencepost.leases SET expires_at = least(expires_at, clock_timestamp() - $1 * interval '1 s')

@@ -22,9 +22,9 @@ from tests.support.interleave import eventually
 from tests.support.servers import free_port
 from tests.support.standby import new_directory
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import upgrade
 
 WITHIN = 120.0  # seconds, of which it takes about twenty
 

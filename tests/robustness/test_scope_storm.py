@@ -9,7 +9,7 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 HOLDERS = 8
 WITHIN = 60.0  # seconds

@@ -12,7 +12,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.settings import Settings
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 WITHIN = 30.0  # seconds, of which the storm itself takes a few
 

@@ -6,9 +6,10 @@ The table is of the built-in source, which has issued ISSUED tokens. See races.p
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import generations, leases
-from fencepost.storage.protect import protect
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.upkeep import generations
 
 
 async def raised(race: Race) -> int:

@@ -8,10 +8,10 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.core import Done
-from fencepost.gateway.once import Once, Replayed
-from fencepost.gateway.write import patch
-from fencepost.storage import idempotency
-from fencepost.storage.idempotency import Recorded
+from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.writes.once import Once, Replayed
+from fencepost.storage.statements import idempotency
+from fencepost.storage.statements.idempotency import Recorded
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from tests.support.lease_racing import MINUTE, SHORT, LeaseRace
 from tests.support.racing import outcome
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import leases
-from fencepost.storage.leases import Acquired
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.builtin import Acquired
 
 LeaseScenario = Callable[[LeaseRace], Awaitable[None]]
 

@@ -3,7 +3,7 @@
 from tests.scenarios.leases import LeaseScenario, granted
 from tests.support.lease_racing import MINUTE, LeaseRace
 
-from fencepost.storage import leases
+from fencepost.storage.leases import builtin as leases
 
 KEEP_MS = 3000
 

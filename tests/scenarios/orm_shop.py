@@ -13,8 +13,8 @@ import psycopg
 from tests.conftest import in_database
 from tests.support.clones import clone
 
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.protecting.protect import protect
 
 _numbers = itertools.count(1)
 

@@ -8,9 +8,10 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import generations, leases, pruning
-from fencepost.storage.pruning import Batch, Horizon
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.upkeep import generations, pruning
+from fencepost.storage.upkeep.pruning import Batch, Horizon
 
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""

@@ -23,14 +23,14 @@ from tests.support.racing import (
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claim import Claim, claim
+from fencepost.gateway.claims.claim import Claim, claim
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.patch_rows import patch_rows
-from fencepost.gateway.plans import Body
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.marks import Appeared, claim_absent
-from fencepost.storage.protect import protect
+from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.patch_rows import patch_rows
+from fencepost.gateway.writes.plans import Body
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.marks import Appeared, claim_absent
 
 HIGHEST = 2**62 - 1
 """What a table of an external source takes if nothing else is set."""

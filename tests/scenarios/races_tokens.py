@@ -13,11 +13,11 @@ from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, pos
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claim import Claim, claim
-from fencepost.gateway.write import delete, patch, put
-from fencepost.gateway.write_many import insert
-from fencepost.storage.marks import claim_absent
-from fencepost.storage.protect import protect
+from fencepost.gateway.claims.claim import Claim, claim
+from fencepost.gateway.writes.collection import insert
+from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.marks import claim_absent
 
 UNISSUED = ISSUED + 1
 

@@ -8,7 +8,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
 
 DDL = """
 CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"""

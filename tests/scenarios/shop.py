@@ -11,9 +11,9 @@ from tests.conftest import in_database
 from tests.http.conftest import serving
 from tests.support.clones import clone
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 _numbers = itertools.count(1)
 

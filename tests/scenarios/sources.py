@@ -11,7 +11,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import ISSUED, Race, open_race, outcome
 
 from fencepost.fencing.token import Rule
-from fencepost.storage import sources
+from fencepost.storage.leases import sources
 
 SOURCE = "redis"
 FIRST = 1 << 48

@@ -10,8 +10,8 @@ import asyncpg
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import outcome, owner
 
-from fencepost.storage.owner import settle_sql
-from fencepost.storage.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.schema.owner import settle_sql
 
 HIGH = 5000
 """The highest mark that another source left; the built-in one has issued nothing."""

@@ -13,7 +13,7 @@ from tests.conformance.bench import Bench
 from tests.conformance.conftest import BENCHES, start_bench
 from tests.support.in_process import in_process
 
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture(scope="session", params=BENCHES)

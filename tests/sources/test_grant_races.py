@@ -1,4 +1,4 @@
-"""Interleavings of a grant (locks/sourced.py): between the service's answer, its record, and somebody else's.
+"""Interleavings of a grant (locks/sourced/leases.py): between the service's answer, its record, and somebody else's.
 
 `Scripted` is a mock of a lock service: it answers what a test says, when the test says so. How real ones behave is
 shown by tests/conformance and the other tests here.
@@ -15,14 +15,15 @@ import pytest
 from tests.support.interleave import Connect, Connection, eventually
 from tests.support.racing import open_gateway
 
-from fencepost.locks import source_claims, source_grants
 from fencepost.locks.leases import Attempted, Overtaken
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceError, SourceFrozenError, SourceUnavailableError
-from fencepost.locks.sourced import SourceLocks
-from fencepost.storage import sources
-from fencepost.storage.engine import Database
+from fencepost.locks.sourced import claims as source_claims
+from fencepost.locks.sourced import grants as source_grants
+from fencepost.locks.sourced.leases import SourceLocks
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
-from fencepost.storage.leases import Wanted
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.builtin import Wanted
 
 NAME = "scripted"
 _secrets = itertools.count(1)

@@ -18,7 +18,7 @@ from tests.support.lease_http import running
 
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main
-from fencepost.storage.protect import plan_protect, protect
+from fencepost.storage.protecting.protect import plan_protect, protect
 
 NAME = "redis"
 

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fencepost.storage.connection import GatewayConnection
+from fencepost.storage.connections.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
 _WRITES = re.compile(

@@ -10,8 +10,8 @@ from tests.statements.recording import FIRST_ISSUED, Recorder
 from tests.support.interleave import Connection
 
 from fencepost.fencing.token import Rule
-from fencepost.storage import sources
-from fencepost.storage.protect import protect
+from fencepost.storage.leases import sources
+from fencepost.storage.protecting.protect import protect
 
 SQL = """
 SET search_path = public;

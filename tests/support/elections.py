@@ -15,7 +15,7 @@ import asyncpg
 from tests.support.interleave import eventually
 
 from fencepost.storage import demo
-from fencepost.storage.protect import protect
+from fencepost.storage.protecting.protect import protect
 
 WITHIN = 60.0  # seconds
 

@@ -13,7 +13,7 @@ import httpx
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 TOKEN = re.compile(r"[1-9][0-9]*")

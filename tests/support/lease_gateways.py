@@ -9,13 +9,13 @@ import asyncpg
 from tests.support.interleave import Connection, eventually
 from tests.support.lease_racing import wanted
 
-from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
-from fencepost.storage import leases
-from fencepost.storage.connection import Limits
-from fencepost.storage.engine import Database
-from fencepost.storage.leases import Acquired, Wanted
-from fencepost.storage.listen import Listener
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.listen import Listener
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.builtin import Acquired, Wanted
 
 if TYPE_CHECKING:
     from fencepost.locks.leases import Attempted

@@ -15,9 +15,9 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, eventually, start
 from tests.support.racing import owner, racer
 
-from fencepost.gateway.acquire import hashed
-from fencepost.storage import leases
-from fencepost.storage.leases import Acquired, Lease, Wanted
+from fencepost.gateway.leases.acquire import hashed
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.builtin import Acquired, Lease, Wanted
 
 T = TypeVar("T")
 

@@ -24,26 +24,26 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.fence import judge
-from fencepost.gateway.patch_rows import RowsPatch
-from fencepost.gateway.plans import Body, KeyedWrite
-from fencepost.gateway.turns import Turns
-from fencepost.gateway.write_many import Insert
-from fencepost.locks.postgres import PostgresLocks
-from fencepost.locks.queue import Queue
-from fencepost.storage import fenced, fenced_insert, fenced_many
-from fencepost.storage.catalog import Fence, ProtectedTable, quote
-from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.catalog_load import load
-from fencepost.storage.connection import Limits, session_settings
-from fencepost.storage.engine import Database
-from fencepost.storage.fenced import Change, FencedRow, Standing
-from fencepost.storage.fenced_many import ManyOutcome
-from fencepost.storage.group_commit import GroupCommit
-from fencepost.storage.marks import Appeared, claim_absent
-from fencepost.storage.protect import protect
-from fencepost.storage.query import Condition, Field
-from fencepost.storage.query_sql import Parameters, render_select
+from fencepost.gateway.writes.collection import Insert
+from fencepost.gateway.writes.fence import judge
+from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.plans import Body, KeyedWrite
+from fencepost.gateway.writes.turns import Turns
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections.connection import Limits, session_settings
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements import fenced, fenced_insert, fenced_many
+from fencepost.storage.statements.fenced import Change, FencedRow, Standing
+from fencepost.storage.statements.fenced_many import ManyOutcome
+from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.storage.statements.query import Condition, Field
+from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import Fence, ProtectedTable, quote
+from fencepost.storage.tables.load import load
 
 T = TypeVar("T")
 Key = str | tuple[str, ...]

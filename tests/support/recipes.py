@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fencepost.storage.embedded import PostgresServer
+from fencepost.embedded.server import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "direct-sql.md"

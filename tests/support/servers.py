@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fencepost.storage.process import die_with_parent
+from fencepost.embedded.process import die_with_parent
 
 _READY_WITHIN = 60.0  # seconds
 _POLL = 0.02  # seconds

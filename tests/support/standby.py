@@ -25,9 +25,9 @@ import asyncpg
 from tests.support.interleave import Connection, eventually
 from tests.support.servers import free_port
 
-from fencepost.storage.binaries import Binaries, reachable_binaries
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.process import Account
+from fencepost.embedded.binaries import Binaries, reachable_binaries
+from fencepost.embedded.process import Account
+from fencepost.embedded.server import PostgresServer
 
 
 class Road:

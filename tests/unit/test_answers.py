@@ -3,8 +3,8 @@
 import pytest
 
 from fencepost.gateway.core import Done
-from fencepost.http.answers import fence_headers, kept, one
-from fencepost.http.raw_response import RawResponse
+from fencepost.http.responses.answers import fence_headers, kept, one
+from fencepost.http.responses.raw import RawResponse
 
 
 @pytest.mark.parametrize(

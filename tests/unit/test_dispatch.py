@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.support.interleave import eventually
 
-from fencepost.cli.dispatch import REPORT, SILENT_AFTER, Dispatcher
-from fencepost.cli.listening import listen
+from fencepost.cli.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
+from fencepost.cli.serving.listening import listen
 
 
 class StubWorker:

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fencepost.locks.advisory import AdvisorySource
-from fencepost.locks.etcd import EtcdSource
-from fencepost.locks.kubernetes import KubernetesLeases
-from fencepost.locks.redis import RedisSource
+from fencepost.locks.advisory.source import AdvisorySource
+from fencepost.locks.etcd.source import EtcdSource
+from fencepost.locks.kubernetes.source import KubernetesLeases
+from fencepost.locks.redis.source import RedisSource
 from fencepost.locks.registry import KINDS, Surroundings, make
 from fencepost.locks.source import Capabilities
 

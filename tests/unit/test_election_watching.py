@@ -11,7 +11,7 @@ from fencepost.election.state import Election, Leader
 from fencepost.election.watching import Subscription, Watches
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
-from fencepost.storage.leases import LeaseId
+from fencepost.storage.leases.builtin import LeaseId
 
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")
 

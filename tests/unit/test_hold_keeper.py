@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.client.manual_clock import ManualClock, settled
 
-from fencepost.locks.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
 from fencepost.locks.source import SourceUnavailableError
-from fencepost.storage import source_leases
+from fencepost.locks.sourced.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
+from fencepost.storage.leases import of_sources as source_leases
 
 
 class Stage:

@@ -15,9 +15,9 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 from fencepost.fencing.problem_types import ProblemType
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule
-from fencepost.http.openapi import build_openapi
-from fencepost.http.openapi_types import column_schema, value_schema
-from fencepost.storage.catalog import Catalog, Column, Fence, Table, TableKind
+from fencepost.http.openapi.document import build_openapi
+from fencepost.http.openapi.types import column_schema, value_schema
+from fencepost.storage.tables.catalog import Catalog, Column, Fence, Table, TableKind
 
 Document = dict[str, Any]
 

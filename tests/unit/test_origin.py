@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fencepost.storage.connections.origin import Origin, Place, Standing, Watch
 from fencepost.storage.errors import UnavailableError
-from fencepost.storage.origin import Origin, Place, Standing, Watch
 
 HERE = Place(7, 1, 5, 16400)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fencepost.http.reading_requests import payload_hash
+from fencepost.http.requests.headers import payload_hash
 
 
 @pytest.mark.parametrize(

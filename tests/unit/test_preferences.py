@@ -2,9 +2,9 @@
 
 import pytest
 
-from fencepost.http.preferences import NONE, Preferences, read_preferences
-from fencepost.http.problem_response import RequestError
-from fencepost.http.reading_requests import by_name
+from fencepost.http.problems.response import RequestError
+from fencepost.http.requests.headers import by_name
+from fencepost.http.requests.preferences import NONE, Preferences, read_preferences
 
 
 def read(prefer: str, route: str = "many") -> Preferences:

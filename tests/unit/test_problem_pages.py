@@ -12,11 +12,11 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 
 from fencepost.fencing.problem_types import PROBLEM_TYPES, ProblemType
-from fencepost.http import docs
-from fencepost.http.docs import docs_routes
-from fencepost.http.problem_examples import example_problem
-from fencepost.http.problem_pages import problem_page, problem_routes
-from fencepost.storage.catalog import Catalog, Fence, Table
+from fencepost.http.problems.examples import example_problem
+from fencepost.http.problems.pages import problem_page, problem_routes
+from fencepost.http.routes import docs
+from fencepost.http.routes.docs import docs_routes
+from fencepost.storage.tables.catalog import Catalog, Fence, Table
 
 NASTY = "<script>alert('x')</script>&\""
 
@@ -119,5 +119,5 @@ async def test_head_is_answered_wherever_get_is(client: httpx.AsyncClient) -> No
 
 
 def test_the_vendored_version_is_the_one_named() -> None:
-    readme = Path(docs.__file__).parent / "static" / "swagger-ui" / "README.md"
+    readme = Path(docs.__file__).parents[1] / "static" / "swagger-ui" / "README.md"
     assert f"version {docs.SWAGGER_UI_VERSION} " in readme.read_text()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fencepost.http.query_params import MAX_DEPTH, MAX_TERMS, parse_query
-from fencepost.storage.query import (
+from fencepost.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
+from fencepost.storage.statements.query import (
     Condition,
     Field,
     Filter,

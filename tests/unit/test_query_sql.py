@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.http.query_params import parse_query
-from fencepost.storage.catalog import MARK_COLUMN, Column, Table, quote
-from fencepost.storage.query import (
+from fencepost.http.requests.query import parse_query
+from fencepost.storage.statements.query import (
     Condition,
     Field,
     Filter,
@@ -18,7 +17,8 @@ from fencepost.storage.query import (
     Selected,
     UnknownColumnError,
 )
-from fencepost.storage.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.storage.statements.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
 
 HOSTILE_NAME = 'a"); DROP TABLE x; --'
 

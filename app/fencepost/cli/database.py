@@ -7,12 +7,13 @@ from typing import TypeVar
 import asyncpg
 import click
 
+from fencepost.embedded.data_directory import running_url
 from fencepost.settings import Settings
-from fencepost.storage import session, versions
-from fencepost.storage.data_directory import running_url
-from fencepost.storage.engine import UNREADABLE_URL
+from fencepost.storage.connections import session
+from fencepost.storage.connections.engine import UNREADABLE_URL
 from fencepost.storage.errors import StorageError
-from fencepost.storage.protect_check import ProtectError
+from fencepost.storage.protecting.check import ProtectError
+from fencepost.storage.schema import versions
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from fencepost.locks.source import Source, SourceError
 from fencepost.settings import Settings
 from fencepost.source_wiring import Configured, read_sources
 from fencepost.startup import StartupError
-from fencepost.storage import sources
-from fencepost.storage.inspect import Finding
+from fencepost.storage.inspecting.overview import Finding
+from fencepost.storage.leases import sources
 
 
 def configured_sources(settings: Settings) -> list[Configured]:

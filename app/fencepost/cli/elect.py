@@ -2,8 +2,15 @@
 
 import click
 
-from .holding import Job, run_and_exit
-from .holding_options import EXIT_CODES, OptionsAroundName, ending_options, grace_for, wait_for, waiting_options
+from fencepost.cli.locking.holding import Job, run_and_exit
+from fencepost.cli.locking.options import (
+    EXIT_CODES,
+    OptionsAroundName,
+    ending_options,
+    grace_for,
+    wait_for,
+    waiting_options,
+)
 
 _EPILOG = f"""{EXIT_CODES}
 \b

@@ -3,13 +3,12 @@
 import asyncpg
 import click
 
+from fencepost.cli.database import on_database
+from fencepost.cli.options import settings_options
 from fencepost.fencing.token import MAX_TOKEN
 from fencepost.settings import Settings
-from fencepost.storage.reset import LOCK_TIMEOUT, Reset, ResetError
-from fencepost.storage.reset import reset as lower
-
-from .database import on_database
-from .options import settings_options
+from fencepost.storage.upkeep.reset import LOCK_TIMEOUT, Reset, ResetError
+from fencepost.storage.upkeep.reset import reset as lower
 
 _LOCK_NOT_AVAILABLE = "55P03"
 

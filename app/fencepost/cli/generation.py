@@ -3,14 +3,13 @@
 import asyncpg
 import click
 
+from fencepost.cli.database import on_database
+from fencepost.cli.options import settings_options
 from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
 from fencepost.settings import Settings
-from fencepost.storage import generations, raising
-from fencepost.storage.generations import Generation
-from fencepost.storage.origin import Origin
-
-from .database import on_database
-from .options import settings_options
+from fencepost.storage.connections.origin import Origin
+from fencepost.storage.upkeep import generations, raising
+from fencepost.storage.upkeep.generations import Generation
 
 
 @click.group(invoke_without_command=True)

@@ -3,14 +3,13 @@
 import asyncpg
 import click
 
+from fencepost.cli.database import database_url, on_database, reporting
+from fencepost.cli.options import settings_options
 from fencepost.settings import Settings
-from fencepost.storage import migrate as migration
-from fencepost.storage import partitions
-from fencepost.storage.catalog import quote
-from fencepost.storage.owner import act_sql
-
-from .database import database_url, on_database, reporting
-from .options import settings_options
+from fencepost.storage.protecting import partitions
+from fencepost.storage.schema import migrate as migration
+from fencepost.storage.schema.owner import act_sql
+from fencepost.storage.tables.catalog import quote
 
 GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",

@@ -6,12 +6,11 @@ from urllib.parse import quote
 
 import click
 
+from fencepost.cli.locking import exit_codes
+from fencepost.cli.locking.options import DEFAULT_URL
 from fencepost.client import ApiError, Retry, SystemClock
 from fencepost.client.acquiring import SECRET_HEADER
 from fencepost.client.exchange import Call, Exchange
-
-from . import exit_codes
-from .holding_options import DEFAULT_URL
 
 _ANSWER_SECONDS = 10.0
 

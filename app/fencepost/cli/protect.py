@@ -3,13 +3,12 @@
 import asyncpg
 import click
 
+from fencepost.cli.database import on_database
+from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.settings import Settings
-from fencepost.storage.protect import Plan, apply, plan_protect, plan_unprotect
-
-from .database import on_database
-from .options import settings_options
+from fencepost.storage.protecting.protect import Plan, apply, plan_protect, plan_unprotect
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
 _WAIT = click.option(

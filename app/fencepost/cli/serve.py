@@ -12,11 +12,10 @@ import click
 from pydantic import SecretStr
 
 from fencepost import __version__
+from fencepost.cli.options import settings_options, to_environment
+from fencepost.cli.serving.listening import ListenError, base_url, listen
+from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
 from fencepost.settings import Settings
-from fencepost.storage.embedded import EmbeddedServerError, PostgresServer, embedded_bin_dir
-
-from .listening import ListenError, base_url, listen
-from .options import settings_options, to_environment
 
 _TRY = """\
 curl -X PATCH {url}/v1/data/orders/order-123 -H 'X-Fence-Token: {token}' \
@@ -31,7 +30,7 @@ def serve(settings: Settings) -> None:
     Without a database URL it runs an embedded PostgreSQL, with its data in --data-dir.
     """
     # The server's modules are heavy, and `fencepost --help` is not: imported when they are needed.
-    from fencepost.cli.server import ServerFailedError  # noqa: PLC0415
+    from fencepost.cli.serving.server import ServerFailedError  # noqa: PLC0415
     from fencepost.startup import StartupError  # noqa: PLC0415
 
     try:
@@ -44,7 +43,7 @@ def serve(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from fencepost.cli.server import run_gateway  # noqa: PLC0415
+    from fencepost.cli.serving.server import run_gateway  # noqa: PLC0415
     from fencepost.source_wiring import check_sources  # noqa: PLC0415
 
     check_sources(settings)
@@ -81,8 +80,8 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
     """
     from fencepost.startup import StartupError  # noqa: PLC0415
     from fencepost.storage.demo import load  # noqa: PLC0415
-    from fencepost.storage.migrate import upgrade  # noqa: PLC0415
-    from fencepost.storage.protect_check import ProtectError  # noqa: PLC0415
+    from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
+    from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
     from fencepost.wiring import check_database  # noqa: PLC0415
 
     if embedded:

@@ -3,14 +3,14 @@
 import asyncpg
 import click
 
+from fencepost.cli.database import on_database
+from fencepost.cli.options import settings_options
 from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
 from fencepost.settings import Settings
 from fencepost.source_wiring import read_source
 from fencepost.startup import StartupError
-from fencepost.storage import raising, sources
-
-from .database import on_database
-from .options import settings_options
+from fencepost.storage.leases import sources
+from fencepost.storage.upkeep import raising
 
 
 @click.group(invoke_without_command=True)

@@ -6,34 +6,31 @@ from dataclasses import asdict, dataclass
 import asyncpg
 import click
 
+from fencepost.cli.database import database_url, on_database
+from fencepost.cli.doctor_sources import configured_sources, examine_sources
+from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.settings import Settings
-from fencepost.storage import (
-    inspect,
-    inspect_ceilings,
-    inspect_functions,
-    inspect_glass,
-    inspect_origin,
-    inspect_partitions,
-    inspect_prepared,
-    inspect_session,
-    inspect_tables,
-    inspect_tokens,
-    inspect_triggers,
-    leases,
-    pruning,
-    sources,
-)
-from fencepost.storage.inspect import Finding, Protected
-from fencepost.storage.inspect_glass import GlassUse
-from fencepost.storage.leases import LockState
-from fencepost.storage.prepared import WHERE_TO_LOOK
-from fencepost.storage.pruning import Size
-from fencepost.storage.sources import Known
-
-from .database import database_url, on_database
-from .doctor_sources import configured_sources, examine_sources
-from .options import settings_options
+from fencepost.storage.inspecting import break_glass as inspect_glass
+from fencepost.storage.inspecting import ceilings as inspect_ceilings
+from fencepost.storage.inspecting import functions as inspect_functions
+from fencepost.storage.inspecting import origin as inspect_origin
+from fencepost.storage.inspecting import overview as inspect
+from fencepost.storage.inspecting import partitions as inspect_partitions
+from fencepost.storage.inspecting import prepared as inspect_prepared
+from fencepost.storage.inspecting import session as inspect_session
+from fencepost.storage.inspecting import tables as inspect_tables
+from fencepost.storage.inspecting import tokens as inspect_tokens
+from fencepost.storage.inspecting import triggers as inspect_triggers
+from fencepost.storage.inspecting.break_glass import GlassUse
+from fencepost.storage.inspecting.overview import Finding, Protected
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.builtin import LockState
+from fencepost.storage.leases.sources import Known
+from fencepost.storage.upkeep import pruning
+from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
+from fencepost.storage.upkeep.pruning import Size
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")

@@ -1,1 +1,1 @@
-"""Use cases, one verb a file. They know tables, tokens and transactions, and nothing of HTTP."""
+"""Use cases. They know tables, tokens and transactions, and nothing of HTTP."""

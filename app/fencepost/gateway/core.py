@@ -20,21 +20,21 @@ from fencepost.fencing.problem_types import (
 )
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN, Token
-from fencepost.gateway.blockers import naming_the_blocker
 from fencepost.gateway.refusals import SUPPRESSED, problem_of_refused
 from fencepost.gateway.superseded import naming_the_holder
-from fencepost.gateway.turns import Turns
+from fencepost.gateway.writes.blockers import naming_the_blocker
+from fencepost.gateway.writes.turns import Turns
+from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import Leases
-from fencepost.locks.postgres import PostgresLocks
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
-from fencepost.locks.sourced import SourceLocks
+from fencepost.locks.sourced.leases import SourceLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
-from fencepost.storage.catalog import MARK_COLUMN, Catalog, ProtectedTable, Table
-from fencepost.storage.catalog_cache import CatalogCache
-from fencepost.storage.engine import Database
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, QuarantinedError, RefusedError, UnavailableError
-from fencepost.storage.group_commit import GroupCommit
-from fencepost.storage.query import QueryError, UnknownColumnError
+from fencepost.storage.statements.query import QueryError, UnknownColumnError
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import MARK_COLUMN, Catalog, ProtectedTable, Table
 
 RETRY_AFTER = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""

@@ -8,16 +8,16 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import NO_MARK
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key, require_protected
-from fencepost.gateway.culprit import naming_the_column
-from fencepost.gateway.scoped import scope_named, table_or_scope
 from fencepost.gateway.superseded import holder_of
-from fencepost.storage.catalog import Fence, ProtectedTable, Table
+from fencepost.gateway.writes.culprit import naming_the_column
+from fencepost.gateway.writes.scoped import scope_named, table_or_scope
 from fencepost.storage.errors import translated
-from fencepost.storage.fenced import Key
-from fencepost.storage.issued import Issued
-from fencepost.storage.marks import Known, known
-from fencepost.storage.scope_marks import marks, tables_of
-from fencepost.storage.scope_names import scope_of_row, scopes_typed
+from fencepost.storage.leases.issued import Issued
+from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.marks import Known, known
+from fencepost.storage.statements.scope_marks import marks, tables_of
+from fencepost.storage.statements.scope_names import scope_of_row, scopes_typed
+from fencepost.storage.tables.catalog import Fence, ProtectedTable, Table
 
 
 @dataclass(slots=True)

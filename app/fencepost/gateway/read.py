@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key
-from fencepost.gateway.culprit import naming_the_column
-from fencepost.storage import reading
-from fencepost.storage.catalog import Table
+from fencepost.gateway.writes.culprit import naming_the_column
 from fencepost.storage.errors import translated
-from fencepost.storage.fenced import Key
-from fencepost.storage.query import Query, Select
-from fencepost.storage.query_sql import Parameters, render_select
+from fencepost.storage.statements import reading
+from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.query import Query, Select
+from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.tables.catalog import Table
 
 
 @dataclass(frozen=True, slots=True)

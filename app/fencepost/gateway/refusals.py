@@ -20,9 +20,9 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
 from fencepost.fencing.verdict import Beyond, Unissued
-from fencepost.storage.catalog import Table
 from fencepost.storage.errors import RefusedError
-from fencepost.storage.row_sql import encode_name
+from fencepost.storage.statements.row_sql import encode_name
+from fencepost.storage.tables.catalog import Table
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT

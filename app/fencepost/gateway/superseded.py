@@ -11,12 +11,12 @@ from typing import Final
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, HolderUnknown
-from fencepost.storage.catalog import Table
-from fencepost.storage.connection import Connection
-from fencepost.storage.engine import Database
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import StorageError, translated
-from fencepost.storage.issued import Issued, issued_to
-from fencepost.storage.row_sql import encode_name
+from fencepost.storage.leases.issued import Issued, issued_to
+from fencepost.storage.statements.row_sql import encode_name
+from fencepost.storage.tables.catalog import Table
 
 WITHIN: Final = 1.0
 """Seconds that an answer is held back for the explanation, at most."""

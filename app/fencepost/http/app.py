@@ -19,17 +19,17 @@ from fencepost import __version__, wire
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.core import Gateway
-from fencepost.http.data import PREFIX, DataRoutes
-from fencepost.http.docs import docs_routes
 from fencepost.http.edge import Edge, RequestDone
-from fencepost.http.elections import election_routes
-from fencepost.http.leases import lease_routes
-from fencepost.http.openapi import build_openapi
-from fencepost.http.problem_pages import problem_routes
-from fencepost.http.problem_response import problem_response
-from fencepost.http.system import claim_routes, health_routes
+from fencepost.http.openapi.document import build_openapi
+from fencepost.http.problems.pages import problem_routes
+from fencepost.http.problems.response import problem_response
+from fencepost.http.routes.data import PREFIX, DataRoutes
+from fencepost.http.routes.docs import docs_routes
+from fencepost.http.routes.elections import election_routes
+from fencepost.http.routes.leases import lease_routes
+from fencepost.http.routes.system import claim_routes, health_routes
 from fencepost.observe.metrics import Metrics
-from fencepost.storage.catalog import Catalog
+from fencepost.storage.tables.catalog import Catalog
 
 
 @dataclass(frozen=True, slots=True)

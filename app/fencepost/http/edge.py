@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
-from fencepost.http.problem_response import problem_response
+from fencepost.http.problems.response import problem_response
 
 # An id need only be new: random bytes for each request would cost a system call.
 _PROCESS: Final = secrets.token_hex(4).encode()

@@ -1,1 +1,1 @@
-"""Token sources: where locks are taken and tokens come from. One file each."""
+"""Token sources: where locks are taken and tokens come from. One sub-package for each lock service."""

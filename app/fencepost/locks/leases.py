@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fencepost.fencing.token import Token
-from fencepost.storage.connection import Connection
-from fencepost.storage.leases import Acquired, Lease, LockState, LostLease, Wanted
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
 
 T = TypeVar("T")
 

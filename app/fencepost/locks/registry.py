@@ -17,14 +17,14 @@ ENTRY_POINTS: Final = "fencepost.sources"
 
 # Scheme, the module of this package that has a function `from_url`, and the extra that brings its library.
 KINDS: Final[dict[str, tuple[str, str | None]]] = {
-    "redis": ("fencepost.locks.redis", "redis"),
-    "rediss": ("fencepost.locks.redis", "redis"),
-    "redlock": ("fencepost.locks.redlock", "redis"),
-    "zookeeper": ("fencepost.locks.zookeeper", "zookeeper"),
-    "etcd": ("fencepost.locks.etcd", "etcd"),
-    "etcds": ("fencepost.locks.etcd", "etcd"),
-    "kubernetes": ("fencepost.locks.kubernetes", "kubernetes"),
-    "postgres-advisory": ("fencepost.locks.advisory", None),
+    "redis": ("fencepost.locks.redis.source", "redis"),
+    "rediss": ("fencepost.locks.redis.source", "redis"),
+    "redlock": ("fencepost.locks.redis.redlock", "redis"),
+    "zookeeper": ("fencepost.locks.zookeeper.source", "zookeeper"),
+    "etcd": ("fencepost.locks.etcd.source", "etcd"),
+    "etcds": ("fencepost.locks.etcd.source", "etcd"),
+    "kubernetes": ("fencepost.locks.kubernetes.source", "kubernetes"),
+    "postgres-advisory": ("fencepost.locks.advisory.source", None),
 }
 
 

@@ -2,10 +2,10 @@
 
 import asyncpg
 
-from fencepost.storage import session
-from fencepost.storage.catalog import Table
-from fencepost.storage.connection import Connection
-from fencepost.storage.protect import protect
+from fencepost.storage.connections import session
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.tables.catalog import Table
 
 FIRST_TOKEN = 34
 LEASES_BEGIN = 1000

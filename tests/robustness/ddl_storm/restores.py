@@ -12,7 +12,7 @@ from tests.robustness.ddl_storm.actor import TRIES, Actor
 from tests.robustness.ddl_storm.world import Shape, World
 from tests.support.interleave import Connection, eventually
 
-from fencepost.storage.binaries import Binaries
+from fencepost.embedded.binaries import Binaries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -25,10 +25,10 @@ from tests.support.processes import all_gone, descendants
 from tests.support.serving import STARTS_WITHIN, launch
 from tests.support.standby import new_directory
 
-from fencepost.storage.binaries import Binaries, reachable_binaries
-from fencepost.storage.embedded import PostgresServer
-from fencepost.storage.migrate import upgrade
-from fencepost.storage.process import Account
+from fencepost.embedded.binaries import Binaries, reachable_binaries
+from fencepost.embedded.process import Account
+from fencepost.embedded.server import PostgresServer
+from fencepost.storage.schema.migrate import upgrade
 
 HTTP, DIRECT = 10, 5
 """Writers of each kind."""

@@ -1,0 +1,1 @@
+"""Running a command under a lock: `fencepost lock`, `elect` and `mint` share it."""

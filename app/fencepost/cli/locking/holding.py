@@ -1,0 +1,258 @@
+"""Running a command under a lock: acquire, run, watch, end it when the lock is lost, release.
+
+The command must be dead before anybody else can get the lock. So trust ends early: by the grace that the command has
+between TERM and KILL, and the client's own margin for clocks of different speeds on top (`margin_for`). Told late,
+because we were stopped or starved ourselves, it gets only what is left of that; when nothing is left, KILL at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import click
+
+from fencepost.cli.locking import exit_codes
+from fencepost.cli.locking.child import Child
+from fencepost.cli.locking.relay import Relay
+from fencepost.client import ApiError, Client, Lease, LeaseLost, Lock, LockHeld, Retry, SystemClock, Term
+from fencepost.client.trust import Timings
+
+_LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
+_TELL_AFTER: Final = 0.5  # seconds of waiting
+_LOGGER: Final = logging.getLogger("fencepost.client")
+_CLOCK: Final = SystemClock()
+_PATIENT: Final = Retry(attempts=1_000_000_000)
+"""For a candidate that stays one: a gateway that is away comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
+
+    election: what to be elected for, instead of `names`. again: campaign anew when leadership was lost.
+    """
+
+    url: str
+    names: tuple[str, ...]
+    claims: tuple[str, ...]
+    owner: str | None
+    source: str | None
+    ttl: float
+    wait: float | None
+    grace: float
+    command: tuple[str, ...]
+    held_code: int
+    lost_code: int
+    verbose: bool
+    election: str | None = None
+    again: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Name the locks."""
+        return ", ".join(self.names)
+
+    @property
+    def program(self) -> str:
+        """Tell which command does this."""
+        return "fencepost lock" if self.election is None else "fencepost elect"
+
+    def say(self, text: str) -> None:
+        """Tell the user. Whoever closed our stderr does not want to know."""
+        with contextlib.suppress(OSError):
+            click.echo(f"{self.program}: {text}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it ended. `interrupted`: by Ctrl-C at a terminal, which whoever started us should learn of. `lost`: the lock
+    was, and nothing is left of the command.
+    """
+
+    code: int
+    interrupted: bool = False
+    lost: bool = False
+
+
+def margin_for(ttl: float, grace: float) -> float:
+    """Return how long before its expiry a lease must not be trusted any more. ValueError if they make no sense."""
+    reserve = Timings.of(ttl).margin
+    if not 0 <= grace <= ttl / 2 - reserve:
+        raise ValueError(
+            f"--grace {grace:g} does not fit into --ttl {ttl:g}: the command must be dead before the lease expires, "
+            f"and renewals need half of the TTL. The grace can be {ttl / 2 - reserve:g} s at most"
+        )
+    return grace + reserve
+
+
+def run_and_exit(job: Job) -> None:
+    """Do the job, and exit as it ended."""
+    outcome = asyncio.run(run_under_lock(job))
+    if outcome.interrupted:  # a script that runs us in a terminal stops at Ctrl-C only if that has killed us too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    raise SystemExit(outcome.code)
+
+
+async def run_under_lock(job: Job) -> Outcome:
+    """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
+    relay = Relay()
+    with relay.listening(), _client_log(job):
+        try:
+            if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
+                async with Client(job.url) as client:
+                    await client.leader(job.election, source=job.source)
+            while (outcome := await _hold(job, relay)).lost and job.again and relay.waits_again():
+                job.say(f"campaigning again for {job.election}")
+        except asyncio.CancelledError:
+            if relay.stopped_by is None:
+                raise
+            return Outcome(exit_codes.of_signal(relay.stopped_by))
+        except ApiError as error:
+            code = exit_codes.of_error(error, held=job.held_code, lost=job.lost_code)
+            if code != 0 or job.verbose:
+                job.say(_told(error, job))
+            return Outcome(code)
+        else:
+            return outcome
+
+
+async def _hold(job: Job, relay: Relay) -> Outcome:
+    _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
+    try:
+        client = Client(job.url, owner=job.owner, retry=_PATIENT if job.again else Retry())
+        lock = _lock(client, job)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    async with client:
+        telling = asyncio.create_task(_tell_who_holds(client, job))
+        try:
+            async with lock as lease:
+                telling.cancel()
+                return await _run(job, lease, relay)
+        except LeaseLost as lost:  # before the command was started
+            if not job.again:
+                raise
+            job.say(_told(lost, job))
+            return Outcome(job.lost_code, lost=True)
+        finally:
+            telling.cancel()
+
+
+def _lock(client: Client, job: Job) -> Lock:
+    margin = margin_for(job.ttl, job.grace)
+    if job.election is not None:
+        return client.elect(job.election, ttl=job.ttl, wait=job.wait, margin=margin, source=job.source)
+    return client.lock(
+        job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin, source=job.source
+    )
+
+
+async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
+    token = await lease.next_token()
+    if job.verbose:
+        job.say(f"acquired {job.shown}: lease {lease.id}, token {token}")
+        lease.check()  # whoever reads our stderr may be slow
+    try:
+        child = relay.start(job.command, _environment(job, lease, token), may_go_on=lambda: lease.trusted)
+    except OSError as error:
+        job.say(f"cannot run {job.command[0]}: {error.strerror}")
+        return Outcome(exit_codes.NOT_FOUND if isinstance(error, FileNotFoundError) else exit_codes.NOT_EXECUTABLE)
+    await _ended_or_lost(child, lease)
+    try:
+        lease.check()
+    except LeaseLost as lost:
+        # From the end of trust if that has passed, else (the gateway says that the lease is gone) from now.
+        left = await child.terminate(_CLOCK, min(_CLOCK.now(), lease.trust.until) + job.grace)
+        relay.take_back_terminal()
+        # Releasing it will probably fail too, and adds nothing to what we have to say.
+        _LOGGER.setLevel(logging.ERROR)
+        could_not = f"; could not end process {', '.join(map(str, left))}" if left else ""
+        job.say(f"lost {job.shown}, the command was ended: {_told(lost, job)}{could_not}")
+        if not left:
+            child.exit_code()  # which is ours, and nobody's: it is only taken from the kernel
+        return Outcome(job.lost_code, lost=not left)
+    code = child.exit_code()
+    relay.take_back_terminal()
+    return Outcome(code, interrupted=child.interrupted and relay.has_terminal)
+
+
+async def _ended_or_lost(child: Child, lease: Lease) -> None:
+    """Return when the command has ended or the lease cannot be trusted any more.
+
+    The client's watchdog tells of a loss. The clock is asked as well: the watchdog may be stuck in a renewal.
+    """
+    ended = asyncio.ensure_future(child.ended.wait())
+    lost = asyncio.ensure_future(lease.lost)
+    try:
+        while lease.trusted and not ended.done():
+            timeout = min(lease.remaining, _LOOK_AGAIN)
+            await asyncio.wait({ended, lost}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        lost.cancel()
+
+
+def _environment(job: Job, lease: Lease, token: int) -> dict[str, str]:
+    term = {"FENCEPOST_ELECTION": lease.election, "FENCEPOST_TERM": str(lease.term)} if isinstance(lease, Term) else {}
+    return {
+        **os.environ,
+        "FENCE_TOKEN": str(token),
+        "FENCE_LOCK": job.names[0],
+        "FENCEPOST_URL": job.url,
+        "FENCEPOST_LEASE": lease.id,
+        "FENCEPOST_LEASE_SECRET": lease.secret,
+        **term,
+    }
+
+
+async def _tell_who_holds(client: Client, job: Job) -> None:
+    if not job.verbose:
+        return
+    await asyncio.sleep(_TELL_AFTER)
+    try:
+        for name in job.names:
+            for state in await client.locks(name, source=job.source):
+                held = f"held by {state.owner} since {_time(state.granted_at)}" if state.held else "free"
+                job.say(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
+    except ApiError as error:
+        job.say(f"waiting for {job.shown}: {error}")
+
+
+def _told(error: ApiError, job: Job) -> str:
+    match error:
+        case LockHeld(holder=str(holder)):
+            until = _time(error.held_until)
+            return f"{error.lock} is held by {holder} since {_time(error.held_since)}, until {until} unless renewed"
+        case LockHeld():
+            return f"{error.lock or job.shown} is free, and others wait for it"
+        case LeaseLost(superseded_by=by) if by is not None and by.holder and by.holder not in str(error):
+            return f"{error}; now {by.holder} has it, with token {by.token}"
+        case LeaseLost():
+            return str(error)
+        case _ if exit_codes.of_error(error) == exit_codes.UNREACHABLE:
+            return f"cannot ask {job.url}: {error}"
+        case _:
+            return f"{job.url} refused: {error}"
+
+
+def _time(at: datetime | None) -> str:
+    return "?" if at is None else at.isoformat(" ", "seconds")
+
+
+@contextlib.contextmanager
+def _client_log(job: Job) -> Iterator[None]:
+    """Show what the client logs: a release that failed; when verbose, renewals that failed too."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter(f"{job.program}: %(message)s"))
+    _LOGGER.addHandler(shown)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(shown)

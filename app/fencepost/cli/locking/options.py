@@ -1,0 +1,135 @@
+"""What `fencepost lock` and `fencepost elect` have in common: options, and how the arguments are read."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import click
+
+from fencepost.cli.locking import exit_codes
+from fencepost.cli.locking.holding import margin_for
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+LONGEST_DEFAULT_GRACE: Final = 5.0  # seconds
+LEAST_TTL: Final = 0.1  # seconds: below, starting the command takes longer
+
+EXIT_CODES: Final = f"""\b
+Exit codes, when they are not the command's own:
+  {exit_codes.REFUSED:>3}    bad usage, or the gateway refuses what is asked for
+  {exit_codes.UNREACHABLE:>3}    the gateway, or its database, cannot be reached
+  {exit_codes.HELD:>3}    somebody else holds the lock (-E)
+  {exit_codes.LOST:>3}    the lock was lost and the command ended (--lost-exit-code)
+  {exit_codes.NOT_EXECUTABLE:>3}    the command cannot be executed
+  {exit_codes.NOT_FOUND:>3}    there is no such command
+  128+n  signal n ended the command, or us while we waited
+"""
+
+_WAITING: Final = (
+    click.option(
+        "--url", envvar="FENCEPOST_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The gateway."
+    ),
+    click.option(
+        "--ttl",
+        type=click.FloatRange(min=LEAST_TTL),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long the lock outlives us if we are killed. It is renewed at a third of that.",
+    ),
+    click.option(
+        "--wait",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Give up waiting for the lock after so long. Without it: wait for ever, first come first served.",
+    ),
+    click.option("-n", "--no-wait", is_flag=True, help="Do not wait: the same as --wait 0."),
+)
+_ENDING: Final = (
+    click.option("--source", metavar="NAME", help="The lock service to take it from.  [default: builtin]"),
+    click.option("--owner", metavar="TEXT", help="What others are told about us.  [default: user@host:pid]"),
+    click.option(
+        "--grace",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="When the lock is lost: from TERM to KILL.  [default: 5, or a sixth of the TTL if that is less]",
+    ),
+    click.option(
+        "-E",
+        "--conflict-exit-code",
+        type=click.IntRange(0, 255),
+        default=exit_codes.HELD,
+        show_default=True,
+        metavar="N",
+        help="When somebody else holds the lock. With 0 nothing is said about it, either.",
+    ),
+    click.option(
+        "--lost-exit-code",
+        type=click.IntRange(0, 255),
+        default=exit_codes.LOST,
+        show_default=True,
+        metavar="N",
+        help="When the lock was lost.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Say who holds the lock while we wait, and what we acquired."),
+)
+
+
+def waiting_options(command: Command) -> Command:
+    """Add the options about the gateway and the wait."""
+    return _with(_WAITING, command)
+
+
+def ending_options(command: Command) -> Command:
+    """Add the options about who we are, and how it may end."""
+    return _with(_ENDING, command)
+
+
+def grace_for(ttl: float, grace: float | None) -> float:
+    """Check the grace, or choose one. UsageError if it does not fit into the TTL."""
+    if grace is None:
+        grace = min(LONGEST_DEFAULT_GRACE, ttl / 6)
+    try:
+        margin_for(ttl, grace)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return grace
+
+
+def wait_for(wait: float | None, *, no_wait: bool) -> float | None:
+    """Read --wait and --no-wait: seconds, None waits for ever."""
+    if no_wait and wait:
+        raise click.UsageError("--wait and --no-wait contradict each other")
+    return 0.0 if no_wait else wait
+
+
+def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class OptionsAroundName(click.Command):
+    """Takes options before NAME and after it, up to `--` or the command's first word. The rest is the command's."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Show the words in the order in which they are given."""
+        return ["NAME", "[OPTIONS]", "[--]", "COMMAND", "[ARGS]..."]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move options that stand after NAME before it."""
+        before, rest = self._split(ctx, args)
+        if rest and before[-1:] != ["--"]:
+            name, *after = rest
+            options, command = self._split(ctx, after)
+            if options[-1:] == ["--"]:
+                options.pop()
+            args = [*before, *options, "--", name, *command]
+        return super().parse_args(ctx, args)
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Split into options, with a `--` that ends them, and the words that follow."""
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        words = [found[word] for word in ("name",) if isinstance(found.get(word), str)]
+        words += found["command"] if isinstance(found.get("command"), tuple) else ()
+        return args[: len(args) - len(words)], words

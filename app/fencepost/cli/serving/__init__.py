@@ -1,0 +1,1 @@
+"""The processes of `fencepost serve`: the parent that accepts, and its workers."""

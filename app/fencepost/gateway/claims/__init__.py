@@ -1,0 +1,1 @@
+"""Claims: raising a mark without writing data."""

@@ -1,0 +1,178 @@
+"""The claims of a lease, made in the transaction that grants it (R7, R9): all of them, or the lease is not granted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from fencepost.fencing.problem_types import (
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNKNOWN_TABLE,
+    WRONG_TOKEN_SOURCE,
+)
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
+from fencepost.gateway.claims.claim import claim_on
+from fencepost.gateway.core import Done, require_key, require_protected
+from fencepost.gateway.writes.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
+from fencepost.locks.leases import Overtaken
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import translated
+from fencepost.storage.statements import reading
+from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.marks import in_key_order, known
+from fencepost.storage.statements.query import QueryError
+from fencepost.storage.statements.row_sql import issued_by
+from fencepost.storage.statements.scope_marks import marks as scope_marks
+from fencepost.storage.statements.scope_names import scopes_typed
+from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a lease is to claim: the row with a key, or the scope with these values."""
+
+    table: ProtectedTable
+    key: Key
+    sharing: Sequence[Table] = ()
+    """The tables of the scope."""
+
+
+class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a grant back
+    """A claim was refused for good, and with it the lease."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
+    catalog: Catalog, claims: Sequence[tuple[str, Resource]], source: str = BUILTIN
+) -> list[Claimed] | Problem:
+    """Find the tables of all claims, which take tokens of this source, or of any."""
+    claimed = []
+    for text, resource in claims:
+        found = table_or_scope(catalog, resource.table)
+        if found is None:
+            return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
+        table = require_protected(found)
+        if isinstance(table, Problem):
+            return table
+        fence = table.fence
+        if fence.source not in (EXTERNAL, source):
+            return Problem(
+                WRONG_TOKEN_SOURCE,
+                f"claim: {text}: {table.name} takes tokens of {fence.source}, and this lease is one of {source}.",
+                hint=f'Acquire with "source": "{fence.source}".',
+                resource=text,
+            )
+        scope = scope_named(fence, resource)
+        if isinstance(scope, Problem):
+            return scope
+        try:
+            if scope is None:
+                require_key(table, resource.key)
+        except QueryError as error:
+            return bad_request(f"claim: {text}: {error}")
+        if scope is None and fence.scope is not None:
+            return claim_the_scope(table, resource.key, fence.scope)
+        claimed.append(Claimed(table, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
+    return claimed
+
+
+async def claim_all(
+    connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool, source: str = BUILTIN
+) -> list[Done]:
+    """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for.
+    The token is one of `source`.
+    """
+    one = _reread if repeated else _claim
+    done = await _claim_scopes(connection, claimed, token, source, repeated=repeated)
+    by_table: dict[str, list[int]] = {}
+    for number, each in enumerate(claimed):
+        if number in done:
+            continue
+        by_table.setdefault(each.table.name, []).append(number)
+    for name in sorted(by_table):
+        numbers = by_table[name]
+        table = claimed[numbers[0]].table
+        if len(numbers) == 1:
+            order = [(0, "")]
+        else:
+            with translated(writing=False):
+                order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
+        known_as: dict[str, Done] = {}
+        for position, resource in order:
+            if resource not in known_as:
+                known_as[resource] = await one(connection, table, claimed[numbers[position]].key, token, source)
+            done[numbers[position]] = known_as[resource]
+    return [done[number] for number in range(len(claimed))]
+
+
+async def _claim_scopes(
+    connection: Connection, claimed: Sequence[Claimed], token: Token, source: str, *, repeated: bool
+) -> dict[int, Done]:
+    """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
+    done: dict[int, Done] = {}
+    named: list[tuple[str, int, ScopedWrite]] = []
+    for number, each in enumerate(claimed):
+        if (scoped := ScopedWrite.of(each.table, token)) is not None:
+            with translated(writing=False):
+                names = await scopes_typed(connection, each.table, scoped.scope, [each.key])
+            if not repeated:
+                await require_storable(connection, each.sharing, each.key)
+            named.append((names[0], number, scoped))
+    for name, number, scoped in sorted(named, key=lambda each: each[0].encode()):
+        if repeated:
+            with translated(writing=False):
+                found = await scope_marks(connection, scoped.scope, [name])
+            done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
+        elif refused := await scoped.enter(connection, [name]):
+            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.table.fence.name, token, source)
+        else:
+            done[number] = Done([], token, resource=name, scope=name)
+    return done
+
+
+async def _claim(
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str
+) -> Done:
+    outcome = await claim_on(connection, table, key, token)
+    if isinstance(outcome, Done):
+        return outcome
+    return await _overtaken_or_refused(connection, outcome, table.name, token, source)
+
+
+async def _overtaken_or_refused(
+    connection: Connection, outcome: Problem, name: str, token: Token, source: str
+) -> NoReturn:
+    """Roll the grant back: a younger token was there first, or the claim is refused for good."""
+    if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
+        raise RefusedClaim(outcome)
+    with translated(writing=False):
+        issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
+    if outcome.current_token is not None and outcome.current_token <= issued:
+        raise Overtaken
+    raise RefusedClaim(
+        Problem(
+            WRONG_TOKEN_SOURCE,
+            f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
+            f"another source hands out tokens for {name}.",
+            hint=f"`fencepost protect {name} --source {source}` pins the table to these leases.",
+            resource=outcome.resource,
+            presented_token=token,
+            current_token=outcome.current_token,
+        )
+    )
+
+
+async def _reread(
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str
+) -> Done:
+    """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
+    with translated(writing=False):
+        found = await known(connection, table, key)
+        row = await reading.row(connection, table, key, None)
+    mark = max(found.live or 0, found.recorded or 0, token)
+    return Done([row.json] if row else [], mark, resource=found.resource)

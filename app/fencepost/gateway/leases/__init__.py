@@ -1,0 +1,1 @@
+"""Leases: acquired with their claims, renewed, released, observed."""

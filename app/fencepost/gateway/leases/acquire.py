@@ -1,0 +1,229 @@
+"""Acquiring locks, with claims in the same transaction: once granted, whoever held them before is fenced (R7, R9)."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fencepost.fencing.problem_types import (
+    DATABASE_UNAVAILABLE,
+    LOCK_HELD,
+    OUTCOME_UNKNOWN,
+    UNKNOWN_TABLE,
+    UNPROTECTED_TABLE,
+)
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import BUILTIN, Token
+from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
+from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
+from fencepost.gateway.refusals import problem_of_refused
+from fencepost.gateway.writes.blockers import naming_the_blocker
+from fencepost.locks.leases import Attempted, Overtaken
+from fencepost.locks.source import SourceError
+from fencepost.observe.events import LeaseAsked
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
+from fencepost.storage.leases.builtin import Acquired, LeaseId, Wanted
+from fencepost.storage.statements.query import QueryError
+
+_ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
+_OVERTAKEN: Final = (
+    "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """POST /v1/leases. `chosen`: the secret is the client's own, who can ask with it again."""
+
+    locks: tuple[str, ...]
+    secret: str
+    chosen: bool
+    owner: str
+    ttl_ms: int
+    wait_ms: int
+    tokens: int
+    claims: tuple[tuple[str, Resource], ...]
+    keep_place: bool
+    owner_given: bool = True
+    source: str = BUILTIN
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, as its holder hears of it."""
+
+    source: str
+    lease: Acquired
+    locks: tuple[str, ...]
+    claims: Sequence[Done]
+    waited_ms: int
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """What the lease is called."""
+        if self.lease.lease_id is None:
+            raise RuntimeError("a grant has a lease")
+        return LeaseId(self.source, self.lease.lease_id)
+
+
+def hashed(secret: str) -> bytes:
+    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Acquire all locks and claim all claims, or nothing. `gone`: the client has hung up, and waits no longer."""
+    arrived = asyncio.get_running_loop().time()
+    outcome, doubtful = await _attempt(gateway, request, gone)
+    if doubtful:
+        try:
+            await gateway.catalog.begun_after(arrived)
+        except UnavailableError as error:
+            outcome = _problem_of(error, request)
+        else:
+            waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
+            again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
+            outcome, _ = await _attempt(gateway, again, gone)
+    if isinstance(outcome, Problem):
+        outcome = await naming_the_blocker(gateway.database, None, outcome)
+        gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
+        return outcome
+    lease = outcome.lease
+    tokens = len(lease.tokens) + bool(request.claims) if lease.verdict == "granted" else 0
+    gateway.emit(
+        LeaseAsked(
+            "acquire",
+            lease.verdict,
+            request.locks,
+            str(outcome.lease_id),
+            request.owner,
+            outcome.waited_ms / 1000,
+            tokens,
+        )
+    )
+    if gone.done() and not request.chosen and lease.lease_id is not None:
+        # Nobody has heard the secret, so nobody can ever use the lease.
+        locks = gateway.locks_of(request.source)
+        try:
+            if locks is not None:
+                await locks.release(lease.lease_id, hashed(request.secret))
+        except (StorageError, SourceError) as error:
+            return _problem_of(error, request)  # which nobody reads; the lease's time will run out
+    return outcome
+
+
+async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in the way
+    gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]"
+) -> tuple[Granted | Problem, bool]:
+    """Try once; the bool says that an outdated catalog may be why it failed."""
+    locks = gateway.locks_of(request.source)
+    if locks is None:
+        return no_such_source(gateway, request.source, "body"), False
+    if request.source != BUILTIN and len(request.locks) > 1:
+        return bad_request(f"body: locks: {request.source} locks one name at a time; builtin takes several"), False
+    claimed = resolve(gateway.catalog.current, request.claims, request.source)
+    if isinstance(claimed, Problem):
+        return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
+    wanted = Wanted(
+        request.locks,
+        hashed(request.secret),
+        request.owner,
+        request.ttl_ms,
+        request.tokens,
+        tuple(text for text, _ in request.claims),
+        request.wait_ms,
+        request.keep_place,
+        request.chosen,
+    )
+
+    async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
+        return await claim_all(connection, claimed, token, repeated=repeated, source=request.source)
+
+    try:
+        attempted = await locks.acquire(wanted, claim if claimed else None, gone)
+    except RefusedClaim as refused:
+        return refused.problem, False
+    except QueryError as error:
+        return bad_request(f"claim: {error}"), False
+    except Overtaken:
+        return Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER), False
+    except SourceError as error:
+        return _problem_of(error, request), False
+    except StorageError as error:
+        return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
+    return _granted_or_held(attempted, request), False
+
+
+def _granted_or_held(attempted: Attempted, request: Acquire) -> Granted | Problem:
+    acquired = attempted.acquired
+    match acquired.verdict:
+        case "repeated" if request.owner_given and acquired.owner != request.owner:
+            return _mismatch()  # two who use one secret are not one who asks twice
+        case "granted" | "repeated":
+            claims = attempted.claims if isinstance(attempted.claims, list) else []
+            names = tuple(sorted(request.locks, key=str.encode))
+            return Granted(request.source, acquired, names, claims, attempted.waited_ms)
+        case "held" | "queued":
+            return held(acquired, request.source)
+        case "mismatch":
+            return _mismatch()
+
+
+def _mismatch() -> Problem:
+    return bad_request(
+        "X-Lease-Secret: this secret is that of a live lease of other locks or claims, or of another owner",
+        "Choose a new secret for every lease; repeat one only to repeat the same request.",
+    )
+
+
+def held(acquired: Acquired, source: str = BUILTIN) -> Problem:
+    """Say who is in the way."""
+    if source != BUILTIN:
+        by = "somebody" if acquired.owner is None else acquired.owner
+        detail = f"{acquired.lock} is held by {by}, as {source} says."
+    elif acquired.lease_id is None and not acquired.waiting:
+        detail = f"{acquired.lock} is being granted to somebody else at this moment."
+    elif acquired.lease_id is None:
+        detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
+    else:
+        detail = f"{acquired.owner} has held {acquired.lock} since {acquired.granted_at}."
+    return Problem(
+        LOCK_HELD,
+        detail,
+        hint="Wait with wait_ms, or try again after Retry-After.",
+        retry_after=max(-(-(acquired.due_ms or 0) // 1000), 1),
+        extra={
+            "lock": acquired.lock,
+            "holder": acquired.owner,
+            "source": source,
+            "lease_id": None if acquired.lease_id is None else str(acquired.lease_id),
+            "held_since": acquired.granted_at,
+            "held_until": acquired.expires_at,
+            "waiting": acquired.waiting,
+        },
+    )
+
+
+def _problem_of(error: StorageError | SourceError, request: Acquire) -> Problem:
+    if isinstance(error, SourceError):
+        return source_problem(error, request.source)
+    if isinstance(error, RefusedError):
+        if error.constraint in _ONE_SECRET:  # two requests at once, for different locks
+            return _mismatch()
+        return problem_of_refused(error)
+    if isinstance(error, OutcomeUnknownError):
+        return Problem(
+            OUTCOME_UNKNOWN,
+            f"It is not known whether the lease was granted: {error}",
+            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
+            if request.chosen
+            else "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, "
+            "nobody knows its secret: its time runs out.",
+            retry_after=RETRY_AFTER,
+        )
+    if isinstance(error, UnavailableError):
+        return unavailable(error)
+    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)

@@ -1,0 +1,38 @@
+"""Names the prepared transaction that a write waited for in vain: pg_stat_activity does not show it.
+
+Asked after a lock timeout only. The answer does not depend on it.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from fencepost.fencing.problems import Problem
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.tables.catalog import Table
+from fencepost.storage.upkeep import prepared
+
+WITHIN: Final = 1.0
+"""Seconds that an answer is held back for the look, at most."""
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+
+
+async def naming_the_blocker(database: Database, table: Table | None, refused: Problem) -> Problem:
+    """Add to a lock timeout which prepared transactions hold locks on the table, or where to look for others. Without
+    a table: on any table, for a grant may have claimed rows of several.
+    """
+    if refused.name != _LOCK_NOT_AVAILABLE:
+        return refused
+    hint = f"A transaction has held the row, or a lock on the table, all the while: see {prepared.WHERE_TO_LOOK}."
+    name = table.fence.name if table is not None and table.fence is not None else None
+    try:
+        async with asyncio.timeout(WITHIN), database.connection() as connection:
+            with translated(writing=False):
+                found = await prepared.holding(connection, name)
+    except (StorageError, TimeoutError):  # too busy to say more than is known
+        found = []
+    if not found:
+        return replace(refused, hint=hint)
+    gids = [each.gid for each in found]
+    return replace(refused, hint=prepared.told(found), extra={**refused.extra, "prepared_transactions": gids})

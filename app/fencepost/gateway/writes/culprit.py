@@ -1,0 +1,57 @@
+"""Names the column whose value PostgreSQL could not take: it says the value and the type, and not where.
+
+Asked only after a refusal: each value is converted alone, and the one that fails is it.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.statements.fenced import Key, converts_key, converts_value
+from fencepost.storage.tables.catalog import Table
+
+
+class HasColumns(Protocol):
+    """A body, as far as this module needs it."""
+
+    @property
+    def text(self) -> str:
+        """The JSON."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys that it sets."""
+
+
+@asynccontextmanager
+async def naming_the_column(
+    connection: Connection, table: Table, body: HasColumns | None, key: Key = ()
+) -> AsyncIterator[None]:
+    """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
+    try:
+        yield
+    except RefusedError as error:
+        if _lacks_column(error) and not connection.is_in_transaction():
+            with translated(writing=False):
+                error.column = await _culprit(connection, table, body, key)
+        raise
+
+
+def _lacks_column(error: RefusedError) -> bool:
+    # A domain's refusal is a constraint violation without a table; a table's own says where. 22P05 is a NUL in the
+    # body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
+    of_a_domain = error.sqlstate in ("23514", "23502") and error.table is None
+    of_a_value = error.sqlstate.startswith("22") and error.sqlstate != "22P05"
+    return error.column is None and (of_a_value or of_a_domain)
+
+
+async def _culprit(connection: Connection, table: Table, body: HasColumns | None, key: Key) -> str | None:
+    for position, name in enumerate(table.key if key else ()):
+        if not await converts_key(connection, table, position, key[position]):
+            return name
+    for name in body.columns if body else ():
+        if name in table.columns and not await converts_value(connection, table, name, body.text if body else ""):
+            return name
+    return None

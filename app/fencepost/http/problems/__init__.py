@@ -1,0 +1,1 @@
+"""Problems (RFC 9457) as answers, pages and examples."""

@@ -1,0 +1,200 @@
+"""What a request's body says. It is read to know its keys, and goes to PostgreSQL as it came (docs/decisions/0004)."""
+
+import json
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from fencepost.fencing.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.writes.plans import Body
+from fencepost.http.problems.response import RequestError
+from fencepost.http.requests.headers import Headers
+from fencepost.storage.statements.query import Query
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """Read the whole body, refusing as soon as it is known to be too large."""
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and int(announced) > limit:
+        raise RequestError(_too_large(limit))
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message["type"] == "http.request" and message.get("more_body", False) and len(body) <= limit:
+        message = await receive()
+        body += message.get("body", b"")
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    if len(body) > limit:
+        raise RequestError(_too_large(limit))
+    return body
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(BODY_TOO_LARGE, f"The body has more than {limit} bytes.", hint="FENCEPOST_MAX_BODY_BYTES sets it.")
+
+
+async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[bytes, Any]:
+    """Read a JSON body: the bytes, and what they say, where a number past all floats, as 1e400, is infinite."""
+    kind = headers.get(b"content-type", _APPLICATION_JSON)
+    if kind != _APPLICATION_JSON:
+        _require_json(kind)
+    raw = await read_body(headers, receive, limit)
+    try:
+        return raw, orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        try:
+            return raw, _with_large_numbers(raw)
+        except (ValueError, RecursionError) as other:
+            # At a number that is too large orjson stops; that would do, and what is wrong comes after it.
+            fault = other if str(error).startswith("number") else error
+            raise RequestError(bad_request(f"body: not JSON: {fault}")) from error
+
+
+def _with_large_numbers(raw: bytes) -> object:
+    """Read JSON in which there may be numbers that orjson refuses, and nothing else that it refuses."""
+    value: object = json.loads(raw.decode(), parse_int=_integer, parse_float=float, parse_constant=_no_constant)
+    json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no character
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(name)
+
+
+_MOST_DIGITS = 300
+_APPLICATION_JSON = b"application/json"
+_PATCHES = frozenset({"application/json-patch+json", "application/merge-patch+json"})
+"""Documents that say how to change another: read as an object or array of columns they would do something else."""
+_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
+
+
+def _require_json(content_type: bytes) -> None:
+    kind, *parameters = [part.strip().lower() for part in content_type.decode("latin-1").split(";")]
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind[:100]}: bodies are application/json."))
+    if kind in _PATCHES:
+        raise RequestError(
+            Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind}: a PATCH takes an object of columns and values.")
+        )
+    for name, _, value in (parameter.partition("=") for parameter in parameters):
+        if name == "charset" and value.strip('"') not in _CHARSETS:
+            raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {value[:40]}: JSON is UTF-8."))
+
+
+async def read_no_body(headers: Headers, receive: Receive, limit: int) -> None:
+    """Read the body of a DELETE. PostgREST's clients send {}, which says nothing; what says something is refused."""
+    raw = await read_body(headers, receive, limit)
+    if raw in (b"", b"{}") or not raw.strip():
+        return
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        value = None
+    if value not in ({}, []):
+        raise RequestError(bad_request("body: a DELETE takes none, or {}: the path or the query names its rows."))
+
+
+async def read_object(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+) -> Body:
+    """Read the JSON object of a PATCH or PUT. `columns` (?columns=) restricts what counts; `complete`: see
+    Preferences.
+    """
+    raw, value = await read_json(headers, receive, limit)
+    if not isinstance(value, dict):
+        raise RequestError(bad_request(f"body: {_kind(value)}, where one JSON object is expected"))
+    return _object(raw.decode(), value, columns, complete=complete)
+
+
+async def read_rows(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+) -> tuple[Body, int]:
+    """Read the JSON object or array of a POST, and count it; the body's text is always an array."""
+    raw, value = await read_json(headers, receive, limit)
+    if isinstance(value, dict):
+        return _object(f"[{raw.decode()}]", value, columns, complete=complete), 1
+    return _array(raw, value, columns, complete=complete)
+
+
+async def read_changes(
+    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+) -> tuple[Body, int | None]:
+    """Read the body of a PATCH of several rows: one JSON object for all of them (None), or an array, and count it."""
+    raw, value = await read_json(headers, receive, limit)
+    if isinstance(value, dict):
+        return _object(raw.decode(), value, columns, complete=complete), None
+    return _array(raw, value, columns, complete=complete)
+
+
+def _object(text: str, value: dict[str, Any], columns: tuple[str, ...] | None, *, complete: bool) -> Body:
+    if columns is None:
+        return Body(text, tuple(value), value)
+    if complete:
+        _require_all(value, columns, 0)
+    return Body(text, columns, value)
+
+
+def _require_all(row: dict[str, Any], columns: tuple[str, ...], number: int) -> None:
+    if lacking := [name for name in columns if name not in row]:
+        raise RequestError(
+            bad_request(
+                f"Prefer: missing=default is not supported: element {number} of the body lacks {', '.join(lacking)},"
+                " which ?columns= names, and would get null.",
+                "Leave the key out of every object, or give all objects a value for it.",
+            )
+        )
+
+
+def require_form_of_patch(query: Query, count: int | None) -> None:
+    """Refuse a PATCH of a collection that says twice which rows it means, or not at all. `count`: as read_changes."""
+    if count is None and not query.filters:
+        raise RequestError(whole_table("PATCH"))
+    if count is not None and query.filters:
+        raise RequestError(
+            bad_request(
+                "query: filters and an array body: each object of an array names its row by its key, and filters would"
+                " name others.",
+                "An object with filters, or an array without.",
+            )
+        )
+
+
+def whole_table(method: str) -> Problem:
+    """Refuse a write that names no rows."""
+    array = " For many rows, each with changes of its own: an array of objects that have their keys."
+    return bad_request(
+        f"query: {method} of a whole table is refused: name the rows by a filter.",
+        f"?status=eq.new; for one row, its key in the path.{array if method == 'PATCH' else ''}",
+    )
+
+
+def _array(raw: bytes, value: object, columns: tuple[str, ...] | None, *, complete: bool) -> tuple[Body, int]:
+    if not isinstance(value, list):
+        raise RequestError(bad_request(f"body: {_kind(value)}, where a JSON object or an array of them is expected"))
+    first = value[0] if value else {}
+    for number, row in enumerate(value):
+        if not isinstance(row, dict):
+            raise RequestError(bad_request(f"body: element {number} is {_kind(row)}, where a JSON object is expected"))
+        if columns is not None and complete:
+            _require_all(row, columns, number)
+        if columns is None and row.keys() != first.keys():
+            differing = ", ".join(sorted(row.keys() ^ first.keys()))
+            raise RequestError(
+                bad_request(
+                    f"body: element {number} has other keys than element 0 ({differing}); all must have the same",
+                    "?columns=a,b names the columns to take; a key that is missing is null then.",
+                )
+            )
+    return Body(raw.decode(), columns if columns is not None else tuple(first), first), len(value)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

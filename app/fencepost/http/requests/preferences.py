@@ -1,0 +1,154 @@
+"""`Prefer` (RFC 7240): the one place that reads it, and knows what each route does about each preference.
+
+A preference is honoured; or harmless, because what it asks for is done anyway; or refused by name, 400. RFC 7240 has
+servers ignore what they do not know. Here the unknown one may be `max-affected` misspelt, and a DELETE without it is
+wider than was asked (docs/decisions/0028).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from fencepost.fencing.problems import bad_request
+from fencepost.http.problems.response import RequestError
+
+Answer = Literal["minimal", "representation", "headers-only"] | None
+Route = Literal["list", "row", "insert", "many", "one", "look", "claim", "lease"]
+"""GET of a collection, of a row; POST; PATCH or DELETE of a collection; PATCH, PUT or DELETE of a row; and of the
+system routes: those that read, /v1/claims, and those that write leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What a request prefers, as far as the route does something about it."""
+
+    answer: Answer = None
+    count: bool = False
+    most: int | None = None
+    """`max-affected`: more rows than these refuse the request."""
+    complete: bool = False
+    """`missing=default`: no object may lack a column that counts. It would get null, and not its default."""
+    applied: bytes = b""
+    """What Preference-Applied names."""
+
+    def shows(self, *, by_default: bool) -> bool:
+        """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
+        return self.answer == "representation" or (self.answer is None and by_default)
+
+
+NONE: Final = Preferences()
+
+READS: Final[frozenset[Route]] = frozenset({"list", "row", "look"})
+_RETURN: Final = ("minimal", "representation", "headers-only")
+_COUNT: Final = ("exact", "planned", "estimated")
+
+HONOURED: Final[dict[str, frozenset[Route]]] = {
+    "return": frozenset({"insert", "many", "one"}),
+    "count": frozenset({"list", "insert", "many"}),
+    "max-affected": frozenset({"insert", "many", "one"}),
+    "missing=default": frozenset({"insert", "many", "one"}),
+    "handling=strict": frozenset({"list", "row", "insert", "many", "one", "look", "claim", "lease"}),
+}
+"""On which routes a preference does something; others refuse it, unless it is harmless there."""
+
+HARMLESS: Final = frozenset({"handling=lenient", "tx=commit", "missing=null", "timezone=UTC"})
+"""What is done anyway, on every route."""
+HARMLESS_NAMES: Final = frozenset({"respond-async", "wait", "safe"})
+"""Of RFC 7240 and RFC 8674: the answer comes when the work is done, and has nothing that is unsafe to show."""
+HARMLESS_ON_READS: Final = frozenset({"return", "max-affected"})
+"""A read has one answer, the rows, and affects none."""
+_DONE_ANYWAY: Final = {"claim": "return=representation", "lease": "return=representation"}
+
+_HINTS: Final = {
+    "resolution": "PUT /v1/data/{table}/{key} creates a row or replaces it; POST creates, and a duplicate is 409.",
+    "tx": "Every request is committed before it is answered.",
+    "timezone": "Times come in UTC, with their offset.",
+    "missing": "Leave the key out of every object, or give all objects a value for it.",
+    "count": "On routes of a collection: /v1/data/{table}.",
+    "max-affected": "On writes of tables: /v1/data/{table}.",
+    "return": "This route has one form of answer.",
+}
+
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
+_WELL_FORMED: Final = re.compile(rf'(?:[^"]|{_QUOTED})*')
+_ITEM: Final = re.compile(rf'(?:[^,"]|{_QUOTED})+')
+_PART: Final = re.compile(rf'(?:[^;"]|{_QUOTED})+')
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
+    """Read the Prefer headers of a request, joined by commas; RequestError for what this route does not do."""
+    return NONE if prefer is None else _read(prefer, route)
+
+
+@lru_cache(maxsize=256)  # clients send the same few with every request
+def _read(prefer: bytes, route: Route) -> Preferences:
+    wanted: dict[str, str] = {}
+    for name, value in _listed(prefer.decode("latin-1")):
+        _require_known(name, value, route)
+        if wanted.setdefault(name, value) != value:
+            raise _bad(f"{name}={wanted[name]} and {name}={value} contradict each other.")
+    applied = [
+        f"{name}={value}"
+        for name, value in wanted.items()
+        if route in HONOURED.get(name, ()) or route in HONOURED.get(f"{name}={value}", ())
+    ]
+    return Preferences(
+        answer=None if route in READS else next((each for each in _RETURN if wanted.get("return") == each), None),
+        count="count" in wanted,
+        most=int(wanted["max-affected"]) if "max-affected" in wanted else None,
+        complete=wanted.get("missing") == "default",
+        applied=", ".join(applied).encode("latin-1"),
+    )
+
+
+def _listed(text: str) -> list[tuple[str, str]]:
+    """Split into names, in lower case, and values without quotes; empty where there is none."""
+    if not _WELL_FORMED.fullmatch(text):
+        raise _bad(f"{text[:100]!r}: a quotation mark is not closed.")
+    return [_named(item.strip(" \t")) for item in _ITEM.findall(text) if item.strip(" \t")]
+
+
+def _named(item: str) -> tuple[str, str]:
+    first, *parameters = [part.strip(" \t") for part in _PART.findall(item)]
+    if any(parameters):
+        raise _bad(f"{item[:100]}: {first} takes no parameter after a semicolon; preferences are joined by commas.")
+    name, _, value = (part.strip(" \t") for part in first.partition("="))
+    if not _NAME.fullmatch(name):
+        raise _bad(f"{item[:100]!r}: a preference is written name=value, like return=minimal.")
+    if value.startswith('"'):
+        value = re.sub(r"\\(.)", r"\1", value[1:-1])
+    lower = name.lower()
+    # The names of time zones are case-sensitive in PostgREST; nothing else is.
+    return lower, value if lower == "timezone" else value.lower()
+
+
+def _require_known(name: str, value: str, route: Route) -> None:
+    """Refuse by name what is neither honoured on this route nor harmless there."""
+    said = f"{name}={value}" if value else name
+    if name in HARMLESS_NAMES or said in HARMLESS or said == _DONE_ANYWAY.get(route):
+        return
+    _require_value(name, value, said)
+    if route in HONOURED.get(name, ()) or route in HONOURED.get(said, ()):
+        return
+    if name in HARMLESS_ON_READS and route in READS:
+        return
+    if name in HONOURED:
+        raise _bad(f"{said} means nothing on this route.", _HINTS.get(name))
+    known = "" if name in _HINTS else " Known are return, count, max-affected, missing and handling."
+    raise _bad(f"{said} is not supported, and nothing is ignored in silence.{known}", _HINTS.get(name))
+
+
+def _require_value(name: str, value: str, said: str) -> None:
+    if name in ("return", "count"):
+        values = _RETURN if name == "return" else _COUNT
+        if value not in values:
+            raise _bad(f"{said}: {name} takes {', '.join(values)}.")
+    if name == "max-affected" and not _NUMBER.fullmatch(value):
+        raise _bad(f"{said}: max-affected takes a whole number from 1 to 999999999.")
+
+
+def _bad(detail: str, hint: str | None = None) -> RequestError:
+    return RequestError(bad_request(f"Prefer: {detail}", hint))

@@ -1,0 +1,1 @@
+"""Outcomes as answers: statuses, headers, bodies."""

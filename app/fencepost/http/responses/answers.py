@@ -1,0 +1,162 @@
+"""Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined."""
+
+import re
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from fencepost.fencing.problem_types import NOT_ACCEPTABLE
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import parse_resource
+from fencepost.gateway.core import Done, Outcome
+from fencepost.gateway.writes.once import Replayed
+from fencepost.http.problems.response import problem_response
+from fencepost.http.requests.headers import SINGULAR
+from fencepost.http.requests.preferences import NONE, Preferences
+from fencepost.http.responses.raw import JSON, NO_STORE, Header, RawResponse
+from fencepost.storage.statements.idempotency import Recorded
+
+_SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+_SENDABLE = re.compile(r"[\x21-\x7e]+")
+_TOLD = (Problem, Replayed)
+"""What is answered the same way on every route."""
+_OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
+
+
+def fence_headers(done: Done) -> list[Header]:
+    """Name the mark of the one resource that was written, claimed or read, and the scope whose mark it is."""
+    headers: list[Header] = []
+    if done.mark is not None:
+        headers.append((b"x-fence-mark", b"%d" % done.mark))
+    if done.scope:  # percent-encoded already, but for what a header cannot carry
+        scope = done.scope if _SENDABLE.fullmatch(done.scope) else quote(done.scope, safe=_PRINTABLE)
+        headers.append((b"x-fence-scope", scope.encode("ascii")))
+    return headers
+
+
+def _headers(done: Done, preferences: Preferences) -> list[Header]:
+    headers = [NO_STORE, *fence_headers(done)]
+    if preferences.applied:
+        headers.append((b"preference-applied", preferences.applied))
+    return headers
+
+
+def _array(done: Done) -> bytes:
+    return f"[{','.join(done.rows)}]".encode()
+
+
+def _not_one(done: Done) -> Response:
+    return problem_response(
+        Problem(NOT_ACCEPTABLE, f"Accept: {SINGULAR} wants exactly one row, and there are {len(done.rows)}.")
+    )
+
+
+def recorded(response: Response) -> Recorded:
+    """Keep an answer for those who repeat the request."""
+    headers = tuple(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in response.raw_headers
+        if name != b"content-length"
+    )
+    return Recorded(response.status_code, headers, bytes(response.body))
+
+
+def replayed(outcome: Replayed) -> Response:
+    """Give an answer that was given before."""
+    answer = outcome.answer
+    if answer is None:
+        raise TypeError("a replay without its answer")
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    headers.append((b"idempotent-replayed", b"true"))
+    return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
+
+
+def kept(done: Done, response: Response) -> Recorded:
+    """Keep an answer, which is also the one to give now."""
+    done.response = response
+    return recorded(response)
+
+
+def _given(outcome: Outcome) -> Response:
+    """Answer with what does not depend on the route."""
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replayed(outcome)
+    if isinstance(outcome.response, Response):
+        return outcome.response
+    raise TypeError(f"no answer in {outcome}")
+
+
+def one(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
+    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
+        return _given(outcome)
+    headers = _headers(outcome, preferences)
+    if not preferences.shows(by_default=row_by_default):
+        return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
+    headers.append(JSON)
+    return RawResponse(_CREATED if outcome.created else _OK, headers, outcome.rows[0].encode())
+
+
+def _without_body(status: int, headers: list[Header]) -> Response:
+    if status != _NO_CONTENT:
+        headers.append((b"content-length", b"0"))
+    return RawResponse(status, headers)
+
+
+def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) -> Response:
+    headers.append(_SINGULAR if singular else JSON)
+    body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)
+    return RawResponse(status, headers, body)
+
+
+def listed(outcome: Outcome, offset: int, preferences: Preferences, *, singular: bool) -> Response:
+    """Answer for a collection read, with PostgREST's Content-Range."""
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    count = len(outcome.rows)
+    if singular and count != 1:
+        return _not_one(outcome)
+    headers = _headers(outcome, preferences)
+    span = f"{offset}-{offset + count - 1}" if count else "*"
+    headers.append(_content_range(span, outcome.total))
+    partial = not singular and outcome.total is not None and count < outcome.total
+    return _rows(outcome, _PARTIAL if partial else _OK, headers, singular=singular)
+
+
+def _content_range(span: str, total: int | None) -> Header:
+    return (b"content-range", f"{span}/{'*' if total is None else total}".encode("ascii"))
+
+
+def _location(resource: str) -> str:
+    """Name a row's route: as its resource, with all that a URL wants encoded."""
+    read = parse_resource(resource)
+    return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
+
+
+def created(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
+    """Answer for POST: 201 with the rows as an array, or without."""
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
+        return _given(outcome)
+    headers = _headers(outcome, preferences)
+    if outcome.resource:
+        headers.append((b"location", _location(outcome.resource).encode("ascii")))
+    if preferences.count:
+        headers.append(_content_range("*", len(outcome.rows)))
+    if not preferences.shows(by_default=True):
+        return _without_body(_CREATED, headers)
+    return _rows(outcome, _CREATED, headers, singular=singular)
+
+
+def many_written(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
+    """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
+    if isinstance(outcome, _TOLD) or outcome.response is not None:
+        return _given(outcome)
+    headers = _headers(outcome, preferences)
+    count = len(outcome.rows)
+    headers.append(_content_range(f"0-{count - 1}" if count else "*", count if preferences.count else None))
+    if not preferences.shows(by_default=False):
+        return _without_body(_NO_CONTENT, headers)
+    return _rows(outcome, _OK, headers, singular=singular)

@@ -1,0 +1,135 @@
+"""`/` and `/docs`: Swagger UI served by the gateway itself, so that it works without the internet.
+
+The page loads nothing from elsewhere, and its Content-Security-Policy holds it to that. Links are relative: the
+pages also work behind a proxy that puts them under a path.
+"""
+
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Route
+
+from fencepost.fencing.problem_types import NO_ROUTE
+from fencepost.fencing.problems import Problem
+from fencepost.http.problems.response import problem_response
+from fencepost.http.responses.html_page import page
+from fencepost.storage.demo import is_demo
+from fencepost.storage.tables.catalog import Catalog, Table
+
+SWAGGER_UI_VERSION: Final = "5.35.0"
+
+_STATIC: Final = Path(__file__).parents[1] / "static"
+
+# Served by name: the folders also hold licences and a README, which are for readers of the source.
+_ASSETS: Final = {
+    "swagger-ui-bundle.js": _STATIC / "swagger-ui" / "swagger-ui-bundle.js",
+    "swagger-ui.css": _STATIC / "swagger-ui" / "swagger-ui.css",
+    "favicon-32x32.png": _STATIC / "swagger-ui" / "favicon-32x32.png",
+    "docs.js": _STATIC / "docs" / "docs.js",
+    "docs.css": _STATIC / "docs" / "docs.css",
+}
+
+# Swagger UI sets style attributes and has its icons in data: URLs; scripts are files only.
+_DOCS_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+_MOST_TABLES: Final = 200
+"""How many tables the index page lists; /docs has them all."""
+
+
+_DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
+"""The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
+
+
+def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> list[Route]:
+    """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
+    table was asked for.
+    """
+
+    async def index(_request: Request) -> Response:
+        return index_page(catalog(), version)
+
+    async def docs(_request: Request) -> Response:
+        return docs_page(version, writes=_DEMO_WRITES if demo and is_demo(catalog().find("orders")) else "")
+
+    return [
+        Route("/", index),
+        Route("/docs", docs),
+        Route("/docs/assets/{name}", _asset),
+    ]
+
+
+def docs_page(version: str, *, writes: str) -> HTMLResponse:
+    """Show Swagger UI on /openapi.json. Its forms are filled in with examples, so on real tables "Execute" is offered
+    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too.
+    """
+    # Assets are cached for a day; another version of either is another address.
+    query = escape(f"?v={version}-{SWAGGER_UI_VERSION}")
+    return HTMLResponse(
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<title>Fencepost API</title>"
+        '<link rel="icon" href="docs/assets/favicon-32x32.png">'
+        f'<link rel="stylesheet" href="docs/assets/swagger-ui.css{query}">'
+        f'<link rel="stylesheet" href="docs/assets/docs.css{query}"></head>'
+        "<body>"
+        f'<div id="swagger-ui" data-writes="{escape(writes)}"></div>'
+        '<noscript>This page needs JavaScript; <a href="openapi.json">'
+        "openapi.json</a> says the same.</noscript>"
+        f'<script src="docs/assets/swagger-ui-bundle.js{query}"></script>'
+        f'<script src="docs/assets/docs.js{query}"></script></body></html>\n',
+        headers=_DOCS_HEADERS,
+    )
+
+
+def index_page(catalog: Catalog, version: str) -> HTMLResponse:
+    """Show where everything is: the documentation, the tables, the health of the gateway."""
+    tables = list(catalog.tables.values())
+    rows = "".join(_table_row(table) for table in tables[:_MOST_TABLES])
+    if len(tables) > _MOST_TABLES:
+        more = len(tables) - _MOST_TABLES
+        rows += f'<tr><td colspan="2" class="soft">and {more} more, in the documentation</td></tr>'
+    listing = f"<table><tbody>{rows}</tbody></table>" if rows else '<p class="soft">None that the gateway can see.</p>'
+    return page(
+        "Gateway",
+        f'<nav class="soft">Fencepost {escape(version)}</nav><h1>Every write carries its fencing token</h1>'
+        "<p>This gateway checks the token of each write against the newest one that the row has accepted. "
+        "A holder whose lock was taken over gets a 409, and nothing is changed.</p>"
+        '<p><a href="docs">Documentation</a> · <a href="openapi.json">openapi.json</a> · '
+        '<a href="problems">problems</a></p>'
+        f"<h2>Tables</h2>{listing}"
+        '<h2>Service</h2><p><a href="healthz">healthz</a> · <a href="readyz">readyz</a> · '
+        '<a href="metrics">metrics</a></p>',
+        home="./",
+    )
+
+
+def _table_row(table: Table) -> str:
+    if table.fence is None:
+        badge = '<span class="badge soft">read only</span>'
+    elif table.fence.intact:
+        badge = f'<span class="badge go">protected, {escape(table.fence.rule)}</span>'
+    else:
+        badge = '<span class="badge stop">fence damaged</span>'
+    comment = f'<br><span class="soft">{escape(table.comment)}</span>' if table.comment else ""
+    link = f"v1/data/{quote(table.name, safe='')}?limit=20"
+    return f'<tr><td><a href="{escape(link)}">{escape(table.name)}</a>{comment}</td><td>{badge}</td></tr>'
+
+
+async def _asset(request: Request) -> Response:
+    name = request.path_params["name"]
+    path = _ASSETS.get(name)
+    if path is None:
+        return problem_response(Problem(NO_ROUTE, f"/docs/assets has no {name}."))
+    # The ETag lets a browser ask again cheaply once the day is over.
+    caching = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
+    return FileResponse(path, headers=caching)

@@ -1,0 +1,1 @@
+"""The source `postgres-advisory`: PostgreSQL's advisory locks."""

@@ -1,0 +1,1 @@
+"""The built-in source: locks and tokens in the protected database itself."""

@@ -1,0 +1,239 @@
+"""The built-in token source: locks, leases and tokens in the protected database itself (R9).
+
+A grant and the claims that go with it are one transaction: from the moment the lock is granted its old holder is
+fenced, before the new one's first write. Order and clock are the database's; see migrations/sql/0002_leases.sql.
+"""
+
+import asyncio
+import functools
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final, Literal, TypeVar
+
+from fencepost.locks.builtin.queue import Queue, Visit
+from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases, Overtaken
+from fencepost.storage.connections.connection import Connection, gateway_connection
+from fencepost.storage.connections.engine import Database, retrying
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
+from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
+
+T = TypeVar("T")
+
+SWEPT_AT_ONCE: Final = 200
+"""How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
+REPEATS: Final = 3
+"""How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
+LOCK_NOT_AVAILABLE: Final = "55P03"
+BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
+"""A lock or time limit: somebody else's claim waits for a row, say. Who waits anyway waits on."""
+PAUSE: Final = 0.5
+"""Seconds before a waiter tries again when the database cannot be asked."""
+
+
+OVERTAKEN: Final = 10
+"""How often a grant is tried anew whose claim a younger token got ahead of."""
+SLOT_WITHIN: Final = 5.0
+"""Seconds that an acquire waits for others at this gateway to be through with PostgreSQL."""
+LATE: Final = 0.1
+"""Share of the TTL that claims may take before the lease is made to begin after them."""
+
+
+class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
+    """Somebody's grant is under way for a lock, and takes its time."""
+
+
+class PostgresLocks(Leases):
+    """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
+
+    def __init__(
+        self, database: Database, queue: Queue, limits: LeaseLimits | None = None, *, at_once: int = 5
+    ) -> None:
+        self._database = database
+        # Grants may have to wait for a row; renewals must find a connection all the same.
+        self._slots = asyncio.Semaphore(at_once)
+        self.queue = queue
+        self.limits = limits or LeaseLimits()
+
+    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
+        """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
+
+        `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
+        UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
+        same secret finds out), Overtaken, and what `claim` raises.
+        """
+        if wanted.wait_ms == 0:
+            acquired, claims = await self._try(wanted, claim, None, 0)
+            return Attempted(acquired, claims, 0)
+        visit = await self.queue.arrive()
+        queued = True  # as long as an answer may have got lost, we may be
+        try:
+            attempted = await self._wait(wanted, claim, visit, gone)
+            queued = attempted.acquired.verdict != "granted"
+            return attempted
+        finally:
+            keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
+            await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
+
+    async def _wait(
+        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
+    ) -> Attempted:
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        deadline = arrived + wanted.wait_ms / 1000
+        while True:
+            began = loop.time()
+            visit.woken.clear()  # this try is what it was to be woken for
+            left_ms = max(math.ceil((deadline - began) * 1000), 0)
+            try:
+                # Who keeps its place stays queued at the end; for others the last try also leaves.
+                acquired, claims = await self._try(wanted, claim, visit, left_ms or int(wanted.keep_place))
+            except StorageError as error:
+                if isinstance(error, RefusedError) and error.sqlstate not in BUSY:
+                    raise
+                if loop.time() + PAUSE > deadline or gone.done() or self.queue.stopping:
+                    raise
+                await visit.wait(PAUSE, gone)
+                if gone.done():
+                    raise
+                continue
+            if acquired.verdict != "queued" or left_ms == 0 or gone.done():
+                return Attempted(acquired, claims, int((began - arrived) * 1000))
+            if self.queue.stopping:
+                raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
+            if acquired.first and acquired.due_ms is not None:
+                visit.wake_in(acquired.due_ms / 1000)
+            await visit.wait(deadline - loop.time(), gone)
+            if gone.done():  # no more tries: nobody would hear of a grant, and a repeat may have taken the place over
+                return Attempted(acquired, claims, int((began - arrived) * 1000))
+
+    async def _try(
+        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+    ) -> tuple[Acquired, object]:
+        async def attempt() -> tuple[Acquired, object]:
+            async with self._slot(), self._database.connection(writing=True) as connection:
+                attempted = await self._attempt(connection, wanted, claim, visit, wait_ms)
+                # A repeated grant has locked rows, which is logged: its commit waits for a standby, too.
+                gateway_connection(connection).require_replicated()
+                return attempted
+
+        unknown = overtaken = 0
+        while True:
+            try:
+                return await retrying(attempt)
+            except _Busy:
+                verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
+                return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
+            except OutcomeUnknownError:
+                if visit is not None:
+                    visit.in_doubt = True
+                unknown += 1
+                if unknown == REPEATS:
+                    raise
+            except Overtaken:
+                overtaken += 1
+                if overtaken == OVERTAKEN:
+                    raise
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(SLOT_WITHIN if self._slots.locked() else None):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"other requests for locks kept this one from PostgreSQL for {SLOT_WITHIN:g} s"
+            ) from error
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _attempt(
+        self, connection: Connection, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+    ) -> tuple[Acquired, object]:
+        async def acquire() -> Acquired:
+            gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
+            try:
+                with translated(writing=True):
+                    return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
+            except RefusedError as error:
+                if error.sqlstate == LOCK_NOT_AVAILABLE:
+                    raise _Busy from error
+                raise
+
+        if claim is None:
+            return await acquire(), None
+        with translated(writing=True):
+            async with connection.transaction():
+                acquired = await acquire()
+                if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
+                    return acquired, None
+                began = time.monotonic()
+                claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+                took_ms = (time.monotonic() - began) * 1000
+                if acquired.verdict == "granted" and took_ms > LATE * wanted.ttl_ms and acquired.lease_id is not None:
+                    granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
+                    acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
+                return acquired, claims
+
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
+        return await self._ask(
+            lambda c: leases.extend(c, lease_id, secret_hash, ttl_ms=-1 if ttl_ms is None else ttl_ms), writing=True
+        )
+
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+        """Draw more tokens. None: the lease is lost."""
+        return await self._ask(lambda c: leases.extend(c, lease_id, secret_hash, tokens=count), writing=True)
+
+    async def release(self, lease_id: int, secret_hash: bytes) -> bool:
+        """Give the locks back; False: the lease lives and is somebody else's."""
+        gateway = self.queue.gateway
+        woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
+        if woken is None:
+            return False
+        self.queue.wake(woken)
+        return True
+
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease."""
+        return await self._ask(lambda c: leases.inspect(c, lease_id))
+
+    async def lost(self, lease_id: int) -> LostLease | None:
+        """Look at a lease that is over, as long as it is remembered."""
+        return await self._ask(lambda c: leases.lost(c, lease_id))
+
+    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
+        """List locks that are held or waited for."""
+        return await self._ask(lambda c: leases.lock_states(c, name, after, limit))
+
+    async def counts(self) -> tuple[int, int]:
+        """Count (locks held, requests that wait), over all gateways."""
+        return await self._ask(leases.lock_counts)
+
+    async def sweep(self, keep_seconds: float) -> None:
+        """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
+        while await self._ask(leases.sweep, writing=True) >= SWEPT_AT_ONCE:
+            pass
+        position: int | None = 0
+        while position is not None:
+            position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
+
+    async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
+        async def attempt() -> T:
+            async with self._database.connection(writing=writing) as connection:
+                with translated(writing=writing):
+                    answer = await statement(connection)
+                if writing:
+                    gateway_connection(connection).require_replicated()
+                return answer
+
+        return await retrying(attempt)
+
+
+async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:
+    return await leases.forget(connection, keep_seconds, after)

@@ -1,0 +1,286 @@
+"""etcd's JSON gateway: where it is, and how it is asked.
+
+Several endpoints are one service. A request goes to the one that answered last, and on to the next when the connection
+breaks, no answer comes, or the node says that it is not ready (no leader, say). **So every request may be done
+twice, or land after its caller gave up**: callers ask only what may be repeated (see source.py, "Repeats").
+
+All of it, sign-in and other endpoints included, takes REQUEST_TIMEOUT at most. The watch is a stream and has no such
+end: whoever watches says how long, and relies on it for speed only.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import httpx
+import orjson
+
+from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError, SourceError, SourceUnavailableError
+
+DEFAULT_PORT: Final = 2379
+DEFAULT_PREFIX: Final = "fencepost/"
+PAUSE: Final = 0.1
+"""Seconds between two rounds over the endpoints, and before a look where no watch could be had."""
+
+NOT_FOUND: Final = 5
+NO_PRECONDITION: Final = 9
+UNAUTHENTICATED: Final = 16
+# gRPC's Canceled, Unknown, DeadlineExceeded, Internal, Unavailable: of this node, or of this moment.
+UNREADY: Final = frozenset({1, 2, 4, 13, 14})
+# These have codes that other refusals have too.
+TOO_MANY: Final = "too many requests"
+SIGN_IN_AGAIN: Final = ("user name is empty", "revision of auth store is old")
+
+
+class RefusedError(SourceError):
+    """etcd has answered, and said no. `code` is gRPC's."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _UnreadyError(Exception):
+    """This node cannot answer now; another one may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a source's URL says. `endpoints` are base URLs without a path."""
+
+    name: str
+    endpoints: tuple[str, ...]
+    prefix: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return f"etcd source {self.name} ({', '.join(self.endpoints)})"
+
+
+def target(url: str, name: str) -> Target:
+    """Read etcd://[user:password@]host[:port][,…][/][?prefix=…] or etcds://…[&ca=…&cert=…&key=…]. No I/O.
+
+    Raises SourceConfigError. Its messages quote nothing of where a badly written password could be.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise SourceConfigError(f"the URL of source {name} is malformed: check its brackets") from None
+    signed, _, places = parts.netloc.rpartition("@")
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise SourceConfigError(
+            f"the URL of source {name} has an @ after its hosts: write / ? # @ of a password as %2F …"
+        )
+    web = "https" if parts.scheme == "etcds" else "http"
+    endpoints = tuple(_endpoint(place, number, web, name) for number, place in enumerate(places.split(","), 1))
+    if parts.path not in {"", "/"} or parts.fragment:
+        raise SourceConfigError(f"the URL of source {name} has a path or a fragment; keys are chosen with ?prefix=")
+    user, _, password = signed.partition(":")
+    if signed and not (user and password):
+        raise SourceConfigError(f"the URL of source {name} needs both user and password before the @")
+    options = _options(parts.query, parts.scheme, name)
+    return Target(
+        name,
+        endpoints,
+        options.pop("prefix", DEFAULT_PREFIX),
+        unquote(user) or None,
+        unquote(password) or None,
+        **options,
+    )
+
+
+def _endpoint(place: str, number: int, web: str, name: str) -> str:
+    try:
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+        plain = not (parts.path or parts.query) and all(c.isalnum() or c in "-._:" for c in host or "")
+    except ValueError:
+        host, port, plain = None, 0, False
+    if not host or not plain:
+        raise SourceConfigError(f"host {number} in the URL of source {name} is not host:port, [IPv6]:port or host")
+    return f"{web}://[{host}]:{port}" if ":" in host else f"{web}://{host}:{port}"
+
+
+def _options(query: str, scheme: str, name: str) -> dict[str, str]:
+    known = ("prefix", "ca", "cert", "key") if scheme == "etcds" else ("prefix",)
+    options: dict[str, str] = {}
+    for option, value in parse_qsl(query, keep_blank_values=True):
+        if option not in known or option in options or not value:
+            wrong = "empty" if not value else "given twice" if option in options else f"unknown in {scheme}://"
+            raise SourceConfigError(
+                f"?{option}= in the URL of source {name} is {wrong}; it takes {', '.join(known)}, once each"
+            )
+        options[option] = value
+    if ("cert" in options) != ("key" in options):
+        raise SourceConfigError(f"the URL of source {name} needs ?cert= and ?key= together")
+    return options
+
+
+class Api:
+    """Asks one etcd cluster. For one event loop."""
+
+    def __init__(self, where: Target) -> None:
+        self.where = where
+        self._current = 0
+        self._token = ""
+        self._signing_in = asyncio.Lock()
+        self._client: httpx.AsyncClient | None = None
+
+    async def open(self) -> None:
+        """Read the certificates. Raises SourceConfigError."""
+        verify: ssl.SSLContext | bool = True
+        if self.where.endpoints[0].startswith("https"):
+            try:
+                verify = ssl.create_default_context(cafile=self.where.ca)
+                if self.where.cert is not None:
+                    verify.load_cert_chain(self.where.cert, self.where.key)
+            except (OSError, ValueError) as error:
+                raise SourceConfigError(f"{self.where}: ca, cert or key cannot be read: {error}") from error
+        # Each waiter has a stream of its own: no limit. No proxies: a lock service is never behind one by accident.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._client = httpx.AsyncClient(verify=verify, trust_env=False, timeout=self._patience(), limits=limits)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def ask(self, path: str, body: dict[str, Any], endpoint: int | None = None) -> dict[str, Any]:
+        """Post to /v3/`path`, at any endpoint or only at this one, and return the answer.
+
+        Raises SourceUnavailableError, within REQUEST_TIMEOUT, and RefusedError.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + REQUEST_TIMEOUT
+        first, places = self._current, len(self.where.endpoints)
+        turn = [(first + n) % places for n in range(places)] if endpoint is None else [endpoint]
+        while True:
+            somebody = False
+            why: Exception | None = None
+            for n, at in enumerate(turn):
+                try:
+                    async with asyncio.timeout((ends - loop.time()) / (len(turn) - n)):
+                        answer = await self._post(at, path, body)
+                except httpx.ConnectError as error:
+                    why = error
+                except (httpx.HTTPError, OSError, _UnreadyError) as error:  # SSLError and TimeoutError are OSErrors
+                    somebody, why = True, error
+                else:
+                    if endpoint is None:
+                        self._current = at
+                    return answer
+            if not somebody or ends - loop.time() < 5 * PAUSE:
+                raise SourceUnavailableError(
+                    f"{self.where} cannot be asked ({str(why) or 'no answer in time'}): are most of its nodes up?"
+                ) from why
+            await asyncio.sleep(PAUSE)
+
+    async def deleted(self, key: str, revision: int, within: float) -> None:
+        """Return once this (encoded) key was deleted at this revision or later, or earlier than that: after `within`
+        seconds at the latest, and whenever the watch ends. The caller looks again.
+        """
+        try:
+            async with asyncio.timeout(within):
+                if not await self._watch(key, revision):
+                    await asyncio.sleep(PAUSE)
+        except TimeoutError:
+            return
+
+    async def _watch(self, key: str, revision: int) -> bool:
+        """Whether the watch saw it; False: it could not be had, or broke off."""
+        create = {"key": key, "start_revision": str(revision), "filters": ["NOPUT"]}
+        headers = {**self._headers(), "Grpc-Metadata-Hasleader": "true"}  # a node cut off from the others ends it
+        at = self._current
+        request = self._http().stream(
+            "POST",
+            f"{self.where.endpoints[at]}/v3/watch",
+            content=orjson.dumps({"create_request": create}),
+            headers=headers,
+            timeout=httpx.Timeout(self._patience(), read=None),
+        )
+        try:
+            async with request as response, aclosing(_lines(response)) as lines:
+                async for line in lines:
+                    result = orjson.loads(line).get("result", {"canceled": True})
+                    if result.get("events"):
+                        return True
+                    # Also when that revision was compacted: deletions can no longer be replayed, and a look tells.
+                    if result.get("canceled"):
+                        return False
+        except (httpx.HTTPError, OSError, orjson.JSONDecodeError):
+            # What is wrong there the look says, that comes next and has errors of its own.
+            self._current = (at + 1) % len(self.where.endpoints)
+        return False
+
+    async def _post(self, at: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.where.user is None:
+            return await self._exchange(at, path, body)
+        used = self._token or await self._sign_in(at, "")
+        try:
+            return await self._exchange(at, path, body)
+        except RefusedError as error:
+            if error.code != UNAUTHENTICATED and not any(words in str(error) for words in SIGN_IN_AGAIN):
+                raise
+        await self._sign_in(at, used)
+        return await self._exchange(at, path, body)
+
+    async def _sign_in(self, at: int, used: str) -> str:
+        """Get a token, unless somebody else has got another than `used` meanwhile: etcd makes each one slowly."""
+        async with self._signing_in:
+            if self._token == used:
+                self._token = ""
+                who = {"name": self.where.user, "password": self.where.password}
+                try:
+                    self._token = (await self._exchange(at, "auth/authenticate", who))["token"]
+                except RefusedError as error:
+                    # Signing in is not switched on there. Then nobody asks for it, as with etcd's own clients.
+                    if error.code != NO_PRECONDITION:
+                        raise
+            return self._token
+
+    async def _exchange(self, at: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self._http().post(
+            f"{self.where.endpoints[at]}/v3/{path}", content=orjson.dumps(body), headers=self._headers()
+        )
+        try:
+            answer: dict[str, Any] = orjson.loads(response.content.partition(b"\n")[0])  # of a stream, the first
+            problem = answer.get("error")
+        except (orjson.JSONDecodeError, AttributeError) as error:
+            if response.is_server_error:
+                raise _UnreadyError(f"HTTP {response.status_code}") from error
+            raise RefusedError(
+                f"{self.where} answers /v3/{path} with HTTP {response.status_code}, no JSON: is it etcd 3.4 or newer?",
+                0,
+            ) from error
+        if response.is_success and problem is None:
+            return answer
+        # A unary call's error is flat, a stream's is nested; releases of the gateway differ in the names.
+        told: dict[str, Any] = problem if isinstance(problem, dict) else answer
+        code, message = int(told.get("grpc_code", told.get("code", 0))), str(told.get("message") or problem)
+        if code in UNREADY or TOO_MANY in message:
+            raise _UnreadyError(message)
+        raise RefusedError(f"{self.where} refused {path}: {message}", code)
+
+    def _patience(self) -> float:
+        """Seconds for one step of a request: it ends before `ask` cancels it, which would leave a handshake open."""
+        return 0.9 * REQUEST_TIMEOUT / len(self.where.endpoints)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self._token} if self._token else {}
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            raise SourceError(f"{self.where} is not open")
+        return self._client
+
+
+def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
+    return cast("AsyncGenerator[str, None]", response.aiter_lines())

@@ -1,0 +1,1 @@
+"""The source `kubernetes`: Leases of coordination.k8s.io/v1."""

@@ -1,0 +1,1 @@
+"""The sources `redis` and `redlock`."""

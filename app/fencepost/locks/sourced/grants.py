@@ -1,0 +1,197 @@
+"""How a grant of a source becomes tokens, and a record of it: the order of R12 (see leases.py)."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
+from fencepost.storage.connections.connection import Connection, gateway_connection
+from fencepost.storage.connections.engine import Database, retrying
+from fencepost.storage.errors import translated
+from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.builtin import Wanted
+from fencepost.storage.leases.of_sources import Granting, SourceLease
+from fencepost.storage.leases.sources import State
+
+T = TypeVar("T")
+
+FRESH: Final = 1.0
+"""Seconds after which a grant is too old to be judged by what was known when it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A hold with its tokens, not recorded yet. `since`: of time.monotonic(); the TTL runs from there."""
+
+    handle: str
+    tokens: tuple[int, ...]
+    before: State
+    since: float
+
+
+class Grants:
+    """Gets holds and tokens from one source, and records them."""
+
+    def __init__(
+        self, name: str, source: Source, database: Database, failed: Callable[[str], None], froze: Callable[[str], None]
+    ) -> None:
+        self.name, self.source = name, source
+        self._database, self._failed, self._froze = database, failed, froze
+
+    async def grant(
+        self, wanted: Wanted, before: State, wait_s: float, gone: "asyncio.Future[None]"
+    ) -> Held | Holder | None:
+        """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
+        self.require_sound(before)
+        lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
+        since = time.monotonic()
+        grant = await self._taken(wanted, wait_s, gone)
+        if isinstance(grant, Holder):
+            return grant
+        try:
+            numbered = self.source.capabilities.order != "database"
+            if numbered and time.monotonic() - since < FRESH:
+                return Held(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
+            since = time.monotonic()
+            if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):
+                return None
+            before = await self.state(lock)
+            tokens = await self.drawn(lock, grant.handle, wanted.ttl_ms, count, before)
+        except BaseException:
+            await self.give_back(lock, grant.handle)
+            raise
+        if tokens is None:  # lost; or still held, and its generation was raised
+            await self.give_back(lock, grant.handle)
+            return None
+        return Held(grant.handle, tokens, before, since)
+
+    async def _taken(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
+        """Ask the source for the lock, and stop asking when the client has gone."""
+        asking = asyncio.ensure_future(
+            self.source.acquire(
+                wanted.names[0],
+                owner=wanted.owner,
+                ttl_ms=self.ttl(wanted.ttl_ms),
+                tokens=wanted.tokens + bool(wanted.claims),
+                wait_s=wait_s,
+            )
+        )
+        try:
+            await asyncio.wait((asking, gone), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            asking.cancel()
+            await asyncio.wait((asking,))
+            if not asking.cancelled() and asking.exception() is None:
+                granted = asking.result()
+                if isinstance(granted, Grant):
+                    await self.give_back(wanted.names[0], granted.handle)
+            raise
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait((asking,))
+        if asking.cancelled():
+            return Holder()
+        return asking.result()
+
+    async def drawn(self, lock: str, handle: str, ttl_ms: int, count: int, before: State) -> tuple[int, ...] | None:
+        """Draw tokens while the lock is held; None: it is not."""
+        if self.source.capabilities.order == "database":
+            drawn = await self.ask(lambda c: sources.draw(c, self.name, before.generation, count))
+            # After the draw: who holds the lock now held it then.
+            return drawn if drawn and await self.source.renew(lock, handle, self.ttl(ttl_ms)) else None
+        numbers = await self.source.mint(lock, handle, count)
+        return None if numbers is None else before.compose(_small(self.name, numbers))
+
+    async def record(self, wanted: Wanted, held: Held) -> SourceLease | None:
+        """Record a grant; None: it is void. Raises SourceFrozenError."""
+        lock = wanted.names[0]
+        granting = Granting(
+            self.name,
+            lock,
+            wanted.secret_hash,
+            wanted.owner,
+            wanted.claims,
+            held.handle,
+            held.tokens,
+            held.before,
+            wanted.ttl_ms,
+            ms_since(held.since),
+        )
+        verdict, lease = "void", None
+        try:
+            if granting.elapsed_ms < wanted.ttl_ms:
+                verdict, lease = await self.ask(lambda c: source_leases.grant(c, granting))
+        finally:
+            if lease is None:
+                await self.give_back(lock, held.handle)
+        if verdict in ("backwards", "frozen"):
+            raise await self.frozen(lock, just_now=verdict == "backwards")
+        return lease
+
+    async def give_back(self, lock: str, handle: str) -> None:
+        """Release a hold that comes to nothing, whoever is cancelled meanwhile."""
+
+        async def release() -> None:
+            try:
+                await self.source.release(lock, handle)
+            except SourceError as error:
+                self._failed(f"a lock of {self.name} could not be given back, and has to expire: {error}")
+
+        await asyncio.shield(release())
+
+    @staticmethod
+    async def shielded(work: Coroutine[Any, Any, T]) -> T:
+        """Finish this, whoever is cancelled meanwhile."""
+        return await asyncio.shield(work)
+
+    async def state(self, lock: str) -> State:
+        """Look where the source's tokens are. Raises SourceFrozenError."""
+        found = await self.ask(lambda c: sources.state(c, self.name, lock))
+        self.require_sound(found)
+        return found
+
+    def require_sound(self, state: State) -> None:
+        """Raise SourceFrozenError where nothing is taken from the source."""
+        if state.frozen is not None:
+            raise self._frozen_error(state.frozen)
+
+    async def frozen(self, lock: str, *, just_now: bool) -> SourceFrozenError:
+        """Make the error that says why the source is frozen."""
+        found = await self.ask(lambda c: sources.state(c, self.name, lock))
+        if just_now and found.frozen is not None:
+            self._froze(found.frozen)
+        return self._frozen_error(found.frozen or "its generation has just been raised")
+
+    def _frozen_error(self, reason: str) -> SourceFrozenError:
+        return SourceFrozenError(f"the source {self.name} is frozen: {reason}")
+
+    def ttl(self, ttl_ms: int) -> int:
+        """Lengthen a TTL to what the source can do; the lease's own is what counts for the tokens."""
+        return max(ttl_ms, self.source.capabilities.least_ttl_ms)
+
+    async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
+
+        async def attempt() -> T:
+            async with self._database.connection(writing=True) as connection:
+                with translated(writing=True):
+                    answer = await statement(connection)
+                gateway_connection(connection).require_replicated()
+                return answer
+
+        return await retrying(attempt)
+
+
+def ms_since(moment: float) -> int:
+    """Tell how many ms have gone since, rounded up."""
+    return int((time.monotonic() - moment) * 1000) + 1
+
+
+def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:
+    """Refuse numbers that leave no room for the generation, before they are anybody's tokens."""
+    if numbers and not 0 < numbers[0] <= numbers[-1] <= MOST_NATIVE:
+        raise SourceError(f"the source {name} counts to {numbers[-1]}, and a token has room for {MOST_NATIVE}")
+    return numbers

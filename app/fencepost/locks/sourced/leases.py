@@ -1,0 +1,308 @@
+"""Leases on the locks of a source: the source says who holds a lock, PostgreSQL keeps the lease and judges the tokens.
+
+Order of a grant (R12), with the state of the source's tokens read before the number is asked for:
+
+    1 state: generation, highest token issued      2 the source grants, and its owner mints
+    3 record: the number must be above 1's         4 claims, in a transaction of their own
+
+A grant that waited for long is renewed and minted for once more after 1 was read anew: so what was handed out while it
+waited counts too. For a source without numbers of its own, tokens are drawn here, and then the source is asked whether
+the lock is still held: if so, it was held when they were drawn.
+
+A crash between two steps leaves a hold that nobody knows the handle of. It expires.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from fencepost.fencing.token import GENERATION_BITS, Token
+from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases
+from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
+from fencepost.locks.sourced.claims import SourceClaims
+from fencepost.locks.sourced.grants import Grants, Held, ms_since
+from fencepost.locks.sourced.hold_keeper import HoldKeeper
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import RefusedError, StorageError
+from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sources
+from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
+from fencepost.storage.leases.of_sources import SourceLease
+
+if TYPE_CHECKING:
+    from fencepost.storage.leases.sources import State
+
+VOID_TRIES: Final = 5
+"""How often a grant that came to nothing is tried anew."""
+_FOR_GOOD: Final = frozenset({"FP400", "42501"})
+"""SQLSTATEs of a registration that somebody has to see to."""
+FORGOTTEN_AT_ONCE: Final = 500
+
+
+class SourceLocks(Leases):
+    """The leases of one configured source."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        source: Source,
+        database: Database,
+        *,
+        limits: LeaseLimits | None = None,
+        failed: Callable[[str], None] = lambda _reason: None,
+        froze: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self._registered = False
+        self._failed = failed
+        self.source = source
+        self.limits = limits or LeaseLimits()
+        self._database = database
+        self._grants = Grants(name, source, database, failed, froze)
+        self._keeper = HoldKeeper(source, self._grants.ask, failed)
+
+    async def open(self) -> None:
+        """Register the source, and get it ready. The service need not be there, nor need the database take writes: then
+        it is registered when the first lock is asked for. Raises RefusedError: the name is another kind's.
+        """
+        try:
+            await self._register()
+        except RefusedError as error:
+            if error.sqlstate in _FOR_GOOD:
+                raise
+            self._failed(f"it is not registered yet: {error}")
+        except StorageError as error:
+            self._failed(f"it is not registered yet: {error}")
+        await self.source.open()
+
+    async def _register(self) -> None:
+        can = self.source.capabilities
+        await self._grants.ask(lambda c: sources.register(c, self.name, self.kind, can.order, verifies=can.verifies))
+        self._registered = True
+
+    async def close(self, within: float = 2 * REQUEST_TIMEOUT) -> None:
+        """End what lives by this process's session, and close the connections to the service, in `within` seconds: half
+        of them for the holds one by one, the rest for their session, with which they end as well.
+        """
+        deadline = asyncio.get_running_loop().time() + within
+        await self._keeper.close(within / 2)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.source.close()
+        except TimeoutError:
+            self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
+
+    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
+        """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
+
+        Raises StorageError, SourceError, Overtaken, and what `claim` raises; no hold remains then.
+        """
+        if not self._registered:
+            await self._register()
+        began = time.monotonic()
+        for _ in range(VOID_TRIES):
+            attempted = await self._attempt(wanted, claim, gone, began)
+            if attempted is not None:
+                return attempted
+        return _attempted(_refused("held", wanted, Holder()), began)
+
+    async def _attempt(
+        self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
+    ) -> Attempted | None:
+        """Try once; None: what was granted came to nothing, and another try may do."""
+        before, found = await self._begun(wanted)
+        if found is None:
+            left = max(began + wanted.wait_ms / 1000 - time.monotonic(), 0)
+            held = await self._grants.grant(wanted, before, left, gone)
+            if not isinstance(held, Holder):
+                lease = None if held is None else await self._recorded(wanted, held)
+                if held is None or lease is None:
+                    return None
+                return await self._answered(lease, wanted, claim, int((held.since - began) * 1000), repeated=False)
+            _, found = await self._begun(wanted)  # the holder may be this very request, sent twice
+            if found is None:
+                return _attempted(_refused("held", wanted, held), began)
+        source, known = found
+        if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
+            return _attempted(_refused("mismatch", wanted, Holder()), began)
+        if not await self._holds(known, wanted.secret_hash):
+            return None
+        return await self._answered(known, wanted, claim, 0, repeated=True)
+
+    async def _begun(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
+        return await self._grants.ask(lambda c: source_leases.begun(c, self.name, wanted.names[0], wanted.secret_hash))
+
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
+        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, secret_hash))
+        if lease is None:
+            return None
+        ttl_ms = lease.ttl_ms if ttl_ms is None else ttl_ms
+        since = time.monotonic()
+        if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(ttl_ms)):
+            await self.over(lease_id)
+            return None
+        renewed = await self._grants.ask(
+            lambda c: source_leases.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
+        )
+        if renewed is None:  # over by our record meanwhile: the hold is nobody's
+            await self._grants.give_back(lease.lock, lease.handle)
+            return None
+        self._keeper.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
+        return _public(renewed, ())
+
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+        """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
+        found = await self._grants.ask(lambda c: source_leases.held(c, self.name, lease_id, secret_hash))
+        if found is None:
+            return None
+        before, lease = found
+        self._grants.require_sound(before)
+        tokens = await self._grants.drawn(lease.lock, lease.handle, lease.ttl_ms, count, before)
+        if tokens is None:  # lost; or still held, and its generation was raised
+            await self._grants.give_back(lease.lock, lease.handle)
+            await self.over(lease_id)
+            return None
+        match await self._grants.ask(lambda c: source_leases.minted(c, lease_id, secret_hash, tokens, before)):
+            case "minted":
+                return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
+            case "lost":
+                return None
+            case verdict:
+                raise await self._grants.frozen(lease.lock, just_now=verdict == "backwards")
+
+    async def release(self, lease_id: int, secret_hash: bytes) -> bool:
+        """Give the lock back; False: the lease lives and is somebody else's."""
+        found = await self._grants.ask(lambda c: source_leases.hold(c, self.name, lease_id, secret_hash))
+        if found is None:
+            return await self.inspect(lease_id) is None
+        # Also where it is over by our record: the service may hold it for longer.
+        await self.source.release(*found)
+        self._keeper.forget(lease_id)
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=True))
+        return True
+
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease."""
+        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
+        return None if lease is None else _public(lease, ())
+
+    async def lost(self, lease_id: int) -> LostLease | None:
+        """Look at a lease that is over, as long as it is remembered."""
+        return await self._grants.ask(lambda c: source_leases.lost(c, self.name, lease_id))
+
+    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
+        """List the locks that are held under leases."""
+        return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, name, after, limit))
+
+    async def verify(self, token: int) -> bool:
+        """Ask the source whether it has issued a token that is above all that are known, and note that (--verify)."""
+        if not self.source.capabilities.verifies:
+            return False
+        before = await self._grants.state("")
+        number = token - (before.generation << GENERATION_BITS)
+        if not 0 < number <= MOST_NATIVE or not await self.source.issued(number):
+            return False
+        await self._grants.ask(lambda c: sources.verified(c, self.name, token))
+        return True
+
+    async def sweep(self, keep_seconds: float) -> None:
+        """Forget leases that ended longer ago than that."""
+        gone = FORGOTTEN_AT_ONCE
+        while gone == FORGOTTEN_AT_ONCE:
+            gone = await self._grants.ask(lambda c: source_leases.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
+
+    async def _recorded(self, wanted: Wanted, held: Held) -> SourceLease | None:
+        lease = await self._grants.record(wanted, held)
+        if lease is not None and not self.source.capabilities.ttl_from_server:
+            self._keeper.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
+        return lease
+
+    async def _answered(
+        self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
+    ) -> Attempted | None:
+        """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
+        asked, claims = time.monotonic(), None
+        if claim is not None:
+            claimed = await SourceClaims(self, self._grants, self._database).make(lease, wanted.secret_hash, claim)
+            if claimed is None:
+                return None
+            claims, lease = claimed
+        return Attempted(
+            Acquired(
+                "repeated" if repeated else "granted",
+                lease.lease_id,
+                lease.owner,
+                None,
+                tuple(Token(token) for token in (lease.tokens[1:] if wanted.claims else lease.tokens)),
+                lease.ttl_ms,
+                lease.granted_at,
+                lease.expires_at,
+                lease.lock,
+                max(lease.remaining_ms - ms_since(asked), 0),
+                first=False,
+                waiting=0,
+            ),
+            claims,
+            waited_ms,
+        )
+
+    async def _holds(self, lease: SourceLease, secret_hash: bytes) -> bool:
+        """Whether the hold of a lease is there still, which renews it; ended in our record if it is not."""
+        given, number = 0, lease.lease_id
+        while lease.remaining_ms > given:  # somebody may renew it for longer meanwhile
+            given = max(lease.remaining_ms, lease.ttl_ms)
+            if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
+                await self.over(lease.lease_id)
+                return False
+            now = await self._grants.ask(lambda c: source_leases.lease(c, self.name, number, secret_hash))
+            if now is None:  # over by our record meanwhile: the hold is nobody's
+                await self._grants.give_back(lease.lock, lease.handle)
+                return False
+            lease = now
+        return True
+
+    async def over(self, lease_id: int) -> None:
+        """Note that a lease is over though nobody has released it."""
+        self._keeper.forget(lease_id)
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
+
+
+def _refused(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
+    return Acquired(
+        "mismatch" if verdict == "mismatch" else "held",
+        None,
+        holder.owner,
+        None,
+        (),
+        None,
+        None,
+        None,
+        wanted.names[0],
+        holder.expires_ms,
+        first=False,
+        waiting=0,
+    )
+
+
+def _attempted(acquired: Acquired, began: float) -> Attempted:
+    return Attempted(acquired, None, int((time.monotonic() - began) * 1000))
+
+
+def _public(lease: SourceLease, minted: Sequence[int]) -> Lease:
+    return Lease(
+        lease.lease_id,
+        (lease.lock,),
+        lease.owner,
+        lease.claims,
+        lease.ttl_ms,
+        lease.last_token,
+        lease.granted_at,
+        lease.expires_at,
+        lease.remaining_ms,
+        tuple(Token(token) for token in minted),
+    )

@@ -1,0 +1,242 @@
+"""Group commit: writes that come at the same time share one transaction, one round trip and one flush of the log.
+
+The protocol of one lane (the writes that one statement can carry: a table, a verb, a set of columns):
+
+1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
+   and a slow statement keeps nobody waiting but its own batch.
+2. While a batch is in flight, writes gather. When it is answered, all that have gathered are the next one, up to
+   `most` of them and MOST_BYTES, and those that clash (the same Idempotency-Key, the same scope) one after the other
+   in batches of their own.
+3. A batch is sorted by key, so that two batches never wait for each other in a circle, and runs as one transaction:
+   Bind/Execute for each write and one Sync. Every write carries its number, for only accepted ones come back. A row
+   twice in a batch is two statements, one after the other, each judged by what the one before has left.
+4. No statement of a batch waits for a row: one that a foreign transaction holds is skipped, and its write is told to
+   come AGAIN, and in the end to go ALONE. What else can be waited for (a unique index entry, a parent's row) is given
+   up after LOCK_WAIT_MS.
+5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
+   own beside the lane's next batch; a write that fails by itself is told to go ALONE. So a caller's bad value, or wait,
+   costs its neighbours a few round trips, and no verdict.
+6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (operation.py):
+   it may wait, and what it is told is what it would be told without group commit.
+7. A connection that breaks under a batch leaves all of its writes unknown (R15): each hears BROKEN, with the connection
+   whose backend has to be ended before it can be known what landed.
+
+Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
+would be the `most_waiting`-th to wait is refused at once, and one that waited for `wait_at_most` seconds is taken out:
+what has not been sent has not happened, so both are a plain 503.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane, Waiting
+from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+SWEPT_EVERY: Final = 0.25
+"""Seconds between two looks for writes that have waited too long."""
+TRIES: Final = 3
+"""How often a write is carried before it goes alone."""
+LOCK_WAITS: Final = frozenset({"55P03", "57014"})
+"""SQLSTATEs of a wait that was given up."""
+SETUP_ERRORS: Final = frozenset({"42501", "42883"})
+"""SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the lane will fail."""
+REPORTED_EVERY: Final = 60.0
+"""Seconds between two reports of that."""
+SLOW: Final = 0.05
+"""Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
+MOST_AT_ONCE: Final = 3
+"""How many batches of a lane may be in flight then."""
+
+
+class GroupCommit:
+    """All lanes of a gateway process, over the connections that are kept for them."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        most_waiting: int = 1000,
+        wait_at_most: float = 5.0,
+        on_setup_error: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        """`on_setup_error` hears now and then of batches that cannot work, though each of their writes may."""
+        self._database = database
+        self._on_setup_error = on_setup_error
+        self._reported = -REPORTED_EVERY
+        self._most_waiting = most_waiting
+        self._wait_at_most = wait_at_most
+        self._lanes: set[Lane[Any, Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanting = 0
+        self.waiting = 0
+        """How many writes are in queues or in flight."""
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def write(self, lane: Lane[W, R], write: W) -> R | Alone | Broken:
+        """Have a write carried by the lane's next batch; never AGAIN. UnavailableError: it was not sent."""
+        if self.waiting >= self._most_waiting:
+            raise UnavailableError(
+                f"{self.waiting} writes are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
+                " nothing was written"
+            )
+        self.waiting += 1
+        try:
+            for _ in range(TRIES):
+                answer = await self._queued(lane, write)
+                if answer is not AGAIN:
+                    return answer
+            return HELD
+        finally:
+            self.waiting -= 1
+
+    def _queued(self, lane: Lane[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
+        loop = asyncio.get_running_loop()
+        waiting: Waiting[W, R] = Waiting(write, loop.create_future(), loop.time() + self._wait_at_most)
+        lane.queue.append(waiting)
+        if not lane.running or (lane.running < MOST_AT_ONCE and loop.time() - lane.sent > SLOW):
+            self._send(lane)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep)
+        return waiting.answer
+
+    def _send(self, lane: Lane[Any, Any]) -> None:
+        """Begin to send what waits, beside what is in flight."""
+        lane.running += 1
+        lane.sent = asyncio.get_running_loop().time()
+        self._lanes.add(lane)
+        self._start(self._drain(lane))
+
+    async def close(self) -> None:
+        """Wait for what is in flight."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, lane: Lane[Any, Any]) -> None:
+        """Send batches until nothing waits."""
+        try:
+            while lane.queue:
+                await self._on_a_connection(lane)
+        finally:
+            lane.running -= 1
+            if not lane.running:
+                self._lanes.discard(lane)
+
+    async def _on_a_connection(self, lane: Lane[Any, Any]) -> None:
+        """Send batches on one connection for as long as it serves and no other lane wants one."""
+        batch: list[Waiting[Any, Any]] = []
+        behind: GatewayConnection | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._connection() as connection:
+                behind = gateway_connection(connection)
+                while lane.queue and not behind.is_closed() and self._database.is_accepted(connection):
+                    batch = lane.take()
+                    lane.sent = loop.time()
+                    if batch:
+                        await _carry(lane, connection, behind, batch)
+                    batch = []
+                    if self._wanting:
+                        return
+        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+            self._failed(lane, batch or lane.take(), error, behind)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection. Whoever has one gives it back after a batch as long as somebody wants one."""
+        self._wanting += 1
+        wanting = True
+        try:
+            async with self._database.lane() as connection:
+                self._wanting -= 1
+                wanting = False
+                yield connection
+        finally:
+            if wanting:
+                self._wanting -= 1
+
+    def _failed(
+        self,
+        lane: Lane[Any, Any],
+        batch: "list[Waiting[Any, Any]]",
+        error: Exception,
+        behind: GatewayConnection | None,
+    ) -> None:
+        # Out of memory, of space: where a connection was there, that is about one of its writes, too.
+        refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
+        if isinstance(error, RefusedError) and error.sqlstate in SETUP_ERRORS:
+            self._report(error)
+        match error:
+            case _ if refused and len(batch) > 1:
+                middle = len(batch) // 2
+                for half in (batch[:middle], batch[middle:]):
+                    self._start(self._again(lane, half))
+            case RefusedError(sqlstate=state) if state in LOCK_WAITS:
+                _tell(batch, HELD)
+            case _ if refused:
+                _tell(batch, ALONE)
+            case OutcomeUnknownError() if behind is not None:
+                _tell(batch, Broken(error, behind))
+            case _:
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
+
+    def _report(self, error: RefusedError) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._reported >= REPORTED_EVERY:
+            self._reported = now
+            self._on_setup_error(str(error))
+
+    async def _again(self, lane: Lane[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
+        """Send a part of a batch that was refused."""
+        behind: GatewayConnection | None = None
+        try:
+            async with self._connection() as connection:
+                behind = gateway_connection(connection)
+                await _carry(lane, connection, behind, batch)
+        except Exception as error:  # noqa: BLE001 - the same
+            self._failed(lane, batch, error, behind)
+
+    def _sweep(self) -> None:
+        """Take out what has waited too long. Each queue is in the order of its deadlines."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for lane in tuple(self._lanes):
+            if lane.queue and lane.running < MOST_AT_ONCE and now - lane.sent > SLOW:
+                self._send(lane)
+            while lane.queue and (lane.queue[0].deadline <= now or lane.queue[0].answer.done()):
+                late = lane.queue.popleft()
+                if not late.answer.done():
+                    error = f"the write was not sent within {self._wait_at_most:g} s: nothing was written"
+                    late.answer.set_exception(UnavailableError(error))
+        self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep) if self._lanes else None
+
+
+async def _carry(
+    lane: Lane[Any, Any], connection: Connection, behind: GatewayConnection, batch: "list[Waiting[Any, Any]]"
+) -> None:
+    answers = await lane.run(connection, [waiting.write for waiting in batch])
+    behind.require_replicated()
+    for waiting, answer in zip(batch, answers, strict=True):
+        if not waiting.answer.done():
+            waiting.answer.set_result(answer)
+
+
+def _tell(batch: "list[Waiting[Any, Any]]", answer: Alone | Broken) -> None:
+    for waiting in batch:
+        if not waiting.answer.done():
+            waiting.answer.set_result(answer)

@@ -1,0 +1,96 @@
+"""A lane of group_commit.py: the writes that one statement can carry, who waits for them, and what they may be told."""
+
+from asyncio import Future
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
+
+from fencepost.storage.connections.connection import Connection, GatewayConnection
+from fencepost.storage.errors import OutcomeUnknownError
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+MOST_BYTES: Final = 1_000_000
+"""A batch that has grown so large takes in no more writes."""
+
+
+class Alone(Enum):
+    """A write that its batch could not decide: for this one time, or at all."""
+
+    AGAIN = "it goes into another batch, a few times: what was in its way is likely to be over by then"
+    HELD = "it is decided by itself, and will have to wait for somebody"
+    ALONE = "it is decided by itself"
+
+
+AGAIN: Final = Alone.AGAIN
+HELD: Final = Alone.HELD
+ALONE: Final = Alone.ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A write whose batch broke: it may have landed (R15)."""
+
+    error: OutcomeUnknownError
+    connection: GatewayConnection
+
+
+@dataclass(slots=True)
+class Waiting(Generic[W, R]):
+    """One write, and who waits for it."""
+
+    write: W
+    answer: Future[R | Alone | Broken]
+    deadline: float
+
+
+def _nothing(_write: Any) -> Iterable[Hashable]:
+    return ()
+
+
+@dataclass(eq=False)
+class Lane(Generic[W, R]):
+    """The writes that one statement can carry, and those that wait for it.
+
+    `run` carries a batch out, and commits it before it returns an answer for each write, in the order given; a
+    RefusedError says that all of it was undone.
+    """
+
+    run: Callable[[Connection, Sequence[W]], Awaitable[Sequence[R | Alone]]]
+    order: Callable[[W], Any]
+    size: Callable[[W], int]
+    """About how many bytes a write sends."""
+    clashes: Callable[[W], Iterable[Hashable]] = _nothing
+    """What no two writes of a batch may share."""
+    most: int = 256
+    queue: "deque[Waiting[W, R]]" = field(default_factory=deque)
+    running: int = 0
+    """How many send its batches: one, unless one of them is slow."""
+    sent: float = 0.0
+    """When the last batch was sent (loop time)."""
+
+    def take(self) -> "list[Waiting[W, R]]":
+        """Take the next batch, sorted. Those whose caller has gone before they were sent are dropped."""
+        taken: list[Waiting[W, R]] = []
+        seen: set[Hashable] = set()
+        left: list[Waiting[W, R]] = []
+        queue = self.queue
+        size = 0
+        while queue and len(taken) < self.most and size < MOST_BYTES:
+            waiting = queue.popleft()
+            if waiting.answer.done():
+                continue
+            clashes = tuple(self.clashes(waiting.write))
+            if not seen.isdisjoint(clashes):
+                left.append(waiting)
+                continue
+            seen.update(clashes)
+            taken.append(waiting)
+            size += self.size(waiting.write)
+        queue.extendleft(reversed(left))
+        order = self.order
+        taken.sort(key=lambda waiting: order(waiting.write))
+        return taken

@@ -1,0 +1,145 @@
+"""One connection of the gateway's pools (pool.py). What its session has in force: session.py."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
+from fencepost.storage.connections.session import CONNECT_WITHIN, PINNED, Distinct, settle
+from fencepost.storage.errors import OutcomeUnknownError
+
+Connection = asyncpg.Connection
+"""What statements run on: a connection of one's own, or one lent by the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Pools and time limits; seconds. `lanes` connections carry batches, beside the pool's `pool_size`."""
+
+    pool_size: int = 10
+    pool_timeout: float = 5.0
+    statement_timeout: float = 30.0
+    lock_timeout: float = 10.0
+    lanes: int = 4
+    most_waiting: int = 1000
+    """How many requests may wait for a connection of the pool before others are refused at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The server process behind a connection. A pid alone may be another's later."""
+
+    pid: int
+    started: datetime
+
+
+_WHO = f"""
+SELECT o.*, pg_backend_pid() AS pid, (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid())
+       AS started FROM ({ORIGIN}) AS o"""
+
+
+class GatewayConnection(asyncpg.Connection):
+    """A connection of the pools. It knows its backend, and the origin as it was when the connection was made or last
+    asked (R15, R19).
+    """
+
+    backend: Backend
+    origin: Origin
+    opened: float
+    """When it was opened (loop time)."""
+    read_only = False
+    """Whether its session was read-only then, or has refused a write as such since (read_only.py)."""
+    _log_listeners: set[object]
+    _unreplicated = False
+
+    def require_replicated(self) -> None:
+        """Raise OutcomeUnknownError when a commit on this connection has not waited for the synchronous standby (R19):
+        what it did is here, and perhaps nowhere else.
+        """
+        if self._unreplicated:
+            self.terminate()
+            raise OutcomeUnknownError(
+                "its wait for the synchronous standby was cancelled: it is committed, and may be lost when a standby is"
+                " promoted"
+            )
+
+    def on_warning(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        """Hear a warning. A cancelled wait is told by nothing else: the statement succeeds, and its text is in any
+        language.
+        """
+        if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
+            self._unreplicated = True
+
+    def listen(self) -> None:
+        """Hear warnings, until `stop_listening`."""
+        self.add_log_listener(self.on_warning)
+
+    def stop_listening(self) -> None:
+        """Hear them no more. A closed connection takes no listener away, and complains of those that it has."""
+        if self.is_closed():
+            self._log_listeners.clear()
+        else:
+            self.remove_log_listener(self.on_warning)
+
+    async def introduce(self, watch: Watch) -> None:
+        """Ask both, in one query: what a pool does with each new connection. `watch` compares the answer."""
+        before = watch.met
+        row = await self.fetchrow(_WHO)
+        if row is None:
+            raise RuntimeError("fencepost.origin() gave no row")
+        self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
+        watch.heard(self.origin, before)
+
+
+def gateway_connection(connection: Connection) -> GatewayConnection:
+    """Return a connection that the pool has lent as what it is."""
+    if not isinstance(connection, GatewayConnection):
+        raise TypeError(f"{connection!r} is not of the gateway's pool")
+    return connection
+
+
+def session_settings(limits: Limits) -> dict[str, str]:
+    """What the session of every connection of the pools has in force (session.py)."""
+    return {
+        **PINNED,
+        "statement_timeout": str(round(limits.statement_timeout * 1000)),
+        "lock_timeout": str(round(limits.lock_timeout * 1000)),
+        "idle_in_transaction_session_timeout": str(round(limits.statement_timeout * 1000)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a process have in common, whichever pool they are of."""
+
+    distinct: Distinct
+    watch: Watch
+    """Compares which database each of them leads to."""
+
+
+async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, shared: Shared) -> GatewayConnection:
+    """Open a connection whose session has these settings, and which knows its backend and origin. asyncpg's errors and
+    the socket's; SessionError.
+    """
+    connection = await asyncpg.connect(
+        dsn,
+        connection_class=GatewayConnection,
+        server_settings={"application_name": "fencepost"},
+        # Later than the server's own limit, which undoes the statement and says so.
+        command_timeout=limits.statement_timeout + 5,
+        # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
+        statement_cache_size=256,
+        timeout=CONNECT_WITHIN,
+    )
+    try:
+        found = await settle(connection, settings)
+        connection.opened = asyncio.get_running_loop().time()
+        connection.read_only = found["transaction_read_only"] == "on"
+        await connection.introduce(shared.watch)
+        shared.distinct.add(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection

@@ -1,0 +1,232 @@
+"""Connections that are lent one after the other: who gets which, when there is none to be had, and what is done with
+one that comes back.
+
+- The one that came back last is lent first, so that what is not needed falls idle and is closed.
+- When none is idle, callers wait in line, and as many connections are being opened as callers wait, up to `size` in
+  all. One that is open, or comes back, goes to the first in line: a slow connect keeps no caller from a connection that
+  comes back. A connect that fails is the answer for the first in line.
+- PostgreSQL may have fewer connections left than the pool wants (53300: `max_connections`, or a limit of the role or
+  the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
+  FULL_FOR seconds no more are asked for, and it is reported once.
+- Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
+  statement was interrupted, whose transaction is open, or that is to be replaced, is closed in the background. asyncpg
+  waits there until the statement is cancelled, CLOSED_WITHIN seconds at most; what goes wrong is reported.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import asyncpg
+
+from fencepost.storage.connections.connection import GatewayConnection
+from fencepost.storage.connections.session import CONNECT_WITHIN
+
+FULL_FOR: Final = 5.0
+"""Seconds before PostgreSQL is asked for one more connection than it had."""
+IDLE_FOR: Final = 300.0
+"""Seconds after which a connection that was not used is closed, but for the last one."""
+TRIMMED_EVERY: Final = 60.0
+"""Seconds between two looks for those."""
+CLOSED_WITHIN: Final = 5.0
+"""Seconds that closing a connection may take before its socket is closed without a word."""
+
+NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
+
+
+class ClosedError(Exception):
+    """The pool is closed, or about to be."""
+
+
+class Pool:
+    """Up to `size` connections. `connect` opens one; `report` hears what concerns no caller, in a sentence."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[GatewayConnection]], size: int, report: Callable[[str], None]
+    ) -> None:
+        self._connect = connect
+        self._size = size
+        self._report = report
+        self._idle: deque[tuple[GatewayConnection, float]] = deque()
+        self._lent: set[GatewayConnection] = set()
+        self._outdated: set[GatewayConnection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._line: deque[asyncio.Future[GatewayConnection]] = deque()
+        self._generation = 0
+        self._given_back = asyncio.Event()
+        self._full_until = 0.0
+        self._closing: dict[asyncio.Task[None], GatewayConnection] = {}
+        self._closed = self._ended = False
+        self._trimmer: asyncio.TimerHandle | None = None
+
+    @property
+    def size(self) -> int:
+        """How many are open."""
+        return len(self._lent) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """How many of these are not lent."""
+        return len(self._idle)
+
+    async def lend(self) -> GatewayConnection:
+        """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
+        if self._closed:
+            raise ClosedError
+        if not self._line and (connection := self._from_idle()) is not None:
+            self._lent.add(connection)
+            return connection
+        waiting: asyncio.Future[GatewayConnection] = asyncio.get_running_loop().create_future()
+        self._line.append(waiting)
+        self._open_for_those_in_line()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.cancelled():
+                with suppress(ValueError):  # whoever came to serve it since has taken it out of the line
+                    self._line.remove(waiting)
+            elif waiting.exception() is None:  # it came at the same moment
+                self.give_back(waiting.result())
+            raise
+
+    def give_back(self, connection: GatewayConnection, *, spoilt: bool = False) -> None:
+        """Take a connection back. `spoilt`: it is not lent again."""
+        self._lent.discard(connection)
+        self._given_back.set()
+        if spoilt or self._closed or self._is_useless(connection):
+            self._close(connection)
+            self._open_for_those_in_line()
+        else:
+            self._hand_over(connection)
+
+    def _hand_over(self, connection: GatewayConnection) -> None:
+        """Give a connection to the first in line, or let it rest."""
+        while self._line:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                self._lent.add(connection)
+                waiting.set_result(connection)
+                return
+        loop = asyncio.get_running_loop()
+        self._idle.append((connection, loop.time()))
+        if self._trimmer is None:
+            self._trimmer = loop.call_later(TRIMMED_EVERY, self._trim)
+
+    def expire(self) -> None:
+        """Have all connections made anew: those that are idle now, others as they come back."""
+        self._generation += 1
+        while self._idle:
+            self._close(self._idle.pop()[0])
+        self._outdated.update(self._lent)
+
+    async def close(self) -> None:
+        """Wait for connections that are lent, then close all. Who waits in line gets ClosedError."""
+        self._closed = True
+        self._refuse(ClosedError(), most=len(self._line))
+        if self._trimmer is not None:
+            self._trimmer.cancel()
+        for task in self._opening:
+            task.cancel()
+        self.expire()
+        while self._lent:
+            self._given_back.clear()
+            await self._given_back.wait()
+        while tasks := self._opening | self._closing.keys():
+            await asyncio.wait(tasks)
+
+    def end(self) -> None:
+        """Wait for nothing any more: statements under way break, nothing is lent again. `close` is due all the same."""
+        self._closed = self._ended = True
+        self._refuse(ClosedError(), most=len(self._line))
+        for connection in (*self._lent, *self._closing.values()):
+            connection.terminate()
+
+    def _from_idle(self) -> GatewayConnection | None:
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+            self._close(connection)
+        return None
+
+    def _open_for_those_in_line(self) -> None:
+        loop = asyncio.get_running_loop()
+        # With none open there is none to wait for.
+        full = self.size > 0 and loop.time() < self._full_until
+        while not (self._closed or full or self.size + len(self._opening) >= self._size):
+            if len(self._opening) >= len(self._line):
+                break
+            task = loop.create_task(self._open_one(self._generation))
+            self._opening.add(task)
+            task.add_done_callback(self._opening_done)
+
+    def _opening_done(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self._open_for_those_in_line()
+
+    async def _open_one(self, generation: int) -> None:
+        """Open one more, for the first in line or whoever comes next."""
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN):
+                connection = await self._connect()
+        except NO_MORE as error:
+            if self.size:
+                self._is_full(error)
+            else:
+                self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - it is the caller's to judge
+            self._refuse(error)
+        else:
+            if generation != self._generation:
+                self._outdated.add(connection)
+            if self._closed:
+                self._close(connection)
+            else:
+                self._hand_over(connection)
+
+    def _refuse(self, error: Exception, most: int = 1) -> None:
+        """Raise this to the first in line."""
+        while self._line and most:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+                most -= 1
+
+    def _is_full(self, error: asyncpg.PostgresError) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._full_until:
+            return
+        self._full_until = loop.time() + FULL_FOR
+        loop.call_later(FULL_FOR, self._open_for_those_in_line)
+        self._report(
+            f"PostgreSQL has no connection left for this gateway beside the {self.size} that are open here, of"
+            f" {self._size} that it may have: {error}. Requests wait for those"
+        )
+
+    def _is_useless(self, connection: GatewayConnection) -> bool:
+        return connection in self._outdated or connection.is_closed() or connection.is_in_transaction()
+
+    def _close(self, connection: GatewayConnection) -> None:
+        self._outdated.discard(connection)
+        task = asyncio.get_running_loop().create_task(self._closed_one(connection))
+        self._closing[task] = connection
+        task.add_done_callback(self._closing.pop)
+
+    async def _closed_one(self, connection: GatewayConnection) -> None:
+        try:
+            if not (self._ended or connection.is_closed()):
+                await connection.close(timeout=CLOSED_WITHIN)
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            reason = str(error) or type(error).__name__
+            self._report(f"a connection to PostgreSQL could not be closed in order: {reason}")
+        finally:
+            connection.terminate()
+
+    def _trim(self) -> None:
+        """Close what has been idle for long. The oldest come first."""
+        loop = asyncio.get_running_loop()
+        while self._idle and self.size > 1 and self._idle[0][1] + IDLE_FOR < loop.time():
+            self._close(self._idle.popleft()[0])
+        self._trimmer = loop.call_later(TRIMMED_EVERY, self._trim) if self._idle else None

@@ -1,0 +1,1 @@
+"""What `fencepost status` and `fencepost doctor` read from the database, one subject a file."""

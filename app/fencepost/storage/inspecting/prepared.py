@@ -1,0 +1,28 @@
+"""What `fencepost doctor` says of prepared transactions: a forgotten one holds its rows until it is ended by hand."""
+
+from typing import Final
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.inspecting.overview import Finding
+from fencepost.storage.upkeep import prepared
+
+OLD: Final = 300.0
+"""Seconds after which no transaction manager is expected to come back to its prepared transaction."""
+
+
+async def examine_prepared(connection: Connection) -> list[Finding]:
+    """Name those that hold locks on protected tables, whatever their age, and all that are old."""
+    findings = []
+    for each in await prepared.all_prepared(connection):
+        if each.protected:
+            effect = (
+                f"holds locks on {', '.join(each.protected)}: writes to its rows, and whatever needs the whole table,"
+                " wait for it and fail"
+            )
+        elif each.age >= OLD:
+            of = f"holds locks on {', '.join(each.locked)}, and " if each.locked else ""
+            effect = f"{of}keeps VACUUM, and the pruning of marks, from removing what is newer than it"
+        else:
+            continue
+        findings.append(Finding("warning", "prepared", f"{each.describe()}, {effect}: {each.mend()}"))
+    return findings

@@ -1,0 +1,189 @@
+"""What `fencepost doctor` says of each protected table: whether all that `protect` made is there, and still fits."""
+
+from typing import Final
+
+import asyncpg
+
+from fencepost.fencing.scope import Scope, parse_scope
+from fencepost.fencing.token import EXTERNAL
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.inspecting.overview import Finding
+from fencepost.storage.protecting.check import CONSTRAINT, renamed
+from fencepost.storage.protecting.lost_marks import SAY
+from fencepost.storage.protecting.table import PREFIX
+from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.load import BOUND, api_name
+
+ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))
+SCOPE_TRIGGERS: Final = frozenset(PREFIX + part for part in ("scope", "scope_ins", "scope_upd"))
+TRUNCATE_TRIGGER: Final = PREFIX + "trunc"
+
+
+_TABLES: Final = f"""
+SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns, p.scope,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnotnull AND a.attnum > 0
+                AND NOT a.attisdropped) AS not_null,
+       {BOUND} AS bound, c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
+       c.relpersistence::text AS persistence, c.relhasrules AS has_rules,
+       (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
+         WHERE a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped) AS column,
+       (SELECT a.attname::text FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
+           AND k.conkey = ARRAY[a.attnum] AND a.attname <> $1
+         WHERE k.conrelid = c.oid AND k.conname = $2 AND k.contype = 'c') AS mark_called,
+       (SELECT k.convalidated FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = $2) AS validated,
+       CASE WHEN p.scope IS NULL THEN fencepost.other_defaults(c.oid)::text[] END AS other_defaults,
+       (SELECT array_agg(a.attname::text ORDER BY k.n) FROM pg_index i
+          CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts) AS key,
+       (SELECT array_agg(a.attname::text ORDER BY k.n) FROM pg_index i
+          CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts AND a.attgenerated <> '')
+         AS generated_key,
+       (SELECT array_agg(t.tgname::text) FROM pg_trigger t
+         WHERE t.tgrelid = c.oid AND starts_with(t.tgname, $3) AND t.tgenabled IN ('O', 'A')) AS triggers,
+       (SELECT array_agg(t.tgname::text) FROM pg_trigger t
+         WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgname > $3 AND NOT starts_with(t.tgname, $3)
+           AND t.tgtype & 3 = 3) AS later,
+       (SELECT array_agg(part.relid::regclass::text) FROM pg_partition_tree(c.oid) part
+         WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.relid AND t.tgname = $4
+                              AND t.tgenabled IN ('O', 'A'))) AS can_truncate,
+       (SELECT array_agg(i.inhrelid::regclass::text) FROM pg_inherits i
+         WHERE i.inhparent = c.oid AND c.relkind = 'r') AS heirs,
+       (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
+            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'of'] END) part
+         WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
+                            WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_' || part))
+         AS functions_gone,
+       (SELECT array_to_string(f.proargtypes::oid[], ',') <> (
+          SELECT string_agg(a.atttypid::text, ',' ORDER BY k.n) || ',' || 'int8'::regtype::oid
+                 || ',' || 'bool'::regtype::oid FROM pg_index i
+            CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+           WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts)
+          FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
+         WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_delete') AS key_retyped
+  FROM fencepost.protected p LEFT JOIN pg_class c ON c.oid = p.relation
+  LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ ORDER BY p.name"""
+
+
+async def examine_tables(connection: Connection) -> list[Finding]:
+    """Look at every protected table: whether all that `protect` made is there, and still fits."""
+    findings: list[Finding] = []
+    for row in await connection.fetch(_TABLES, MARK_COLUMN, CONSTRAINT, PREFIX, TRUNCATE_TRIGGER):
+        name = row["name"]
+        if not row["exists"]:
+            findings.append(
+                Finding(
+                    "warning", name, "the table was dropped; protecting a new one of this name goes on from its marks"
+                )
+            )
+            continue
+        mend = _mend(row)
+        amiss = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
+        amiss += [Finding("error", name, text) for text in _unwritable(row)]
+        amiss += [Finding("warning", name, text) for text in _doubtful(row, mend)]
+        findings += amiss or [Finding("ok", name, "column, check, triggers and functions are in place")]
+    return findings
+
+
+def _mend(row: asyncpg.Record) -> str:
+    """Say what mends a table: the column of the marks must not come back empty."""
+    again = f"`fencepost protect {api_name(row['schema'], row['relation'])}"
+    if row["scope"] is None and row["column"] is None:
+        if row["mark_called"] is not None:
+            return renamed(row["schema"], row["relation"], row["mark_called"]) + f" Then run {again}`"
+        if row["source"] == EXTERNAL:
+            return f"run {again} {SAY}`, where no token up to N may write to it any more"
+        return f"run {again}`: its rows then take tokens only that {row['source']} has not issued by then"
+    return f"run {again}`"
+
+
+def _broken(row: asyncpg.Record) -> list[str]:
+    """Say what keeps the fence from holding. The gateway refuses writes to such a table; not for a default, which none
+    of its own statements takes.
+    """
+    broken = []
+    scope = parse_scope(row["scope"]) if row["scope"] is not None else None
+    wanted = ROW_TRIGGERS if scope is None else SCOPE_TRIGGERS
+    missing = sorted((wanted | {TRUNCATE_TRIGGER}) - set(_names(row["triggers"])))
+    if missing:
+        broken.append(f"triggers are missing or disabled ({', '.join(missing)})")
+    if scope is not None:
+        broken += _columns_of(scope, row)
+    else:
+        broken += _column_of_marks(row)
+    if others := _names(row["other_defaults"]):
+        broken.append(
+            f"the default of {MARK_COLUMN} is not 0 in {', '.join(others)}, so that an INSERT passes without a token"
+        )
+    if row["validated"] is None and scope is None:
+        broken.append(f"the check {CONSTRAINT} is gone")
+    if _names(row["key"]) != _names(row["key_columns"]):
+        broken.append("the primary key has changed")
+    elif row["key_retyped"]:
+        broken.append("a column of the primary key has another type now, and keyed deletes fail")
+    now = api_name(str(row["schema"]), str(row["relation"]))
+    if now != row["name"]:
+        broken.append(f"the table is called {now} now, and its resources are still {row['name']}/…")
+    if row["functions_gone"]:
+        broken.append("functions are missing from the schema fencepost")
+    return broken
+
+
+def _column_of_marks(row: asyncpg.Record) -> list[str]:
+    if row["column"] != "bigint NOT NULL":
+        return [f"the column {MARK_COLUMN} is {row['column'] or 'gone'}"]
+    if row["mark_called"] is not None:
+        return [f"the column {MARK_COLUMN} is a new one, and the marks are in {row['mark_called']}"]
+    return []
+
+
+def _unwritable(row: asyncpg.Record) -> list[str]:
+    """Say what keeps rows from being written, whatever the token. `protect` refuses such a table."""
+    generated = _names(row["generated_key"]) if row["scope"] is None else []
+    if not generated:
+        return []
+    return [
+        f"a column of the primary key is generated ({', '.join(generated)}), so that rows can be inserted and deleted,"
+        " and never changed or claimed: `fencepost unprotect` it, or protect it with --scope"
+    ]
+
+
+def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
+    if gone := sorted(set(scope.columns) - set(_names(row["not_null"]))):
+        return [f"columns of its scope {scope.template} are gone or can be null ({', '.join(gone)})"]
+    if set(scope.columns) == set(_names(row["bound"])):
+        return []
+    bound = ", ".join(_names(row["bound"])) or "nothing"
+    return [f"columns of its scope {scope.template} are others now: it is read from {bound}"]
+
+
+def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
+    """Say what leaves a gap without breaking the fence."""
+    doubtful = []
+    if row["validated"] is False:
+        doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")
+    if partitions := [part for part in _names(row["can_truncate"]) if part != row["shown"]]:
+        doubtful.append(
+            f"partitions that TRUNCATE could empty ({', '.join(partitions)}), and whose rows have not taken up the"
+            f" marks of deleted keys: {mend}"
+        )
+    if heirs := _names(row["heirs"]):
+        doubtful.append(
+            f"tables inherit from it ({', '.join(heirs)}), and their rows, which are seen here, have no fence:"
+            f" ALTER TABLE … NO INHERIT {row['shown']}"
+        )
+    if row["scope"] is None and (later := _names(row["later"])):  # rows of a scope are looked at once more afterwards
+        doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
+    if row["persistence"] != "p":
+        doubtful.append("the table is unlogged: a crash empties it and leaves its marks behind")
+    if row["has_rules"]:
+        doubtful.append("the table has rewrite rules, which can turn a fenced write into another one")
+    return doubtful
+
+
+def _names(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []

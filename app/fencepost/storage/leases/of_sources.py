@@ -1,0 +1,257 @@
+"""The leases that lock services have granted, as PostgreSQL keeps them: one statement a verb. The rules are in
+migrations/sql/0008_sources.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import asyncpg
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.leases.builtin import LockState, LostLease
+from fencepost.storage.leases.sources import State, state_of
+
+
+def _time(expression: str) -> str:
+    return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
+
+
+_LEASE: Final = (
+    f"lease_id, lock, owner, claims, claimed, handle, CAST(tokens AS text[]) AS tokens, last_token, ttl_ms,"
+    f" {_time('granted_at')}, {_time('expires_at')}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLease:
+    """A live lease of a source. `tokens` came with the grant."""
+
+    lease_id: int
+    lock: str
+    owner: str
+    claims: tuple[str, ...]
+    claimed: bool
+    handle: str
+    tokens: tuple[int, ...]
+    last_token: int
+    ttl_ms: int
+    granted_at: str
+    expires_at: str
+    remaining_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granting:
+    """What is to be recorded of a grant. `elapsed_ms`: since the service was asked for it; the TTL runs from there."""
+
+    source: str
+    lock: str
+    secret_hash: bytes
+    owner: str
+    claims: tuple[str, ...]
+    handle: str
+    tokens: tuple[int, ...]
+    before: State
+    ttl_ms: int
+    elapsed_ms: int
+
+
+async def begun(
+    connection: Connection, name: str, lock: str, secret_hash: bytes
+) -> tuple[State, tuple[str, SourceLease] | None]:
+    """Look where the source's tokens are, and for the live lease of a secret, with its source."""
+    row = await connection.fetchrow(
+        f"SELECT s.generation, s.issued, s.frozen, x.source, {_LEASE},"
+        " ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint AS remaining_ms"
+        " FROM fencepost.source_state($1, $2) AS s LEFT JOIN fencepost.source_repeated($3) AS x ON true",
+        name,
+        lock,
+        secret_hash,
+    )
+    state = state_of(row, name)
+    return state, None if row is None or row["lease_id"] is None else (row["source"], _lease(row))
+
+
+async def held(
+    connection: Connection, name: str, lease_id: int, secret_hash: bytes
+) -> tuple[State, SourceLease] | None:
+    """Look at a live lease as its holder, and where its source's tokens are."""
+    row = await connection.fetchrow(
+        f"SELECT s.generation, s.issued, s.frozen, {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3) AS x"
+        " CROSS JOIN LATERAL fencepost.source_state($1, x.lock) AS s",
+        name,
+        lease_id,
+        secret_hash,
+    )
+    return None if row is None else (state_of(row, name), _lease(row))
+
+
+async def grant(
+    connection: Connection, granting: Granting
+) -> tuple[Literal["granted", "void", "backwards", "frozen"], SourceLease | None]:
+    """Record a grant: its verdict, and where that is `granted` the lease."""
+    row = await connection.fetchrow(
+        f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
+        "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11)",
+        granting.source,
+        granting.lock,
+        granting.secret_hash,
+        granting.owner,
+        list(granting.claims),
+        granting.handle,
+        [str(token) for token in granting.tokens],
+        granting.before.generation,
+        granting.before.issued,
+        granting.ttl_ms,
+        granting.elapsed_ms,
+    )
+    if row is None:
+        raise RuntimeError("fencepost.source_grant gave no row")
+    if row["lease_id"] is None:
+        return row["verdict"], None
+    return row["verdict"], SourceLease(
+        row["lease_id"],
+        granting.lock,
+        granting.owner,
+        granting.claims,
+        not granting.claims,
+        granting.handle,
+        granting.tokens,
+        granting.tokens[-1],
+        granting.ttl_ms,
+        row["granted_at"],
+        row["expires_at"],
+        granting.ttl_ms - granting.elapsed_ms,
+    )
+
+
+async def claiming(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
+    """Wait for whoever makes the lease's claims, until the end of the transaction: whether they are made now, and the
+    lease's tokens. None: it is over.
+    """
+    row = await connection.fetchrow(
+        "SELECT claimed, CAST(tokens AS text[]) AS tokens FROM fencepost.source_claiming($1)", lease_id
+    )
+    return None if row is None else (row["claimed"], tuple(int(token) for token in row["tokens"]))
+
+
+async def claimed(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
+    """Note that the lease's claims are made with the first of these tokens, in their own transaction. False: it is
+    over.
+    """
+    noted: bool = await connection.fetchval(
+        "SELECT fencepost.source_claimed($1, CAST($2::text[] AS bigint[]))", lease_id, [str(token) for token in tokens]
+    )
+    return noted
+
+
+async def hold(connection: Connection, source: str, lease_id: int, secret_hash: bytes) -> tuple[str, str] | None:
+    """Give lock and handle of a lease, also of one that is over, to whoever has its secret."""
+    row = await connection.fetchrow(
+        "SELECT lock, handle FROM fencepost.source_hold($1, $2, $3)", source, lease_id, secret_hash
+    )
+    return None if row is None else (row["lock"], row["handle"])
+
+
+async def lease(connection: Connection, source: str, lease_id: int, secret_hash: bytes | None) -> SourceLease | None:
+    """Look at a live lease, as its holder or as anybody."""
+    row = await connection.fetchrow(
+        f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3)", source, lease_id, secret_hash
+    )
+    return None if row is None else _lease(row)
+
+
+async def renewed(
+    connection: Connection, name: str, lease_id: int, secret_hash: bytes, ttl_ms: int, elapsed_ms: int
+) -> SourceLease | None:
+    """Note that the service has renewed the hold. None: the lease is over by our record."""
+    row = await connection.fetchrow(
+        f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_renewed($2, $3, $4, $5) AS done"
+        " CROSS JOIN LATERAL fencepost.source_lease($1, $2, $3) AS x WHERE done",
+        name,
+        lease_id,
+        secret_hash,
+        ttl_ms,
+        elapsed_ms,
+    )
+    return None if row is None else _lease(row)
+
+
+async def minted(
+    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], before: State
+) -> Literal["minted", "lost", "backwards", "frozen"]:
+    """Record tokens that were minted under a lease."""
+    verdict: Literal["minted", "lost", "backwards", "frozen"] = await connection.fetchval(
+        "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4, $5)",
+        lease_id,
+        secret_hash,
+        [str(token) for token in tokens],
+        before.generation,
+        before.issued,
+    )
+    return verdict
+
+
+async def end(connection: Connection, lease_id: int, *, released: bool) -> None:
+    """Note that a lease is over."""
+    await connection.execute("SELECT fencepost.source_end($1, $2)", lease_id, released)
+
+
+async def over(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
+    """Tell in how many ms each of these leases may be over; 0: it is."""
+    rows = await connection.fetch(
+        "SELECT lease_id, due_ms FROM fencepost.source_over(CAST($1::text[] AS bigint[]))",
+        [str(each) for each in leases],
+    )
+    return {row["lease_id"]: row["due_ms"] for row in rows}
+
+
+async def lost(connection: Connection, source: str, lease_id: int) -> LostLease | None:
+    """Look at a lease that is over, as long as it is remembered."""
+    row = await connection.fetchrow(
+        f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.source_lost($1, $2)",
+        source,
+        lease_id,
+    )
+    if row is None:
+        return None
+    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["released"], row["superseded_by"])
+
+
+async def lock_states(
+    connection: Connection, source: str, name: str | None, after: str | None, limit: int
+) -> list[LockState]:
+    """List the source's locks that are held under leases, by name. Who waits is known to the service alone."""
+    rows = await connection.fetch(
+        f"SELECT name, lease_id, owner, first_token, last_token, {_time('granted_at')}, {_time('expires_at')},"
+        " remaining_ms, waiters FROM fencepost.source_lock_states($1, $2, $3, $4)",
+        source,
+        name,
+        after,
+        limit,
+    )
+    return [LockState(**dict(row)) for row in rows]
+
+
+async def forget(connection: Connection, keep_seconds: float, limit: int) -> int:
+    """Forget leases that ended long ago, at most `limit`; returns how many."""
+    gone: int = await connection.fetchval("SELECT fencepost.source_forget($1, $2)", keep_seconds, limit)
+    return gone
+
+
+def _lease(row: asyncpg.Record) -> SourceLease:
+    return SourceLease(
+        row["lease_id"],
+        row["lock"],
+        row["owner"],
+        tuple(row["claims"]),
+        row["claimed"],
+        row["handle"],
+        tuple(int(token) for token in row["tokens"]),
+        row["last_token"],
+        row["ttl_ms"],
+        row["granted_at"],
+        row["expires_at"],
+        row["remaining_ms"],
+    )

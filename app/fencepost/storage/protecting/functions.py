@@ -1,0 +1,347 @@
+"""The functions of one protected table, as text. The comparisons themselves are those of the schema fencepost.
+
+Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
+UPDATE that it guards. Those of a table that is pinned to a source ask in addition whether the token was ever issued;
+those of the others compare it with the table's ceiling (R12).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from fencepost.fencing.ceiling import Ceiling
+from fencepost.fencing.token import EXTERNAL, Rule
+from fencepost.storage.protecting.check import Target
+from fencepost.storage.statements.row_sql import comparison, issued_by, literal, oldest_of, require_issued, resource_sql
+from fencepost.storage.tables.catalog import MARK_COLUMN, quote
+
+PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
+JUDGING: Final = ("upd", "insmark", "del")
+"""The functions that judge a token, and so the ones in which source and ceiling make a difference."""
+
+# SQL that runs inside other people's sessions names its operators in full, against their search_path.
+_EQ: Final = "OPERATOR(pg_catalog.=)"
+_GT: Final = "OPERATOR(pg_catalog.>)"
+_LE: Final = "OPERATOR(pg_catalog.<=)"
+_GE: Final = "OPERATOR(pg_catalog.>=)"
+_LT: Final = "OPERATOR(pg_catalog.<)"
+_MINUS: Final = "OPERATOR(pg_catalog.-)"
+_PINNED: Final = "SET search_path = pg_catalog, pg_temp"
+SAID_IN_SETTING: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
+"""Whether direct SQL has given its token in a setting, which counts before the column (R14)."""
+
+
+def function_stem(target: Target) -> str:
+    """The common start of the table's function names: readable, unique, and short of PostgreSQL's 63 bytes."""
+    digest = hashlib.sha256(f"{target.schema}\0{target.relation}".encode()).hexdigest()[:10]
+    readable = target.relation.encode()[:36].decode("utf-8", "ignore")
+    return f"{readable}_{digest}"
+
+
+def dollar(body: str) -> str:
+    """Quote a function's body with a tag that the body does not contain: a table may be called anything."""
+    tag = "$fn$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag}{body} {tag}"
+
+
+class Functions:
+    """Writes the functions of one table."""
+
+    def __init__(self, target: Target, rule: Rule, source: str, ceiling: Ceiling | None = None) -> None:
+        self.target = target
+        self.rule = rule
+        self.source = source
+        self.ceiling = None if source != EXTERNAL else ceiling or Ceiling()
+        self.table = f"{quote(target.schema)}.{quote(target.relation)}"
+        self.stem = function_stem(target)
+        self.name = literal(target.name)
+
+    def called(self, part: str) -> str:
+        """Name one of the table's functions."""
+        return f"fencepost.{quote(f'{self.stem}_{part}')}"
+
+    def resource(self, record: str) -> str:
+        """Render the resource name of NEW, OLD or r.*, by the function that is bound to the key. In a query the row is
+        written r.*: a table may have a column r, which a mere r would mean.
+        """
+        return f"{self.called('name')}({record})"
+
+    def key_of(self, record: str) -> list[tuple[str, str]]:
+        """List the key's columns of NEW, OLD or r with their types."""
+        return [(k.base_name, f"{record}.{quote(k.name)}") for k in self.target.key]
+
+    def create(self) -> list[str]:
+        """List what makes the functions, in order. Every statement can be repeated."""
+        bodies = self.bodies()
+
+        def trigger_function(part: str, options: str) -> str:
+            return (
+                f"CREATE OR REPLACE FUNCTION {self.called(part)}() RETURNS trigger LANGUAGE plpgsql"
+                f" {options} AS {dollar(bodies[part])}"
+            )
+
+        arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
+        return [
+            self.bind("name", resource_sql(self.target.name, self.key_of("r"))),
+            trigger_function("upd", ""),
+            trigger_function("ins", _PINNED),
+            trigger_function("insmark", f"SECURITY DEFINER {_PINNED}"),
+            trigger_function("del", f"SECURITY DEFINER {_PINNED}"),
+            self._drop_other_deletes(),
+            f"CREATE OR REPLACE FUNCTION {self.called('delete')}({arguments}, token bigint, shown boolean)"
+            f" RETURNS SETOF {self.table}"
+            f" LANGUAGE plpgsql AS {dollar(bodies['delete'])}",
+            # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
+            "REVOKE EXECUTE ON FUNCTION "
+            + ", ".join(f"{self.called(part)}()" for part in ("upd", "ins", "insmark", "del"))
+            + " FROM PUBLIC",
+            f"GRANT EXECUTE ON FUNCTION {self.called('name')}, {self.called('delete')} TO PUBLIC",
+            give_functions([self.called(part) for part in ("name", *bodies)]),
+        ]
+
+    def bind(self, part: str, expression: str) -> str:
+        """Make the function that names the resource of a row `r` by an expression. PostgreSQL keeps it parsed: it means
+        the columns themselves, whatever they are called later, and keeps them from being dropped or getting another
+        type, with other texts for equal values. Nor could another type's owner say what its cast to text does, in our
+        name.
+        """
+        return (
+            f"CREATE OR REPLACE FUNCTION {self.called(part)}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
+            f" RETURN {expression}"
+        )
+
+    def _drop_other_deletes(self) -> str:
+        """Drop the function that deletes by a key of other types, or gives the rows of another table. One with the
+        present signature stays the same object: a DELETE that has found it, and waits for the table, will call it.
+        """
+        types = ", ".join([*(k.type for k in self.target.key), "bigint", "boolean"])
+        body = f"""
+DECLARE
+  called text;
+BEGIN
+  FOR called IN SELECT f.oid::regprocedure::text FROM pg_proc f
+                 WHERE f.pronamespace = 'fencepost'::regnamespace AND f.proname = {literal(f"{self.stem}_delete")}
+                   AND (f.oid IS DISTINCT FROM to_regprocedure({literal(f"{self.called('delete')}({types})")})::oid
+                        OR f.prorettype <> (SELECT c.reltype FROM pg_class c
+                                             WHERE c.oid = {literal(self.table)}::regclass))
+  LOOP
+    EXECUTE 'DROP FUNCTION ' || called;
+  END LOOP;
+END"""
+        return "DO " + dollar(body)
+
+    def bodies(self) -> dict[str, str]:
+        """Write what each of the functions does, by its part of their names."""
+        return {
+            "upd": self._update(),
+            "ins": self._insert(),
+            "insmark": self._inserted(),
+            "del": self._deleted(),
+            "delete": self._delete(),
+        }
+
+    def _update(self) -> str:
+        same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
+        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SAID_IN_SETTING} IS NOT TRUE"
+        judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.resource("OLD")}, \
+{literal(self.rule)},
+    OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
+        # The plain case first, and no SET clause or WHEN: both would cost more than the comparison.
+        if self.ceiling is not None:
+            return f"""
+DECLARE
+  said bigint;
+BEGIN
+  IF {plain} AND NOT ({self._beyond(f"NEW.{MARK_COLUMN}", f"OLD.{MARK_COLUMN}")}) THEN RETURN NEW; END IF;
+  said := NEW.{MARK_COLUMN};
+  {judged}
+  said := greatest(said, NEW.{MARK_COLUMN});
+  {self._require_reach(f"{self.called('name')}(OLD)", "said", f"OLD.{MARK_COLUMN}", by="require_reach_of_row")}
+  RETURN NEW;
+END"""
+        # The column's new value is a token too, even where a setting's is the one that counts.
+        return f"""
+DECLARE
+  said bigint;
+BEGIN
+  IF {plain} AND NEW.{MARK_COLUMN} {_LE} {issued_by(self.source)}
+     AND NEW.{MARK_COLUMN} {_GE} {oldest_of(self.source)} THEN
+    RETURN NEW;
+  END IF;
+  said := NEW.{MARK_COLUMN};
+  {judged}
+  {self._require_issued(self.resource("OLD"), f"greatest(said, NEW.{MARK_COLUMN})")}
+  {self._require_current(self.resource("OLD"), f"NEW.{MARK_COLUMN}")}
+  RETURN NEW;
+END"""
+
+    def _insert(self) -> str:
+        # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
+        said = f"PERFORM fencepost.note_said({self.resource('NEW')}, token);"
+        out_loud = f"\n    {said}" if self.rule == "lease" else ""
+        return f"""
+DECLARE
+  token bigint;
+BEGIN
+  IF {SAID_IN_SETTING} THEN token := fencepost.given({self.name}); END IF;
+  IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
+    IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
+    token := - NEW.{MARK_COLUMN};{out_loud}
+  END IF;
+  NEW.{MARK_COLUMN} := coalesce(token, nullif(NEW.{MARK_COLUMN}, 0));
+  IF NEW.{MARK_COLUMN} IS NULL OR current_setting('fencepost.break_glass', true) <> '' THEN
+    NEW.{MARK_COLUMN} := coalesce(
+      fencepost.mark_behind_glass({self.name}, {self.resource("NEW")}, NEW.{MARK_COLUMN}), NEW.{MARK_COLUMN});
+    IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.resource("NEW")}, NULL, NULL); END IF;
+  END IF;
+  RETURN NEW;
+END"""
+
+    def _inserted(self) -> str:
+        resource, mark = self.resource("NEW"), f"NEW.{MARK_COLUMN}"
+        # Another trigger, or a function in RETURNING, may have deleted the row before this trigger fires. That leaves a
+        # transaction's number in xmax, as an UPDATE or a lock does; and judge_delete's word, which stays.
+        return f"""
+DECLARE
+  gone boolean := false;
+BEGIN
+  {self._unchanged("NEW")}
+  IF NEW.xmax <> '0' THEN
+    gone := EXISTS (SELECT FROM fencepost.marks k
+                     WHERE k.resource = {resource} AND k.row_absent AND k.xid = pg_current_xact_id());
+  END IF;{self._meet_ceiling(resource, mark)}
+  PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{self._issued(resource, mark)}
+  IF gone THEN UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = {resource}; END IF;
+  RETURN NULL;
+END"""
+
+    def _deleted(self) -> str:
+        resource, mark = self.resource("OLD"), f"OLD.{MARK_COLUMN}"
+        if self.ceiling is not None:
+            above = f"\n  {self._require_reach(resource, 'token', mark)}"
+        else:
+            above = self._issued(resource, "token")
+        return f"""
+DECLARE
+  token bigint;
+BEGIN
+  {self._unchanged("OLD")}
+  token := fencepost.judge_delete({self.name}, {resource}, {mark}, {literal(self.rule)}, OLD.xmin);{above}
+  RETURN NULL;
+END"""
+
+    def _unchanged(self, record: str) -> str:
+        """Look at the mark's type before anything reads it: what follows runs in our name, and the table's owner may
+        have changed it, and made casts. The key's cannot change, see `bind`.
+        """
+        strange = f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"
+        return f"IF {strange} THEN PERFORM fencepost.outdated({self.name}); END IF;"
+
+    def _issued(self, resource: str, token: str) -> str:
+        if self.source == EXTERNAL:
+            return ""
+        return f"\n  {self._require_issued(resource, token)}\n  {self._require_current(resource, token)}"
+
+    def _beyond(self, token: str, mark: str) -> str:
+        """Compare a token with the ceiling, above a mark: constants, in the writer's own function."""
+        if self.ceiling is None:
+            raise ValueError(f"{self.source} is no source with a ceiling")
+        jump = self.ceiling.max_jump
+        leap = "" if jump is None else f" OR {token} {_MINUS} {mark} {_GT} '{jump}'::pg_catalog.int8"
+        return f"{token} {_GT} '{self.ceiling.max_token}'::pg_catalog.int8{leap}"
+
+    def _arguments(self) -> str:
+        if self.ceiling is None:
+            raise ValueError(f"{self.source} is no source with a ceiling")
+        jump = "NULL" if self.ceiling.max_jump is None else f"'{self.ceiling.max_jump}'"
+        return f"'{self.ceiling.max_token}', {jump}"
+
+    def _require_reach(self, resource: str, token: str, mark: str, by: str = "require_reach") -> str:
+        """Refuse a token above the ceiling. After the mark, which says more where both refuse."""
+        return f"""IF {self._beyond(token, mark)} THEN
+    PERFORM fencepost.{by}({self.name}, {resource}, {token}, {mark}, {self._arguments()});
+  END IF;"""
+
+    def _meet_ceiling(self, resource: str, token: str) -> str:
+        """The same for a row that was inserted: what it raises is in fencepost.marks, or nowhere."""
+        if self.ceiling is None:
+            return ""
+        return f"""
+  IF {self._beyond(token, "0")} THEN
+    PERFORM fencepost.meet_ceiling({self.name}, {resource}, {token}, {self._arguments()});
+  END IF;"""
+
+    def _require_issued(self, resource: str, token: str) -> str:
+        """Refuse a token that was never issued. After the mark, which says more where both refuse."""
+        # Its SET clause costs more than the comparison: asked only when it will raise.
+        return f"""IF {token} {_GT} {issued_by(self.source)} THEN
+    PERFORM {require_issued(self.source, resource, token)};
+  END IF;"""
+
+    def _require_current(self, resource: str, token: str) -> str:
+        """Refuse a token of an earlier generation (R19). After issued(), which locks the sequence: see oldest()."""
+        return f"""IF {token} {_LT} {oldest_of(self.source)} THEN
+    PERFORM {require_issued(self.source, resource, token)};
+  END IF;"""
+
+    def _delete(self) -> str:
+        """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end. A row
+        that is not `shown` comes back as nulls: its other columns are not read, and need no privilege.
+        """
+        op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
+        match = " AND ".join(f"r.{quote(k.name)} {_EQ} k{n}" for n, k in enumerate(self.target.key, 1))
+        delete = f"DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token"
+        return f"""
+#variable_conflict use_variable
+DECLARE
+  before pg_catalog.text := pg_catalog.current_setting('fencepost.token', true);
+BEGIN
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({self.name});
+  END IF;
+  PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
+  FOR round IN 1..10 LOOP
+    IF shown THEN
+      RETURN QUERY {delete} RETURNING r.*;
+    ELSE
+      RETURN QUERY {delete} RETURNING (NULL::{self.table}).*;
+    END IF;
+    EXIT WHEN FOUND;
+    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
+    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
+    PERFORM FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token;
+    IF NOT FOUND THEN
+      -- A transaction that has no number has written nothing; xmin is a column of its own, to which few have a right.
+      EXIT WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NULL;
+      PERFORM FROM {self.table} AS r WHERE {match} AND fencepost.ours(r.xmin);
+      EXIT WHEN NOT FOUND;
+    END IF;
+    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
+  END LOOP;
+  PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
+END"""
+
+
+def give_functions(functions: Sequence[str]) -> str:
+    """Give functions to the owner of the schema fencepost: in his name they write marks, and nobody else may change
+    them. Who that is is asked when it runs, which for a printed script may be later and elsewhere.
+    """
+    named = ", ".join(literal(function) for function in functions)
+    body = f"""
+DECLARE
+  called text;
+BEGIN
+  FOREACH called IN ARRAY ARRAY[{named}] LOOP
+    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', called,
+                   (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'));
+  END LOOP;
+END"""
+    return "DO " + dollar(body)
+
+
+def drop_functions(stem: str) -> list[str]:
+    """Drop a table's functions. Their triggers must be gone, or point at others."""
+    return [f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_{part}')}" for part in PARTS]

@@ -1,0 +1,85 @@
+"""A table whose rows have lost their marks: the column was dropped, or renamed, while the table was protected.
+
+Nothing is written to such a table, for its functions fail. What the marks were is not known, but what is above them: a
+source that is known has issued every token that was accepted. Of an external one only an operator can say how far its
+tokens have got. All rows take that as their mark, and so does the floor, for the marks of keys that nothing has asked
+for since may be gone as well.
+"""
+
+import shlex
+from typing import Final
+
+from fencepost.fencing.token import BUILTIN, EXTERNAL
+from fencepost.storage.protecting.check import CONSTRAINT, ProtectError, Target
+from fencepost.storage.protecting.functions import dollar
+from fencepost.storage.protecting.names import relation
+from fencepost.storage.protecting.table import HIGHEST_MARK, MISMATCH
+from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.tables.catalog import MARK_COLUMN
+
+SAY: Final = "--above N"
+NOT_LOST: Final = (
+    f"{SAY} is for a table of an external source that is protected and has lost its column {MARK_COLUMN}; this one has"
+    " not."
+)
+
+
+def lost(name: str) -> str:
+    """Say what is wrong with the table of this name, and which command mends it: `unprotect` refuses it, too."""
+    return (
+        f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not"
+        f" known how far they have got. When no token up to N may write to it any more, run `fencepost protect"
+        f" {shlex.quote(name)} {SAY}` (in Alembic: protect(…, above=N)). All rows, and keys without a row, then take"
+        " tokens above N only."
+    )
+
+
+def require_marks(target: Target, above: int | None) -> None:
+    """Refuse a table whose marks are lost beyond what is known, and a word that is not needed. Raises ProtectError."""
+    now = target.registered
+    unknown = target.lost and now is not None and now.source == EXTERNAL
+    if unknown and above is None:
+        raise ProtectError(target.name, [lost(target.name)])
+    if above is not None and not unknown:
+        raise ProtectError(target.name, [NOT_LOST])
+    if above is not None and not 0 < above <= HIGHEST_MARK:
+        raise ProtectError(target.name, [f"--above {above}: a token is a positive number, of at most 2^62 here."])
+
+
+def restore_sql(table: str, name: str, above: int | None = None) -> str:
+    """Make the column anew where it is gone from a table whose rows have marks of their own, once the table is locked.
+    `table` is its name in SQL, `name` the one that commands take.
+
+    No row is rewritten: a constant default counts for all that are there.
+    """
+    add = (
+        f"ALTER TABLE {table.replace('%', '%%')} ADD COLUMN {MARK_COLUMN} bigint NOT NULL DEFAULT %s,"
+        f" ALTER COLUMN {MARK_COLUMN} SET DEFAULT 0"
+    )
+    body = f"""
+DECLARE
+  p fencepost.protected;
+  known bigint := {"NULL" if above is None else above};
+BEGIN
+  SELECT x.* INTO p FROM fencepost.protected x WHERE x.relation = {relation(table)} AND x.scope IS NULL;
+  IF NOT FOUND OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {relation(table)}
+                             AND a.attname = {literal(MARK_COLUMN)} AND NOT a.attisdropped) THEN
+    RETURN;
+  END IF;
+  -- Whatever was accepted had been issued before; what is drawn from now on is above it.
+  IF p.source = {literal(BUILTIN)} THEN
+    known := fencepost.issued();
+  ELSIF p.source <> {literal(EXTERNAL)} THEN
+    known := fencepost.issued(p.source);
+  ELSIF known IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(lost(name))};
+  END IF;
+  known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
+                    (SELECT max(m.last_fence_token) FROM fencepost.marks m
+                      WHERE starts_with(m.resource, fencepost.enc(p.name) || '/')));
+  EXECUTE format({literal(add)}, known);
+  ALTER TABLE {table} ADD CONSTRAINT {CONSTRAINT} CHECK ({MARK_COLUMN} >= 0) NOT VALID;
+  INSERT INTO fencepost.floors AS f (name, floor) VALUES (p.name, known)
+  ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor);
+END"""
+    return "DO " + dollar(body)

@@ -1,0 +1,37 @@
+"""Whose the marks and the floor under a name are, as SQL: tables are renamed, replaced and swapped while nothing
+protects them. The functions are in migrations/sql/0004_scopes.sql, where the rules are.
+"""
+
+from fencepost.storage.statements.row_sql import literal
+
+
+def relation(table: str) -> str:
+    """Give the oid of a table, which is named as SQL."""
+    return f"{literal(table)}::regclass::oid"
+
+
+def move_marks(table: str, old: str, new: str) -> str:
+    """Move the marks and the floor of a table that was renamed to its new name."""
+    return f"SELECT fencepost.move_marks({relation(table)}, {literal(old)}, {literal(new)})"
+
+
+def take_name(table: str, name: str) -> str:
+    """Pass on what another table has left under a name, which is this one's from now on."""
+    return f"SELECT fencepost.take_name({relation(table)}, {literal(name)})"
+
+
+def remember(table: str, name: str) -> str:
+    """Remember whose floor and marks these are: the table may be renamed before it is protected again. Its rows have
+    marks of their own.
+    """
+    return f"UPDATE fencepost.floors SET relation = {relation(table)}, covers_rows = false WHERE name = {literal(name)}"
+
+
+def covering(table: str, name: str) -> str:
+    """The floors f that hold for a table's rows, which have no marks of their own: it has left a scope, and may have
+    been renamed since; or the table that had left one under this name is gone, and this one is in its place.
+    """
+    return (
+        f"f.covers_rows AND (f.relation = {relation(table)}"
+        f" OR f.name = {literal(name)} AND fencepost.name_of(f.relation) IS NULL)"
+    )

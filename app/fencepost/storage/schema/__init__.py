@@ -1,0 +1,1 @@
+"""The schema fencepost itself: migrating it, its owner, and which versions work together."""

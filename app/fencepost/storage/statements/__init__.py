@@ -1,0 +1,1 @@
+"""The statements that requests become: fenced writes, claims, marks, scopes, reads."""

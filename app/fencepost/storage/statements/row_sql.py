@@ -1,0 +1,183 @@
+"""Pieces of SQL that every fenced statement is made of: key predicates, resource names, JSON rows, typed bodies.
+
+In each statement the table is `r`. Key values are bound as text, one parameter per key column from $1 on, and cast in
+SQL: PostgreSQL alone reads values.
+
+Statements run under the role's search_path, and there an operator or function of exactly the arguments' types is
+preferred to one that needs a coercion: who may create in such a schema could make a `=` of two varchar, and the gateway
+would run it. So columns are compared by `operator`, and functions are named in full, unless pg_catalog, which is
+searched first, has the exact one: bigint < bigint, text || text.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
+from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, Table, quote
+
+MARK: Final = quote(MARK_COLUMN)
+
+# Columns of our own that stand beside the table's, under names that no table is likely to have.
+ORDINAL: Final = quote("fencepost ordinal")
+FOUND_MARK: Final = quote("fencepost mark")
+
+# Equal values with several texts, or a text that depends on the session: fencepost.canon spells them one way.
+CANONICAL: Final = frozenset({"date", "timestamp", "timestamptz", "numeric", "bytea"})
+# Types whose cast to text only a superuser could replace.
+_CAST: Final = frozenset({"int2", "int4", "int8", "text", "varchar", "bpchar", "uuid", "bool"})
+
+
+def key_text(base_name: str, expression: str) -> str:
+    """Render a key value as its one text."""
+    if base_name in CANONICAL:
+        return f"fencepost.canon({expression})"
+    if base_name not in _CAST:
+        # An enum. Whoever owns the type may define its cast to text, and triggers would run that as their functions'
+        # owner: the type's output function is nobody's.
+        return f'pg_catalog.textin(pg_catalog.enum_out({expression})) COLLATE pg_catalog."C"'
+    # Two columns' collations must not meet in a name: COLLATE "C", whatever the column has.
+    return f'({expression})::text COLLATE pg_catalog."C"'
+
+
+def encode_name(name: str) -> str:
+    """Percent-encode one part of a resource name: `fencepost.enc`, for names that are known beforehand."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(",", "%2C").replace(";", "%3B")
+
+
+def literal(text: str) -> str:
+    """Quote a constant."""
+    return (
+        "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+        if "\\" in text
+        else "'" + text.replace("'", "''") + "'"
+    )
+
+
+def resource_sql(prefix: str, key: Iterable[tuple[str, str]]) -> str:
+    """Render a resource name from (base type name, expression) pairs, in key order."""
+    parts = " || ',' || ".join(f"fencepost.enc({key_text(base, expression)})" for base, expression in key)
+    return f"{literal(encode_name(prefix) + '/')} || {parts}"
+
+
+def issued_by(source: str) -> str:
+    """Give the highest token that a source is known to have issued, null for an external one (R12)."""
+    if source == EXTERNAL:
+        return "NULL::bigint"
+    return f"fencepost.issued({_source_argument(source)})"
+
+
+def ceiling_of(fence: Fence) -> str:
+    """List what bounds a token of the table, as it is now: `issued`, the highest token of its source, or the highest
+    that an external table takes; and `max_jump`, null where there is none.
+    """
+    if fence.source != EXTERNAL:
+        return f"{issued_by(fence.source)} AS issued, NULL::bigint AS max_jump"
+    of_table = f"FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) {literal(fence.name)}"
+    return f"(SELECT p.max_token {of_table}) AS issued, (SELECT p.max_jump {of_table}) AS max_jump"
+
+
+def oldest_of(source: str) -> str:
+    """Give the oldest token of a source's present generation. Not for an external one."""
+    return f"fencepost.oldest({_source_argument(source)})"
+
+
+def require_issued(source: str, resource: str, token: str) -> str:
+    """Call what refuses a token that a source has not issued, or voided. Not for an external one."""
+    more = "" if source == BUILTIN else f", {literal(source)}"
+    return f"fencepost.require_issued({resource}, {token}{more})"
+
+
+def _source_argument(source: str) -> str:
+    return "" if source == BUILTIN else literal(source)
+
+
+def is_builtin(column: Column) -> bool:
+    """Whether PostgreSQL's own operators are those of the column's type: all that lie in pg_catalog, and enums."""
+    return "." not in column.base_type or bool(column.enum_labels)
+
+
+def operator(column: Column, symbol: str) -> str:
+    """Write an operator on a column's values: PostgreSQL's own, in full; or, for a type of an extension (citext,
+    ltree), what the search_path finds.
+    """
+    return f"OPERATOR(pg_catalog.{symbol})" if is_builtin(column) else symbol
+
+
+def equal(table: Table, columns: Iterable[str], left: str, right: str) -> str:
+    """Match two rows by columns of the table."""
+    return " AND ".join(f"{left}.{quote(c)} {operator(table.columns[c], '=')} {right}.{quote(c)}" for c in columns)
+
+
+def key_order(table: Table, alias: str) -> str:
+    """Order by the key as the table's own column would: values from elsewhere have the database's collation."""
+    return ", ".join(
+        f"{alias}.{quote(c)}" + ("" if (collation := table.columns[c].collation) is None else f" COLLATE {collation}")
+        for c in table.key
+    )
+
+
+def key_parameter(table: Table, position: int) -> str:
+    """Cast the key's parameter number `position` (from 1) to its column's type, without length or domain."""
+    return f"CAST(${position}::text AS {table.columns[table.key[position - 1]].base_type})"
+
+
+def key_match(table: Table) -> str:
+    """Match the row whose key the first parameters give."""
+    return " AND ".join(
+        f"r.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, position)}"
+        for position, name in enumerate(table.key, 1)
+    )
+
+
+def parameter_resource(table: Table, prefix: str) -> str:
+    """Name the resource whose key the first parameters give."""
+    return resource_sql(
+        prefix,
+        [(table.columns[name].base_name, key_parameter(table, n)) for n, name in enumerate(table.key, 1)],
+    )
+
+
+def row_resource(table: Table, prefix: str, alias: str = "r") -> str:
+    """Name the resource of a row."""
+    return resource_sql(prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in table.key])
+
+
+def body_columns(table: Table, columns: Sequence[str]) -> str:
+    """List columns with their types, as json_to_record wants them.
+
+    Without length, scale or domain: those are applied when the value is assigned, and so as the column has them then.
+    """
+    return ", ".join(f"{quote(name)} {table.columns[name].base_type}" for name in columns)
+
+
+def json_row(selected: str, alias: str = "x") -> str:
+    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns). Of no
+    targets it is empty, and reads no column: who is not shown the row need not be allowed to see it.
+    """
+    if not selected:
+        return "''"
+    # x.* and not x, which would be a column of that name.
+    return f"(SELECT pg_catalog.row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
+
+
+def comparison(rule: Rule) -> str:
+    """Name the operator by which a mark lets a token pass (R1, R2)."""
+    return "<" if rule == "strict" else "<="
+
+
+def stored_token(rule: Rule, parameter: str) -> str:
+    """Say what an UPDATE stores: under lease an equal token passes, and -t tells the trigger that it is a token and not
+    an echo of the column (R14). The trigger stores the positive value; without it the CHECK refuses.
+    """
+    return parameter if rule == "strict" else f"-{parameter}"
+
+
+def lock_clause(table: Table, verb: Literal["update", "delete"], columns: Iterable[str]) -> str:
+    """Lock as the write itself will: a weaker lock first would invite a deadlock on the way up."""
+    strong = verb == "delete" or not table.unique_columns.isdisjoint(columns)
+    return "FOR UPDATE OF r" if strong else "FOR NO KEY UPDATE OF r"
+
+
+def suppressed_if(name: str, condition: str, rest: str) -> str:
+    """Undo the statement (FP403) when rows passed the fence and were not written. `rest` fills the other columns."""
+    return f"SELECT fencepost.suppressed({literal(name)}), {rest} WHERE {condition}"

@@ -1,0 +1,68 @@
+"""Keeps the newest Catalog: reloaded when told (NOTIFY, SIGHUP) and when a request finds it outdated.
+
+A request that meets an unknown column, table or changed type has the gateway look whether the table has changed (one
+small query), and asks for a picture begun after it arrived if so. At most one load runs at a time, and all that wait
+share it. A change that no request stumbles over (a new column) is seen by the load that runs now and then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import translated
+from fencepost.storage.tables.catalog import Catalog, Table
+from fencepost.storage.tables.load import is_outdated, load
+
+
+class CatalogCache:
+    """The gateway's current picture of the database."""
+
+    def __init__(self, database: Database, schemas: Sequence[str], on_load: Callable[[Catalog], None]) -> None:
+        self._database = database
+        self._schemas = tuple(schemas)
+        self._on_load = on_load
+        self._current = Catalog(0, {})
+        self._loading: asyncio.Task[Catalog] | None = None
+
+    @property
+    def current(self) -> Catalog:
+        """The newest picture there is."""
+        return self._current
+
+    async def reload(self) -> Catalog:
+        """Load a picture that was begun after this call: a load under way may be too old."""
+        if self._loading is not None and not self._loading.done():
+            await asyncio.wait([self._loading])
+        return await self._load()
+
+    async def begun_after(self, moment: float) -> Catalog:
+        """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
+        return self._current if self._current.begun > moment else await self.reload()
+
+    async def close(self) -> None:
+        """End a load that is under way; its waiters are cancelled with it."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
+
+    async def has_changed(self, name: str, table: Table | None) -> bool:
+        """Look whether the database has something else under this name than the picture with `table` in it."""
+        async with self._database.connection() as connection:
+            with translated(writing=False):
+                return await is_outdated(connection, self._schemas, name, table)
+
+    def _load(self) -> Awaitable[Catalog]:
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._read())
+            # Whoever waits hears of its failure; if all have gone, nobody needs to.
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # A caller that goes away must not cancel the load that others wait for.
+        return asyncio.shield(self._loading)
+
+    async def _read(self) -> Catalog:
+        async with self._database.connection() as connection:
+            with translated(writing=False):
+                catalog = await load(connection, self._schemas, self._current.version + 1)
+        self._current = catalog
+        self._on_load(catalog)
+        return catalog

@@ -1,0 +1,158 @@
+"""The database's tables as the gateway sees them: read from pg_catalog, never from a model.
+
+A Catalog is one consistent, immutable picture. Whoever finds it outdated asks for a newer one (`tables/cache.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from fencepost.fencing.ceiling import Ceiling
+from fencepost.fencing.scope import Scope
+from fencepost.fencing.token import EXTERNAL, Rule
+
+MARK_COLUMN = "last_fence_token"
+
+TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
+
+
+def quote(name: str) -> str:
+    """Quote an identifier. Every identifier in our SQL comes through here, and from the catalog."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    `type` is the full type as SQL writes it, schema-qualified; `base_type` is the same without domain and length, what
+    a filter's value is cast to (a cast to varchar(3) would silently truncate it); `base_name` is pg_type's name of it
+    (`int4`, `_text` for an array), for whoever must tell types apart.
+    """
+
+    name: str
+    type: str
+    base_type: str
+    base_name: str
+    nullable: bool
+    default: str | None
+    generated: bool
+    identity: Literal["", "always", "by default"]
+    comment: str | None
+    enum_labels: tuple[str, ...] = ()
+    max_length: int | None = None
+    collation: str | None = None
+    """As SQL writes it, qualified and quoted; None: the database's own, or none at all."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether values are arrays (any number of dimensions)."""
+        return self.base_name.startswith("_")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """How a table is protected. `intact` is false when its triggers or its column are gone: writes are refused then."""
+
+    name: str
+    rule: Rule
+    source: str
+    delete_function: str
+    intact: bool
+    requires_key: bool = False
+    """Whether the gateway wants an Idempotency-Key with every write (R16)."""
+    scope: Scope | None = None
+    """What rows share one mark (R8); None: each row has its own."""
+
+    verify: bool = False
+    """Whether the source is asked about tokens that are not known to be issued (R12)."""
+    ceiling: Ceiling | None = None
+    """How high a token may be, where the source is external; None: the source knows what it has issued."""
+
+    key: str = ""
+    """What the names of resources are rendered from, as fencepost.key_of has it."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the table takes tokens of one known source only, so that how far it got is known."""
+        return self.source != EXTERNAL
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or view. `name` is what the API calls it: `orders`, or `sales.orders` outside the schema public."""
+
+    oid: int
+    schema: str
+    relation: str
+    name: str
+    kind: TableKind
+    comment: str | None
+    row_security: bool
+    columns: Mapping[str, Column]
+    key: tuple[str, ...]
+    fence: Fence | None = None
+    lossy_key: bool = False
+    """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
+    key_constraint: str | None = None
+    """The primary key's name, as an error names it."""
+    may_suppress: bool = False
+    """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
+    shares_transactions: bool = False
+    """Whether its writes run nobody's code but ours, so that several operations may share a transaction unseen
+    (fenced_batch.py).
+    """
+    deletes_reach_further: bool = False
+    """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
+    updates_reach_further: frozenset[str] = frozenset()
+    """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
+    fingerprint: str = ""
+    """Changes with whatever of the table the statements depend on."""
+    unique_columns: frozenset[str] = field(default_factory=frozenset)
+    """Columns of any unique index: setting one takes FOR UPDATE rather than FOR NO KEY UPDATE."""
+    plans: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What use cases have made of the table, for as long as this picture of it holds."""
+
+    @cached_property
+    def sql_name(self) -> str:
+        """The qualified, quoted name."""
+        return f"{quote(self.schema)}.{quote(self.relation)}"
+
+    @cached_property
+    def visible(self) -> tuple[str, ...]:
+        """The columns that `*` means: all but the mark of a protected table."""
+        return tuple(c for c in self.columns if c != MARK_COLUMN)
+
+
+@dataclass(frozen=True)
+class ProtectedTable(Table):
+    """A table with an intact fence: what can be written to (R13). Statements of writes take no other."""
+
+    fence: Fence
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """One picture of the database. `version` rises with each load; `begun` is when that began (loop time, seconds)."""
+
+    version: int
+    tables: Mapping[str, Table]
+    begun: float = 0.0
+
+    @cached_property
+    def scopes(self) -> Mapping[str, tuple[Table, ...]]:
+        """The tables of each scope, by the scope's prefix."""
+        found: dict[str, list[Table]] = {}
+        for table in self.tables.values():
+            if table.fence is not None and table.fence.scope is not None:
+                found.setdefault(table.fence.scope.prefix, []).append(table)
+        return {prefix: tuple(tables) for prefix, tables in found.items()}
+
+    def find(self, name: str) -> Table | None:
+        """Find a table by its API name; `public.orders` is `orders`."""
+        table = self.tables.get(name)
+        if table is None and name.startswith("public."):
+            table = self.tables.get(name.removeprefix("public."))
+            return table if table is not None and table.schema == "public" else None
+        return table

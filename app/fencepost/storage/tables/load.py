@@ -1,0 +1,286 @@
+"""Read a Catalog from pg_catalog: three statements in one snapshot."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Literal
+
+import asyncpg
+
+from fencepost.fencing.ceiling import Ceiling
+from fencepost.fencing.scope import parse_scope
+from fencepost.fencing.token import Rule
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.tables.catalog import (
+    MARK_COLUMN,
+    Catalog,
+    Column,
+    Fence,
+    ProtectedTable,
+    Table,
+    TableKind,
+    quote,
+)
+from fencepost.storage.tables.effects import CHANGES, REACHES, SHARES, SUPPRESSES
+
+_KINDS: Final[dict[str, TableKind]] = {
+    "r": "table",
+    "p": "partitioned table",
+    "v": "view",
+    "m": "materialized view",
+    "f": "foreign table",
+}
+_RULES: Final[dict[str, Rule]] = {"strict": "strict", "lease": "lease"}
+_IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
+
+# Everything that statements depend on: columns, key, triggers, how it is protected. No function here takes the table's
+# lock: one locked table must not stop requests to the others.
+_FINGERPRINT: Final = """
+md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
+  (SELECT string_agg(concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated,
+                               a.attidentity, a.attcollation), ',' ORDER BY a.attnum)
+     FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+  (SELECT string_agg(concat_ws(':', i.indexrelid, i.indkey, i.indisprimary), ',' ORDER BY i.indexrelid)
+     FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
+  (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
+     FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
+  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope, p.verify,
+                    p.max_token, p.max_jump)
+     FROM fencepost.protected p WHERE p.relation = c.oid)))"""
+
+_SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
+   AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))"""
+
+# Partitions are reached through their parent only.
+RELATIONS: Final = f"""
+SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind::text AS kind,
+       obj_description(c.oid, 'pg_class') AS comment, c.relrowsecurity AS row_security,
+       (SELECT array_agg(a.attname::text ORDER BY k.position)
+          FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary AND k.position <= i.indnkeyatts) AS key,
+       (SELECT array_agg(DISTINCT a.attname::text)
+          FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)
+         WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
+       (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+         WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
+       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {REACHES} AS reaches, {CHANGES} AS changes,
+       {_FINGERPRINT} AS fingerprint
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE {_SERVED}
+ ORDER BY n.nspname, c.relname"""
+
+# base: the type below all domains; a domain may lie over a domain.
+COLUMNS: Final = """
+WITH RECURSIVE base(oid, below, typmod) AS (
+  SELECT t.oid, t.oid, -1 FROM pg_type t
+  UNION ALL
+  SELECT b.oid, t.typbasetype, t.typtypmod FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
+)
+SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
+       format_type(a.atttypid, a.atttypmod) AS type, format_type(bt.oid, -1) AS base_type,
+       bt.typname::text AS base_name, a.attnotnull OR dom.typnotnull AS not_null,
+       d.oid IS NOT NULL AS has_default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
+       col_description(a.attrelid, a.attnum) AS comment,
+       (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
+         WHERE e.enumtypid = CASE WHEN bt.typelem <> 0 AND bt.typlen = -1 THEN bt.typelem ELSE bt.oid END)
+         AS enum_labels,
+       (SELECT format('%I.%I', ln.nspname, l.collname) FROM pg_collation l
+          JOIN pg_namespace ln ON ln.oid = l.collnamespace
+         WHERE l.oid = a.attcollation AND l.collprovider <> 'd') AS collation,
+       CASE WHEN bt.typname IN ('varchar', 'bpchar')
+            THEN nullif(greatest(a.atttypmod, base.typmod) - 4, -5) END AS max_length,
+       greatest(a.atttypmod, base.typmod) >= 0
+         AND bt.typname IN ('numeric', 'timestamp', 'timestamptz', 'time') AS lossy
+  FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN base ON base.oid = a.atttypid
+  JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
+  JOIN pg_type dom ON dom.oid = a.atttypid
+  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
+   AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))
+ ORDER BY a.attrelid, a.attnum"""
+
+# pg_get_expr takes the table's lock since PostgreSQL 18: asked apart, and done without where somebody holds it.
+DEFAULTS: Final = """
+SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
+  FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+  JOIN pg_class c ON c.oid = d.adrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')"""
+
+UNKNOWN_DEFAULT: Final = "…"
+"""Stands for a default whose expression could not be read."""
+
+BOUND: Final = """ARRAY(
+         SELECT a.attname::text FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid
+           JOIN pg_attribute a ON a.attrelid = p.relation AND a.attnum = d.refobjsubid
+          WHERE f.pronamespace = 'fencepost'::regnamespace
+            AND f.proname = p.functions || CASE WHEN p.scope IS NULL THEN '_name' ELSE '_of' END
+            AND d.refclassid = 'pg_class'::regclass AND d.refobjid = p.relation ORDER BY 1)"""
+"""The columns by which the function of fencepost.protected p names a row's resource or scope, as they are called now.
+"""
+
+# What protect made, and whether it is all still there: the row triggers (enabled, on partitions too), and the column
+# with the check that another one of its name does not have.
+FENCES: Final = f"""
+SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
+       p.verify, p.max_token, p.max_jump,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
+                AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
+       {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is,
+       (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
+           AND t.tgenabled IN ('O', 'A')) AS triggers,
+       NOT EXISTS (
+         WITH RECURSIVE part(oid) AS (
+           SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = p.relation
+           UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+         SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
+          WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A')) AS partitions_too,
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'c'
+                  AND k.conname = 'fencepost_mark' AND k.conkey = ARRAY[a.attnum]
+                WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped) AS column
+  FROM fencepost.protected p"""
+
+TRIGGERS = 5
+"""How many triggers a protected table has: UPDATE, INSERT before and after, DELETE, TRUNCATE."""
+SCOPE_TRIGGERS = 4
+"""How many one with a scope has: before every write of a row, after INSERT and UPDATE, and TRUNCATE."""
+
+
+def api_name(schema: str, relation: str) -> str:
+    """Name a table as the API does. A dot in a public table's name would read like a schema, so it is qualified."""
+    return relation if schema == "public" and "." not in relation else f"{schema}.{relation}"
+
+
+def _column(row: asyncpg.Record, expression: str | None) -> Column:
+    return Column(
+        name=row["name"],
+        type=row["type"],
+        base_type=row["base_type"],
+        base_name=row["base_name"],
+        nullable=not row["not_null"],
+        default=(expression or UNKNOWN_DEFAULT) if row["has_default"] and not row["generated"] else None,
+        generated=row["generated"],
+        identity=_IDENTITY[row["identity"]],
+        comment=row["comment"],
+        enum_labels=tuple(row["enum_labels"] or ()),
+        max_length=row["max_length"],
+        collation=row["collation"],
+    )
+
+
+def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
+    scope = parse_scope(row["scope"]) if row["scope"] is not None else None
+    if scope is None:
+        whole = row["triggers"] == TRIGGERS and row["column"] and set(row["bound"]) == set(key)
+    else:
+        whole = (
+            row["triggers"] == SCOPE_TRIGGERS
+            and set(scope.columns) <= set(row["not_null"])
+            and set(scope.columns) == set(row["bound"])
+        )
+    whole = whole and row["partitions_too"]
+    # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
+    return Fence(
+        name=row["name"],
+        rule=_RULES[row["rule"]],
+        source=row["source"],
+        delete_function=f"fencepost.{quote(row['functions'] + '_delete')}",
+        intact=row["name"] == name and whole and tuple(row["key_columns"]) == key,
+        requires_key=row["requires_key"],
+        verify=row["verify"],
+        scope=scope,
+        key=row["key_is"] or "",
+        ceiling=None if row["max_token"] is None else Ceiling(row["max_token"], row["max_jump"]),
+    )
+
+
+async def load(connection: Connection, schemas: Iterable[str], version: int) -> Catalog:
+    """Read the picture in one snapshot. Types are spelled with their schema, so that they mean the same anywhere."""
+    begun = asyncio.get_running_loop().time()
+    wanted = list(schemas)
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        relations = await connection.fetch(RELATIONS, wanted)
+        columns = await connection.fetch(COLUMNS, wanted)
+        fences = {row["oid"]: row for row in await connection.fetch(FENCES)}
+        defaults = await _defaults(connection)
+    by_table: defaultdict[int, dict[str, Column]] = defaultdict(dict)
+    lossy: set[tuple[int, str]] = set()
+    for row in columns:
+        by_table[row["oid"]][row["name"]] = _column(row, defaults.get((row["oid"], row["name"])))
+        if row["lossy"]:
+            lossy.add((row["oid"], row["name"]))
+    tables: dict[str, Table] = {}
+    for row in relations:
+        oid, key = row["oid"], tuple(row["key"] or ())
+        name = api_name(row["schema"], row["relation"])
+        fence = _fence(fences[oid], name, key) if oid in fences else None
+        made: Callable[..., Table] = partial(Table, fence=fence)
+        if fence is not None and fence.intact:
+            made = partial(ProtectedTable, fence=fence)
+        table = made(
+            oid=oid,
+            schema=row["schema"],
+            relation=row["relation"],
+            name=name,
+            kind=_KINDS[row["kind"]],
+            comment=row["comment"],
+            row_security=row["row_security"],
+            columns=by_table[oid],
+            key=key,
+            lossy_key=any((oid, column) in lossy for column in key),
+            unique_columns=frozenset(row["unique_columns"] or ()),
+            key_constraint=row["key_constraint"],
+            may_suppress=row["may_suppress"],
+            shares_transactions=row["shares"],
+            deletes_reach_further=row["reaches"],
+            updates_reach_further=frozenset(row["changes"] or ()),
+            fingerprint=row["fingerprint"],
+        )
+        # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.
+        tables.setdefault(table.name, table)
+    return Catalog(version, tables, begun)
+
+
+async def _defaults(connection: Connection) -> dict[tuple[int, str], str]:
+    """Read the defaults' expressions, which only the documentation shows; none of them while a table is locked."""
+    try:
+        async with connection.transaction():
+            await connection.execute("SET LOCAL lock_timeout = '50ms'")
+            rows = await connection.fetch(DEFAULTS)
+    except asyncpg.LockNotAvailableError:
+        return {}
+    return {(row["oid"], row["name"]): row["expression"] for row in rows}
+
+
+_LOOK: Final = f"""
+SELECT {_FINGERPRINT} AS fingerprint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE {_SERVED} AND ($2 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $2 = c.relname)"""
+
+
+_SCOPE: Final = f"""
+SELECT EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
+                 JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE {_SERVED} AND left(p.scope, strpos(p.scope, '/{{') - 1) = $2)"""
+
+
+async def is_outdated(connection: Connection, schemas: Iterable[str], name: str, table: Table | None) -> bool:
+    """Look whether what the catalog has under a name (nothing, if None) is still so: one small indexed query, and one
+    more where a name that means nothing may have become a scope's.
+
+    Asked when a request failed in a way that an outdated catalog would explain, so that bad requests do not each cost
+    a load of the whole catalog.
+    """
+    wanted = name if table is None else f"{table.schema}.{table.relation}"
+    async with connection.transaction(readonly=True):
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
+        if table is None:
+            return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
+    return found != {table.fingerprint}
