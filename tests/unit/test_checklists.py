@@ -1,5 +1,6 @@
 """Steps of CONTRIBUTING.md's checklists that nothing else would miss."""
 
+import inspect
 import re
 import tomllib
 
@@ -7,8 +8,11 @@ import pytest
 from tests.conformance.conftest import BENCHES
 from tests.unit.test_docs_names import ROOT, tracked
 
+from fencepost import alembic
+from fencepost.cli.protect import protect as command
 from fencepost.locks.registry import KINDS, kind_of
 from fencepost.settings import Settings
+from fencepost.storage.protecting.protect import plan_protect
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
@@ -35,3 +39,12 @@ def test_a_source_has_its_page_its_bench_and_its_extra(scheme: str) -> None:
 def test_a_setting_is_read_somewhere(name: str) -> None:
     readers = [path for path in tracked() if path.parts[0] == "app" and path.suffix == ".py"]
     assert any(re.search(rf"\bsettings\.{name}\b", (ROOT / path).read_text("utf-8")) for path in readers)
+
+
+@pytest.mark.parametrize("name", [*inspect.signature(plan_protect).parameters][2:])
+def test_what_a_table_can_be_protected_with_is_an_option_and_an_argument(name: str) -> None:
+    assert name in inspect.signature(alembic.protect).parameters
+    option = next(parameter for parameter in command.params if parameter.name == name)
+    assert f"`{name}`" in (ROOT / "docs" / "alembic.md").read_text("utf-8")
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert any(f"{spelled} " in pages or f"{spelled}`" in pages for spelled in option.opts)
