@@ -67,7 +67,8 @@ def prose(path: Path) -> str:
 
 def with_prose() -> list[Path]:
     suffixes = (".md", ".py", ".sql", ".toml", ".yml", ".mako")
-    return [path for path in tracked() if path.suffix in suffixes or path.name in ("Makefile", "Dockerfile")]
+    others = {"Makefile", "Dockerfile", ".ci"}
+    return [path for path in tracked() if path.suffix in suffixes or others & set(path.parts)]
 
 
 def test_files_that_are_named_exist() -> None:
@@ -128,6 +129,16 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
         leads_to = (page.parent / unquote(url.path)).resolve() if url.path else page
         assert leads_to.exists(), target
         assert not url.fragment or url.fragment in anchors(leads_to), target
+
+
+def test_each_page_is_linked_from_another() -> None:
+    linked = {
+        (ROOT / path).parent.joinpath(unquote(urlsplit(target).path)).resolve()
+        for path in pages() for target in LINK.findall((ROOT / path).read_text("utf-8")) if "://" not in target
+    }  # fmt: skip
+    linked |= {folder / "README.md" for folder in linked}
+    alone = {str(path) for path in pages() if path.parts[0] == "docs" and (ROOT / path) not in linked}
+    assert alone == set()
 
 
 def test_objects_of_the_schema_that_documents_name_exist() -> None:
