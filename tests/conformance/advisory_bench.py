@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import asyncpg
-from tests.conftest import server_bin_dir
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import server_bin_dir
 from tests.support.processes import all_gone, descendants
 from tests.support.servers import free_port
 from tests.support.standby import new_directory

@@ -13,6 +13,8 @@ from fencepost.storage.protecting.protect import ProtectError, protect
 from fencepost.storage.statements.fenced_rows import ask_rows
 from fencepost.storage.statements.marks import in_key_order
 
+pytestmark = pytest.mark.versions
+
 KEYS = ["a", "B", "Z", "ä", "Ö", "10", "9", "a b", "-x", "%2F", "x/y", "x,y", "é", "e\u0301", "ß", "ss"]
 ICU = {
     "numeric": "en-u-kn-true",

@@ -8,6 +8,8 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.partitions import EVENT_TRIGGERS
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 WITHOUT_A_TOKEN = "INSERT INTO public.items (id) VALUES (1)"
 DEFAULTS = ["999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"]
 

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.conftest import in_database
 from tests.direct_sql.replication import write
 from tests.support.interleave import Connect
+from tests.support.postgres import in_database
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
+
+pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
 

@@ -15,6 +15,8 @@ from tests.support.racing import owner
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
 
+pytestmark = pytest.mark.versions
+
 MAKE = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, n int DEFAULT 0);
 CREATE TABLE public.lines (order_id text, line int, n int DEFAULT 0, PRIMARY KEY (order_id, line));

@@ -11,6 +11,8 @@ from fencepost.storage.protecting.partitions import EVENT_TRIGGERS, unwatched
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.schema import migrate
 
+pytestmark = pytest.mark.versions
+
 DDL = [
     "CREATE TABLE plain (id int PRIMARY KEY)",
     "ALTER TABLE plain ADD COLUMN v text DEFAULT 'x'",

@@ -6,6 +6,8 @@ from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 PARTITIONED = """
 CREATE TABLE public.parts (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id);
 CREATE TABLE public.parts_1 PARTITION OF public.parts FOR VALUES FROM (0) TO (10);

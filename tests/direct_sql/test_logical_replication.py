@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
-from tests.conftest import in_database
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
-from tests.support.clones import clone
 from tests.support.interleave import eventually
+from tests.support.postgres import clone, in_database
 from tests.support.standby import new_directory
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.errors import QuarantinedError
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
 

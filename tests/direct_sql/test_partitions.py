@@ -7,6 +7,8 @@ from tests.support.racing import Race, open_race, outcome
 from fencepost.storage.inspecting.partitions import examine_partitions
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 TABLE = """
 SET search_path = public;
 CREATE TABLE parts (id integer, v text, at integer, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);

@@ -10,6 +10,8 @@ from fencepost.storage.protecting.partitions import watch_sql
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema import migrate
 
+pytestmark = pytest.mark.versions
+
 OFF = "ALTER EVENT TRIGGER fencepost_partitions DISABLE"
 ON = "ALTER EVENT TRIGGER fencepost_partitions ENABLE"
 

@@ -11,6 +11,8 @@ from tests.direct_sql.drivers import CLERK, OWNER, Driver, Session, people, sess
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
+pytestmark = pytest.mark.versions
+
 MARK = 30
 
 MORE = """

@@ -8,6 +8,8 @@ from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 PARTITIONED = """
 CREATE TABLE public.parts (region text, id int, v text, n int DEFAULT 0, PRIMARY KEY (region, id))
   PARTITION BY LIST (region);

@@ -8,6 +8,8 @@ from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 UPDATE_FROM = "UPDATE public.orders o SET n = s.n FROM (VALUES ('k', 7)) s(id, n) WHERE o.order_id = s.id"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"

@@ -12,10 +12,9 @@ from alembic.operations import Operations
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from tests.conftest import in_database
 from tests.http.conftest import serving
-from tests.support.clones import clone
 from tests.support.interleave import Connect
+from tests.support.postgres import clone, in_database
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.embedded.server import PostgresServer

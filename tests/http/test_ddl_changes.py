@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.conftest import in_database
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database
 
 from fencepost.storage.protecting.protect import protect, unprotect
+
+pytestmark = pytest.mark.versions
 
 LISTENERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

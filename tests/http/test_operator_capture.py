@@ -16,6 +16,8 @@ from tests.support.interleave import Connect, Connection, eventually
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 TABLES = """
 SET search_path = public;
 CREATE TYPE mood AS ENUM ('sad', 'ok');

@@ -18,6 +18,8 @@ from tests.support.asking import Api, code
 from fencepost.embedded.server import embedded_bin_dir
 from fencepost.storage.protecting.protect import ProtectError, protect
 
+pytestmark = pytest.mark.versions
+
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 
 WRITABLE = """

@@ -21,6 +21,8 @@ from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import downgrade
 from fencepost.storage.schema.migrate import upgrade as migrate
 
+pytestmark = pytest.mark.versions
+
 REVISION = """
 import sqlalchemy as sa
 from alembic import op

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.conftest import in_database
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import in_database
 
 from fencepost.cli.main import main
 from fencepost.cli.options import flag, to_environment, variable

@@ -10,6 +10,8 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 
+pytestmark = pytest.mark.versions
+
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a);

@@ -13,6 +13,8 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.storage.schema.migrate import upgrade
 
+pytestmark = pytest.mark.versions
+
 EVIL = """
 CREATE TYPE public.ct AS (x text);
 CREATE FUNCTION public.evil(public.ct) RETURNS {type} LANGUAGE plpgsql AS

@@ -10,15 +10,17 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.conftest import in_database
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection
+from tests.support.postgres import in_database
 
 from fencepost.cli.main import main
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
 from fencepost.storage.schema.migrate import newest, upgrade
 from fencepost.storage.upkeep.generations import raise_generation
+
+pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
 

@@ -13,6 +13,8 @@ from fencepost.storage.statements.query_sql import Parameters, render_select
 from fencepost.storage.statements.row_sql import key_match
 from fencepost.storage.tables.catalog import ProtectedTable
 
+pytestmark = pytest.mark.versions
+
 ROWS = 100_000
 
 KEYS = {

@@ -14,6 +14,8 @@ from fencepost.storage.statements.fenced_rows import update_rows_sql
 from fencepost.storage.statements.query_sql import Parameters, render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
+pytestmark = pytest.mark.versions
+
 MODES = ["force_custom_plan", "force_generic_plan"]
 
 

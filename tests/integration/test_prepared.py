@@ -14,6 +14,8 @@ from fencepost.storage.protecting.protect import ProtectError, protect
 from fencepost.storage.statements.row_sql import literal
 from fencepost.storage.upkeep.prepared import all_prepared, holding
 
+pytestmark = pytest.mark.versions
+
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TABLE parts (a int PRIMARY KEY, v text) PARTITION BY RANGE (a);

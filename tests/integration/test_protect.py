@@ -12,6 +12,8 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.storage.tables.load import load
 
+pytestmark = pytest.mark.versions
+
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.
 STATE = """
 SELECT 'column ' || a.attrelid::regclass || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)

@@ -21,6 +21,8 @@ from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.schema.migrate import downgrade
 from fencepost.storage.upkeep.reset import reset
 
+pytestmark = pytest.mark.versions
+
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
 

@@ -16,6 +16,8 @@ from fencepost.storage.statements.query_sql import Parameters, render_filters, r
 from fencepost.storage.tables.catalog import Table
 from fencepost.storage.tables.load import load
 
+pytestmark = pytest.mark.versions
+
 
 class Things:
     """The table, and the question that each test asks of it."""

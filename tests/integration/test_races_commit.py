@@ -14,6 +14,8 @@ from fencepost.gateway.writes.keyed import delete, patch, put
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 
+pytestmark = pytest.mark.versions
+
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);
 INSERT INTO depth VALUES (0);

@@ -9,6 +9,8 @@ from tests.support.racing import open_race
 
 from fencepost.fencing.token import Rule
 
+pytestmark = pytest.mark.versions
+
 ALL = [
     scenarios.update_waits_for_update,
     scenarios.delete_waits_for_update,

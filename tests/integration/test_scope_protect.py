@@ -16,6 +16,8 @@ from fencepost.storage.protecting.protect import ProtectError, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.upkeep.reset import reset
 
+pytestmark = pytest.mark.versions
+
 SCOPE = "account/{account_id}"
 TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');

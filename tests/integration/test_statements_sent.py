@@ -11,11 +11,10 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.conftest import in_database
 from tests.statements.recording import Recorder
 from tests.statements.tables import TABLES, Driver, Rows, make
-from tests.support.clones import clone
 from tests.support.in_process import in_process
+from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 

@@ -17,6 +17,8 @@ from fencepost.observe.metrics import Metrics
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.versions
+
 LEASE = """
 INSERT INTO fencepost.leases (lease_id, names, owner, claims, ttl_ms, last_token, granted_at, expires_at, ended_at)
 VALUES (35, '{the lock}', 'worker-b', '{}', 1000, 35, '2026-11-20T02:00:00Z', '2026-11-20T02:00:01Z', now());

@@ -14,13 +14,15 @@ from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-from tests.conftest import in_database
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.schema.migrate import current, downgrade, newest, upgrade, upgrade_sql
 from fencepost.storage.schema.models import SCHEMA, Xid8, metadata
+
+pytestmark = pytest.mark.versions
 
 OBJECTS = """
 SELECT 'class ' || c.relkind::text || ' ' || c.oid::regclass::text

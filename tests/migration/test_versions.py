@@ -20,6 +20,8 @@ from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema import migrate, versions
 from fencepost.storage.schema.migrate import NewerSchemaError, upgrade
 
+pytestmark = pytest.mark.versions
+
 FUTURE = '''
 """A revision of a version that is still to come."""
 

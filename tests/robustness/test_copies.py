@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conftest import in_database, server_bin_dir
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database, server_bin_dir
 from tests.support.servers import free_port
 from tests.support.standby import new_directory
 

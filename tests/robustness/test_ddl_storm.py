@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.conftest import server_bin_dir
 from tests.robustness.ddl_storm.sabotage import SABOTAGE
 from tests.robustness.ddl_storm.storm import Storm, rage, server
+from tests.support.postgres import server_bin_dir
 
 OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 3000)
 CONTROL = 3000

@@ -11,9 +11,9 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conftest import in_database, server_bin_dir
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database, server_bin_dir
 from tests.support.standby import Pair, replicated
 
 from fencepost.cli.main import main

@@ -8,7 +8,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.conftest import in_database, server_bin_dir
 from tests.robustness.test_copies import raised as raised_with
 from tests.robustness.test_failover import (
     REFUSED,
@@ -28,6 +27,7 @@ from tests.robustness.test_failover import (
 )
 from tests.support.in_process import in_process
 from tests.support.interleave import eventually
+from tests.support.postgres import in_database, server_bin_dir
 
 
 @pytest.fixture(params=["embedded-18", "debian-15"])

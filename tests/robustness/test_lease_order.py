@@ -15,12 +15,11 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.conftest import in_database
-from tests.support.clones import clone
 from tests.support.interleave import Connection
 from tests.support.lease_gateways import Side, open_side
 from tests.support.lease_history import Grant, History
 from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
+from tests.support.postgres import clone, in_database
 from tests.support.processes import all_gone, descendants
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir

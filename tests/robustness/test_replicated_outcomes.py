@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from tests.conftest import in_database
 from tests.robustness.test_failover import (
     acquire,
     bin_dir,
@@ -21,6 +20,7 @@ from tests.robustness.test_failover import (
 )
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database
 from tests.support.standby import Pair
 
 __all__ = ["bin_dir"]  # a fixture

@@ -16,9 +16,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 from tests.client.gateways import gateway_process
-from tests.conftest import in_database, server_bin_dir
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.interleave import eventually
+from tests.support.postgres import in_database, server_bin_dir
 from tests.support.servers import free_port
 from tests.support.standby import new_directory
 

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
-from tests.conftest import in_database
-from tests.support.clones import clone
+from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect

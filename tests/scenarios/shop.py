@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import asyncpg
-from tests.conftest import in_database
 from tests.http.conftest import serving
-from tests.support.clones import clone
+from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings

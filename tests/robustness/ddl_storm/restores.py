@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
-from tests.conftest import in_database
 from tests.robustness.ddl_storm import log
 from tests.robustness.ddl_storm.actor import TRIES, Actor
 from tests.robustness.ddl_storm.world import Shape, World
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import in_database
 
 from fencepost.embedded.binaries import Binaries
 

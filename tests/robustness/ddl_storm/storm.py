@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
-from tests.conftest import in_database
 from tests.robustness.ddl_storm import log
 from tests.robustness.ddl_storm.actor import SQL
 from tests.robustness.ddl_storm.answers import compare
@@ -21,6 +20,7 @@ from tests.robustness.ddl_storm.oracle import Oracle
 from tests.robustness.ddl_storm.restores import Restores
 from tests.robustness.ddl_storm.world import World
 from tests.support.interleave import Connection
+from tests.support.postgres import in_database
 from tests.support.processes import all_gone, descendants
 from tests.support.serving import STARTS_WITHIN, launch
 from tests.support.standby import new_directory
