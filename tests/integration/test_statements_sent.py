@@ -18,6 +18,8 @@ from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 
+pytestmark = pytest.mark.versions
+
 SENT = Path(__file__).parents[1] / "statements" / "sent"
 DATABASE = "statements_sent"
 
