@@ -91,8 +91,6 @@ class Health:
         if known is not None:
             return known
         silence = f"no answer from PostgreSQL for {self._readiness.silence:.1f} s"
-        if self._gateway.database.all_lent:
-            silence += ": all connections are in use, by requests for which it works or that wait for locks in it"
         return self._described(silence, "unknown", None, {}, ready=False)
 
     async def measure(self) -> None:
@@ -124,12 +122,15 @@ class Health:
         gateway = self._gateway
         database, schema, standing = "reachable", None, None
         try:
-            async with gateway.database.connection() as connection:
+            async with gateway.database.spare() as connection:
                 with translated(writing=False):
                     schema = await versions.fit(connection)
             standing = await gateway.database.standing()
         except (StorageError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database, schema = f"unreachable: {error}", None
+        else:
+            if gateway.database.all_lent:
+                database += "; all connections of this process are in use"
         ready = schema is not None and schema.works and standing is not None and standing.accepted
         described = "unknown" if schema is None else schema.describe()
         return self._described(database, described, standing, await described_sources(gateway), ready=ready)

@@ -131,7 +131,7 @@ async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emi
 async def known_sources(gateway: Gateway) -> list[Known]:
     """List the sources as the database knows them; none when it cannot be asked."""
     with suppress(StorageError):
-        async with gateway.database.connection() as connection:
+        async with gateway.database.spare() as connection:
             with translated(writing=False):
                 return await sources.known(connection)
     return []

@@ -73,6 +73,14 @@ async def ready_again(client: httpx.AsyncClient) -> None:
     assert "fencepost_database_silence_seconds 0.0" in found.text
 
 
+async def sessions(connection: asyncpg.Connection) -> int:
+    """Count those of the gateway's pools."""
+    found: int = await connection.fetchval(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'fencepost'"
+    )
+    return found
+
+
 async def test_health_is_answered_while_all_processes_of_postgresql_are_stopped(
     server: PostgresServer, short_dir: Path
 ) -> None:
@@ -85,25 +93,33 @@ async def test_health_is_answered_while_all_processes_of_postgresql_are_stopped(
                 )
                 for token in range(50, 80)
             ]
+            reads = [asyncio.create_task(client.get("/v1/data/orders")) for _ in range(20)]  # more than connections
             await answers_at_once(client)
         await ready_again(client)
-        await asyncio.gather(*writes)
+        await asyncio.gather(*writes, *reads)
 
 
-async def test_a_gateway_without_a_free_connection_says_so_and_not_that_postgresql_hangs(database: str) -> None:
+async def test_a_gateway_without_a_free_connection_is_ready_and_says_so(database: str) -> None:
     await load(database)
     owner = await asyncpg.connect(database)
     try:
         async with in_process(database, pool_size=1) as client:
             await ready_again(client)
+            before = await sessions(owner)
             async with owner.transaction():
                 await owner.execute("LOCK TABLE orders")
                 waiting = asyncio.create_task(client.get("/v1/data/orders"))
                 await blocks_somebody(owner, owner)
                 ready = await client.get("/readyz")
-            assert ready.status_code == 503
-            assert "all connections are in use" in ready.json()["database"]
+                assert not waiting.done()
+            assert ready.status_code == 200
+            assert ready.json()["database"] == "reachable; all connections of this process are in use"
             assert (await waiting).status_code == 200
+
+            async def closed() -> bool:
+                return await sessions(owner) == before
+
+            await eventually(closed, what="the connection that was opened for the question is closed")
             await ready_again(client)
     finally:
         await owner.close()

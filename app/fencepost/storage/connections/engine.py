@@ -2,9 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeVar
+
+import asyncpg
 
 from fencepost.storage.connections.connection import (
     Connection,
@@ -16,7 +18,7 @@ from fencepost.storage.connections.connection import (
     session_settings,
 )
 from fencepost.storage.connections.origin import Standing, Watch
-from fencepost.storage.connections.pool import ClosedError, Pool
+from fencepost.storage.connections.pool import CLOSED_WITHIN, ClosedError, Pool
 from fencepost.storage.connections.read_only import REASON, ReadOnly, is_read_only, look
 from fencepost.storage.connections.session import Distinct
 from fencepost.storage.errors import (
@@ -50,7 +52,16 @@ class Database:
     a race.
     """
 
-    def __init__(self, pool: Pool, lanes: Pool, limits: Limits, watch: Watch, read_only: ReadOnly) -> None:
+    def __init__(
+        self,
+        opened: Callable[[], Awaitable[GatewayConnection]],
+        pool: Pool,
+        lanes: Pool,
+        limits: Limits,
+        watch: Watch,
+        read_only: ReadOnly,
+    ) -> None:
+        self._opened = opened
         self._pool = pool
         self._lanes = lanes
         self._limits = limits
@@ -72,9 +83,13 @@ class Database:
         """
         settings, shared = session_settings(limits), Shared(Distinct(), Watch(changed))
         hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
-        pool = Pool(lambda: open_connection(dsn, settings, limits, shared), limits.pool_size, report)
+
+        def opened() -> Awaitable[GatewayConnection]:
+            return open_connection(dsn, settings, limits, shared)
+
+        pool = Pool(opened, limits.pool_size, report)
         lanes = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.lanes, report)
-        database = cls(pool, lanes, limits, shared.watch, ReadOnly(report))
+        database = cls(opened, pool, lanes, limits, shared.watch, ReadOnly(report))
         try:
             with translated(writing=False):
                 for each in (pool, lanes):
@@ -113,6 +128,23 @@ class Database:
             yield connection
 
     @asynccontextmanager
+    async def spare(self) -> AsyncIterator[Connection]:
+        """Lend a connection for a question about the database itself. It does not wait for requests: while they have
+        all of the pool, it is a new one, closed afterwards. UnavailableError when it cannot be had.
+        """
+        if not self.all_lent:
+            async with self.connection() as connection:
+                yield connection
+            return
+        with _let_in(), translated(writing=False):
+            connection = await self._opened()
+        try:
+            yield connection
+        finally:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await connection.close(timeout=CLOSED_WITHIN)
+
+    @asynccontextmanager
     async def lane(self) -> AsyncIterator[Connection]:
         """Lend a connection for batches of writes, as `connection(writing=True)` does."""
         async with self._lent(self._lanes, writing=True) as connection:
@@ -122,11 +154,8 @@ class Database:
     async def _lent(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
         if writing:
             self._read_only.require_writable()
-        try:
-            with translated(writing=False):
-                connection = await self._acquire(pool, writing=writing)
-        except RefusedError as error:  # no such role, wrong password, no such database
-            raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
+        with _let_in(), translated(writing=False):
+            connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
             if writing:
@@ -194,7 +223,7 @@ class Database:
         begun = asyncio.get_running_loop().time()
         while True:
             try:
-                async with self.connection() as connection:
+                async with self.spare() as connection:
                     behind = gateway_connection(connection)
                     with translated(writing=False):
                         await behind.introduce(self._watch)  # the generation may have been raised since
@@ -244,13 +273,22 @@ class Database:
 
     @property
     def all_lent(self) -> bool:
-        """Whether requests have all connections that there may be."""
+        """Whether requests have all connections that the pool may have."""
         return self._pool.size >= self._limits.pool_size and not self._pool.idle
 
     def sizes(self) -> tuple[int, int]:
         """Tell (connections open, of them idle)."""
         pools = (self._pool, self._lanes)
         return sum(pool.size for pool in pools), sum(pool.idle for pool in pools)
+
+
+@contextmanager
+def _let_in() -> Iterator[None]:
+    """Make a refusal while connecting (no such role, wrong password, no such database) an UnavailableError."""
+    try:
+        yield
+    except RefusedError as error:
+        raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
 
 
 @asynccontextmanager
