@@ -34,9 +34,14 @@ _KINDS: Final[dict[str, TableKind]] = {
 _RULES: Final[dict[str, Rule]] = {"strict": "strict", "lease": "lease"}
 _IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
 
+_PROTECTED: Final = (
+    "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump"
+)
+"""What counts of a row of fencepost.protected p: it is read, and a change of it is noticed."""
+
 # Everything that statements depend on: columns, key, triggers, how it is protected. No function here takes the table's
 # lock: one locked table must not stop requests to the others.
-_FINGERPRINT: Final = """
+_FINGERPRINT: Final = f"""
 md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
   (SELECT string_agg(concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated,
                                a.attidentity, a.attcollation), ',' ORDER BY a.attnum)
@@ -45,8 +50,7 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
-  (SELECT concat_ws(':', p.name, p.rule, p.source, p.key_columns, p.functions, p.requires_key, p.scope, p.verify,
-                    p.max_token, p.max_jump)
+  (SELECT concat_ws(':', {_PROTECTED})
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
 _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
@@ -128,8 +132,7 @@ BOUND: Final = """ARRAY(
 # What protect made, and whether it is all still there: the row triggers (enabled, on partitions too), and the column
 # with the check that another one of its name does not have.
 FENCES: Final = f"""
-SELECT p.relation::oid::int8 AS oid, p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope,
-       p.verify, p.max_token, p.max_jump,
+SELECT p.relation::oid::int8 AS oid, {_PROTECTED},
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
        {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is,
