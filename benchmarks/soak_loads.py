@@ -87,7 +87,7 @@ LOADS: Final = (
         rising=False, token=STALE_TOKEN,
     ),
     _write("PATCH with scope", "PATCH", "scoped", _CHANGE, Walk(first_key=FIRST_KEY, rows=ROWS), {200}),
-    # One token for both, under the rule lease: whoever comes last has his way.
+    # One token for both, under the rule epoch: whoever comes last has his way.
     Load(
         "PUT", "PUT /v1/data/churn/order-%(key)d", _SAME_ROW, 4, _FEW,
         frozenset({200, 201}), rising=False,
@@ -127,7 +127,7 @@ async def _protected(url: str) -> None:
     try:
         await protect(connection, "orders")
         await protect(connection, "new")
-        await protect(connection, "churn", rule="lease")
+        await protect(connection, "churn", rule="epoch")
         await protect(connection, "scoped", scope="by_order/{order_id}")
     finally:
         await connection.close()

@@ -74,7 +74,7 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     """Protect a table as `fencepost protect` does, or change how it is protected. Can be repeated.
 
     table: as the catalog spells it, with or without schema.
-    rule: `strict` or `lease`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
+    rule: `strict` or `epoch`. source: `external`, `builtin`, or a lock service that is known (`fencepost source`).
     scope: a template, or "" for a mark in each row. verify: whether the gateway asks the service about tokens that it
         does not know.
     above: for a table of an external source that has lost its column last_fence_token: no token up to this one may

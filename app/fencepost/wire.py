@@ -54,7 +54,7 @@ class FenceAnswer(TypedDict):
 
     resource: str
     mark: str
-    rule: Literal["strict", "lease"]
+    rule: Literal["strict", "epoch"]
     source: str
     row_exists: bool
     story: list[StoryEvent]

@@ -7,7 +7,7 @@
 CREATE TABLE fencepost.protected (
   relation        regclass PRIMARY KEY,
   name            text COLLATE "C" NOT NULL CONSTRAINT protected_name_key UNIQUE,
-  rule            text NOT NULL CONSTRAINT protected_rule_check CHECK (rule IN ('strict', 'lease')),
+  rule            text NOT NULL CONSTRAINT protected_rule_check CHECK (rule IN ('strict', 'epoch')),
   source          text NOT NULL DEFAULT 'external',
   key_columns     text[] NOT NULL,
   functions       text NOT NULL,
@@ -190,7 +190,7 @@ BEGIN
   token := CASE WHEN new_mark < 0 THEN - new_mark
                 ELSE coalesce(fencepost.given(tab), nullif(new_mark, old_mark)) END;
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
+     OR NOT (old_mark < token OR old_mark = token AND (rule = 'epoch' OR fencepost.ours(writer))) THEN
     PERFORM fencepost.refuse(resource, token, old_mark);
   END IF;
   RETURN token;
@@ -209,7 +209,7 @@ BEGIN
      SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
          row_absent = excluded.row_absent, changed_at = clock_timestamp()
    WHERE k.last_fence_token < excluded.last_fence_token
-      OR k.last_fence_token = excluded.last_fence_token AND (p_rule = 'lease' OR k.xid = excluded.xid);
+      OR k.last_fence_token = excluded.last_fence_token AND (p_rule = 'epoch' OR k.xid = excluded.xid);
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
@@ -228,7 +228,7 @@ BEGIN
   ELSE  -- an old snapshot must fail (40001), not read an old floor
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
   END IF;
-  IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'lease') THEN
+  IF NOT (refused_by < p_token OR refused_by = p_token AND p_rule = 'epoch') THEN
     PERFORM fencepost.refuse(p_resource, p_token, refused_by);
   END IF;
 END $$;
@@ -240,7 +240,7 @@ DECLARE
   token bigint := fencepost.given(tab);
 BEGIN
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
+     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'epoch' OR fencepost.ours(writer))) THEN
     PERFORM fencepost.refuse(p_resource, token, old_mark);
   END IF;
   INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)

@@ -198,7 +198,7 @@ BEGIN
          row_absent = excluded.row_absent, changed_at = clock_timestamp()
    WHERE k.last_fence_token < excluded.last_fence_token
       OR k.last_fence_token = excluded.last_fence_token
-         AND (p_rule = 'lease' OR k.xid = excluded.xid AND fencepost.ours(k.xmin));
+         AND (p_rule = 'epoch' OR k.xid = excluded.xid AND fencepost.ours(k.xmin));
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
@@ -301,7 +301,7 @@ BEGIN
     HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
 END $$;
 -- next
--- Under lease the token of a row that is inserted may equal the mark, if it was said out loud (-36). The BEFORE trigger
+-- Under epoch the token of a row that is inserted may equal the mark, if it was said out loud (-36). The BEFORE trigger
 -- stores 36; that it was said stands in the setting fencepost.said, for this resource, until it is asked for. ';' is in no
 -- resource's name.
 CREATE FUNCTION fencepost.note_said(resource text, token bigint) RETURNS void LANGUAGE plpgsql
@@ -343,10 +343,10 @@ BEGIN
     IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
     token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
     -- An upsert's proposed row had said it.
-    IF token IS NULL AND rule = 'lease' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
+    IF token IS NULL AND rule = 'epoch' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (rule = 'lease' OR fencepost.ours(writer))) THEN
+     OR NOT (old_mark < token OR old_mark = token AND (rule = 'epoch' OR fencepost.ours(writer))) THEN
     IF NOT fencepost.break_glass() THEN
       IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
       PERFORM fencepost.refuse(resource, token, old_mark);
@@ -372,7 +372,7 @@ BEGIN
     HINT = 'A restored dump or a replica without fencepost.floors? Bring its rows back, or `fencepost protect` the table again.';
 END $$;
 -- next
--- As in 0001. Under lease a token that equals the mark passes only if it was said, in fencepost.token or out loud: a row that an ORM brings back with its old column is an echo.
+-- As in 0001. Under epoch a token that equals the mark passes only if it was said, in fencepost.token or out loud: a row that an ORM brings back with its old column is an echo.
 -- Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it. Recorded even
 -- where the token would have done: it cannot be told from one that the glass gave.
 CREATE OR REPLACE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
@@ -384,13 +384,13 @@ DECLARE
 BEGIN
   IF current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
     PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
-    rule := 'lease';
+    rule := 'epoch';
   ELSIF p_token = 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP428',
       MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
       DETAIL = json_build_object('resource', p_resource)::text,
       HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
-  ELSIF rule = 'lease' AND NOT fencepost.was_said(p_resource, p_token)
+  ELSIF rule = 'epoch' AND NOT fencepost.was_said(p_resource, p_token)
         AND fencepost.given(tab) IS DISTINCT FROM p_token THEN
     rule := 'strict';
     echo := true;
@@ -406,7 +406,7 @@ BEGIN
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
   END IF;
   IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
-  IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN
+  IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'epoch') THEN
     PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
   END IF;
 END $$;
@@ -420,7 +420,7 @@ DECLARE
   token bigint := said;
 BEGIN
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'lease' OR fencepost.ours(writer))) THEN
+     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'epoch' OR fencepost.ours(writer))) THEN
     IF fencepost.break_glass() THEN
       PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
     ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.ours(writer) THEN

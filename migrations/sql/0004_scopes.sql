@@ -123,7 +123,7 @@ BEGIN
         SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix FOR SHARE;
       END IF;
       IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
-      IF NOT (lowest < p_token OR lowest = p_token AND found_rule = 'lease') THEN refused_by := lowest; END IF;
+      IF NOT (lowest < p_token OR lowest = p_token AND found_rule = 'epoch') THEN refused_by := lowest; END IF;
     END IF;
     passed := passed AND refused_by IS NULL;
     RETURN NEXT;

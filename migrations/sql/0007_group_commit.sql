@@ -65,7 +65,7 @@ BEGIN
   LOOP
     refused_by := NULL;
     IF verdict = 'unclear' AND p_token BETWEEN oldest AND highest
-       AND (lowest < p_token OR lowest = p_token AND found_rule = 'lease') AND scope IS NOT NULL
+       AND (lowest < p_token OR lowest = p_token AND found_rule = 'epoch') AND scope IS NOT NULL
     THEN
       PERFORM FROM fencepost.marks k WHERE k.resource = scope FOR UPDATE SKIP LOCKED;
       IF NOT FOUND AND EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = scope) THEN
@@ -84,7 +84,7 @@ BEGIN
   -- In a statement of its own, after the marks: the floor may have risen before they were ours.
   SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
   IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
-  IF NOT (lowest < first_entered OR lowest = first_entered AND found_rule = 'lease') THEN
+  IF NOT (lowest < first_entered OR lowest = first_entered AND found_rule = 'epoch') THEN
     RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the floor of %s rose meanwhile', p_prefix);
   END IF;
 END $$;

@@ -42,7 +42,7 @@ async def _protect(shop: OrmShop) -> None:
     superuser = await asyncpg.connect(shop.superuser)
     await protect(superuser, "orders")
     await protect(superuser, "lines")
-    await protect(superuser, "leased", rule="lease")
+    await protect(superuser, "leased", rule="epoch")
     plain = urlsplit(shop.plain).username
     await superuser.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines, leased TO {plain}")
     await superuser.close()

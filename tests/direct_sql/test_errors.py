@@ -162,7 +162,7 @@ async def db(connect: Connect) -> AsyncIterator[Connection]:
     await connection.execute(MAKE)
     for name in ("orders", "lines", "Odd/ Name", "sales.leads"):
         await protect(connection, name)
-    await protect(connection, "leased", rule="lease")
+    await protect(connection, "leased", rule="epoch")
     await protect(connection, "issued", source="builtin")
     await protect(connection, "items", scope="account/{account}")
     await connection.execute("SELECT setval('fencepost.tokens', 100)")

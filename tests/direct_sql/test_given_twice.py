@@ -15,7 +15,7 @@ UPDATE = "UPDATE orders SET n = 2, last_fence_token = {0}"
 INSERT = "INSERT INTO orders (order_id, last_fence_token) VALUES ('new', {0})"
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     race = await open_race(connect, database, request.param)
     await race.insert(race.a, "k", 30)
@@ -54,7 +54,7 @@ async def test_a_setting_for_another_table_is_none_for_this_one(race: Race) -> N
 
 
 async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race) -> None:
-    """As an ORM merges a row that it had read before it was deleted; under lease too, where its token was the last."""
+    """As an ORM merges a row that it had read before it was deleted; under epoch too, where its token was the last."""
     assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
     back = "INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 36)"
     assert await race.direct(race.a, back) == ("FP409" if race.strict else "FP428")
@@ -72,7 +72,7 @@ async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race
 
 async def test_what_was_said_of_one_row_was_said_of_no_other(connect: Connect, database: str) -> None:
     """Tokens of a lock service that counts per lock are often equal."""
-    race = await open_race(connect, database, "lease")
+    race = await open_race(connect, database, "epoch")
     insert = "INSERT INTO orders (order_id, last_fence_token) VALUES "
     for key, token in (("a", 5), ("b", 6), ("c;d=5;", 5)):
         assert await race.direct(race.a, f"{insert}('{key}', {token})") == "ok"

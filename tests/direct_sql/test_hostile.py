@@ -238,7 +238,7 @@ async def test_every_function_has_its_own_search_path(race: Race) -> None:
     """But these, whose parts are named in full: in a table's own two a SET clause would cost more than what they do,
     and the event trigger's hands the session's search_path on.
     """
-    await protect(race.observer, "orders", rule="lease")
+    await protect(race.observer, "orders", rule="epoch")
     await race.observer.execute("CREATE TABLE items (id int PRIMARY KEY, account int NOT NULL)")
     await protect(race.observer, "items", scope="account/{account}")
     open_ = await race.observer.fetch("""

@@ -219,7 +219,7 @@ async def test_only_the_privileges_on_the_table_are_needed(race: Race) -> None:
             "UPDATE fencepost.floors SET floor = 0",
             "DELETE FROM fencepost.protected",
             "SELECT fencepost.raise_mark('orders/k', 99, 'strict', true)",
-            "SELECT fencepost.judge_delete('orders', 'orders/k', 0, 'lease', '3')",
+            "SELECT fencepost.judge_delete('orders', 'orders/k', 0, 'epoch', '3')",
             "SELECT fencepost.prune('orders', 99)",
             "ALTER TABLE public.orders DISABLE TRIGGER ALL",
             "SET session_replication_role = replica",

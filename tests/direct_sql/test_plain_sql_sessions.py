@@ -138,7 +138,7 @@ async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_is_no_ne
             await connection.execute("SET fencepost.token = '31'")
             await connection.execute(UPDATE)
         async with pool.acquire() as connection:
-            # Under strict it was good for one operation; under lease whoever comes next passes for the holder.
+            # Under strict it was good for one operation; under epoch whoever comes next passes for the holder.
             assert await outcome(connection.execute(UPDATE)) == ("FP409" if race.strict else "UPDATE 1")
             await race.update(race.a, "k", 40)
             assert await outcome(connection.execute(UPDATE)) == "FP409"

@@ -23,13 +23,13 @@ async def partitions(connect: Connect, database: str, rule: str = "strict") -> R
     """One partition has its columns in another order than the parent, and a hole among them."""
     db = await owner(connect)
     await db.execute(PARTITIONED + "ALTER TABLE public.parts ATTACH PARTITION public.parts_us FOR VALUES IN ('us')")
-    race = await open_race(connect, database, "lease" if rule == "lease" else "strict", ddl="SELECT", name="parts")
+    race = await open_race(connect, database, "epoch" if rule == "epoch" else "strict", ddl="SELECT", name="parts")
     for region in ("eu", "us"):
         assert await race.direct(race.a, f"INSERT INTO parts VALUES ('{region}', 1, 'a')", 30) == "ok"
     return race
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("target", ["parts_eu", "parts_us"])
 async def test_writing_straight_into_a_partition_is_judged_under_the_parents_names(
     connect: Connect, database: str, rule: str, target: str

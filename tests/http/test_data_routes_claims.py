@@ -112,7 +112,7 @@ async def test_a_fence_tells_mark_rule_source_and_story(api: Api, shop: Shop) ->
     await api.ask("DELETE", f"data/orders/{key}", token=7)
     gone = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
     assert (gone["mark"], gone["row_exists"]) == ("7", False)
-    assert (await api.ask("GET", "fences?resource=leased/x")).json()["rule"] == "lease"
+    assert (await api.ask("GET", "fences?resource=leased/x")).json()["rule"] == "epoch"
 
 
 async def test_fences_that_cannot_be_read(api: Api) -> None:

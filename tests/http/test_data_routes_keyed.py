@@ -99,7 +99,7 @@ async def test_stale_and_spent_are_different_answers(api: Api, shop: Shop) -> No
         assert code(spent) == (409, "FP002")
         assert spent.json()["type"] == "/problems/spent-token"
         assert "mint another" in spent.json()["hint"]
-        assert "--rule lease" in spent.json()["hint"]
+        assert "--rule epoch" in spent.json()["hint"]
     assert (await api.ask("GET", f"data/orders/{key}")).json()["status"] == "new"
     assert await shop.mark(key) == 36
 

@@ -28,7 +28,7 @@ async def owner(connect: Connect) -> Connection:
     return connection
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def soft(request: pytest.FixtureRequest, owner: Connection) -> Connection:
     """Protect the table `soft`, with two rows; gives its owner's connection."""
     await protect(owner, "soft", rule=request.param)

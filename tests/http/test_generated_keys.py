@@ -65,7 +65,7 @@ async def test_a_computed_key_needs_a_scope(owner: Connection) -> None:
     with pytest.raises(ProtectError, match=r"key column id is generated .* never changed or claimed"):
         await protect(owner, "t")
     await protect(owner, "t", scope="n/{n}")
-    await protect(owner, "t", rule="lease")  # keeps its scope
+    await protect(owner, "t", rule="epoch")  # keeps its scope
     with pytest.raises(ProtectError, match="key column id is generated"):
         await protect(owner, "t", scope="")
 

@@ -82,7 +82,7 @@ async def test_functions_stay_the_same_objects(owner: Connection, scope: str | N
     functions = "SELECT proname, oid FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace ORDER BY oid"
     await protect(owner, "t", scope=scope)
     before = await owner.fetch(functions)
-    await protect(owner, "t", rule="lease")
+    await protect(owner, "t", rule="epoch")
     assert await owner.fetch(functions) == before
 
 

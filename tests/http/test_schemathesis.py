@@ -61,7 +61,7 @@ async def many_tables(demo_database: str) -> str:
     try:
         await connection.execute(TABLES)
         await protect(connection, "Every Type")
-        await protect(connection, "lines", rule="lease")
+        await protect(connection, "lines", rule="epoch")
     finally:
         await connection.close()
     return demo_database

@@ -61,7 +61,7 @@ CREATE = """
 
 PROTECT = """
     protect(op, "orders", rule="strict")
-    protect(op, "public.items", rule="lease", scope="account/{account_id}", requires_key=True)
+    protect(op, "public.items", rule="epoch", scope="account/{account_id}", requires_key=True)
 """
 
 
@@ -146,7 +146,7 @@ async def test_up_and_down_and_up(project: Project, db: Connection) -> None:
     assert {(each.subject, each.level) for each in findings} == {("orders", "ok"), ("items", "ok")}, findings
     found = await db.fetch("SELECT name, rule, source, scope, requires_key FROM fencepost.protected ORDER BY name")
     assert [tuple(row) for row in found] == [
-        ("items", "lease", "external", "account/{account_id}", True),
+        ("items", "epoch", "external", "account/{account_id}", True),
         ("orders", "strict", "external", None, False),
     ]
     with pytest.raises(asyncpg.PostgresError, match="orders/100%25 is protected: a write needs a fence token"):
@@ -172,7 +172,7 @@ async def test_autogenerate_has_nothing_to_say(project: Project) -> None:
 
 @BOTH
 async def test_what_rolls_the_migration_back_rolls_this_back(project: Project, db: Connection) -> None:
-    project.revise(3, '    protect(op, "orders", rule="lease")\n    raise RuntimeError("later in the same migration")')
+    project.revise(3, '    protect(op, "orders", rule="epoch")\n    raise RuntimeError("later in the same migration")')
     with pytest.raises(RuntimeError, match="later in the same migration"):
         await project.upgrade()
     assert await db.fetchval("SELECT to_regclass('orders') IS NULL"), "all revisions were one transaction"
@@ -188,7 +188,7 @@ async def test_the_rest_of_the_migration_finds_its_settings_as_they_were(project
         """
     op.execute("SET LOCAL search_path = other, public")
     op.execute("SET LOCAL lock_timeout = '7s'")
-    protect(op, "orders", rule="lease")
+    protect(op, "orders", rule="epoch")
     try:
         protect(op, "nowhere")
     except Exception:
@@ -201,7 +201,7 @@ async def test_the_rest_of_the_migration_finds_its_settings_as_they_were(project
     found = await db.fetchrow("SELECT * FROM other.found")
     assert found is not None
     assert tuple(found) == ("other, public", "7s", "on")
-    assert await db.fetchval("SELECT rule FROM fencepost.protected WHERE name = 'orders'") == "lease"
+    assert await db.fetchval("SELECT rule FROM fencepost.protected WHERE name = 'orders'") == "epoch"
 
 
 async def test_offline_there_is_a_clear_error(project: Project) -> None:
@@ -317,7 +317,7 @@ async def test_the_same_as_the_command(project: Project, db: Connection) -> None
     by_migration = [await db.fetch(made), await db.fetch(triggers)]
     await project.downgrade("0001")
     await protect(db, "orders")
-    await protect(db, "items", rule="lease", scope="account/{account_id}", requires_key=True)
+    await protect(db, "items", rule="epoch", scope="account/{account_id}", requires_key=True)
     assert [await db.fetch(made), await db.fetch(triggers)] == by_migration
 
 

@@ -207,7 +207,7 @@ MUTANTS = {
         ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n", a_mark_refuses
     ),
     "the rule is always strict": Mutant(
-        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "lease"
+        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "epoch"
     ),
     "marks are waited for": Mutant(
         ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h", a_mark_that_somebody_holds_is_not_waited_for
@@ -222,7 +222,7 @@ MUTANTS = {
     ),
     "two enter one scope": Mutant(
         ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
-        one_operation_enters_a_scope_and_the_mark_is_its_token, "lease",
+        one_operation_enters_a_scope_and_the_mark_is_its_token, "epoch",
     ),
     "the mark looks like that of a row": Mutant(
         ENTER, "row_absent = true", "row_absent = false", one_operation_enters_a_scope_and_the_mark_is_its_token
@@ -246,7 +246,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *BUILTIN], ids=lambda each: each.__name__)
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
     await scenario(await scoped_race(connect, database, rule, "builtin" if scenario in BUILTIN else "external"))

@@ -17,7 +17,7 @@ from fencepost.gateway.writes.keyed import delete, patch, put
 from fencepost.storage.protecting.protect import protect
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await scoped_race(connect, database, request.param)
 

@@ -38,7 +38,7 @@ CREATE TABLE public.orders (
   number int UNIQUE, customer int REFERENCES public.customers DEFERRABLE INITIALLY DEFERRED)"""
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     race = await open_race(connect, database, request.param, ddl=LOADED)
     for key in ("a", "b", "c", "d", "e", "f"):

@@ -21,7 +21,7 @@ from fencepost.storage.schema.migrate import downgrade, upgrade
 from fencepost.storage.statements.marks import Appeared, claim_absent
 from fencepost.storage.upkeep import generations
 
-KINDS = [(rule, source) for rule in ("strict", "lease") for source in ("external", "builtin")]
+KINDS = [(rule, source) for rule in ("strict", "epoch") for source in ("external", "builtin")]
 
 
 @pytest.fixture(params=KINDS, ids="-".join)
@@ -615,7 +615,7 @@ MUTANTS = [
      test_a_deleted_key_stays_deleted_for_the_stale_holder),
     (DELETES_JUDGED, "IF token = 0 THEN", "IF true THEN",
      test_an_operator_who_waits_for_a_newer_holder_keeps_the_newer_mark),
-    (INSERTS_JUDGED, "rule := 'lease';", "",
+    (INSERTS_JUDGED, "rule := 'epoch';", "",
      test_an_operator_writes_without_a_token_and_no_mark_falls),
     (INSERTS_JUDGED, "CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)", "CASE WHEN p_token = 0 THEN NULL",
      test_a_claim_waits_for_a_row_that_is_inserted_behind_glass),

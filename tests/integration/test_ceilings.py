@@ -23,7 +23,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", ALL, ids=lambda each: each.__name__)
 async def test_no_mark_rises_above_the_ceiling(
     scenario: Callable[[Race], Awaitable[None]], rule: Rule, connect: Connect, database: str

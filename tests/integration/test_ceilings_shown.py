@@ -36,7 +36,7 @@ async def ceiling(db: Connection, name: str = "t") -> tuple[int | None, int | No
 async def test_what_is_said_is_kept_until_it_is_said_otherwise(db: Connection, database: str) -> None:
     assert await ceiling(db) == (2**62 - 1, None)
     assert (await run(database, "protect", "t", "--max-token", "5000", "--max-jump", "100")).exit_code == 0
-    await protect(db, "t", rule="lease")
+    await protect(db, "t", rule="epoch")
     assert await ceiling(db) == (5000, 100)
     await protect(db, "t", max_jump=0)
     assert await ceiling(db) == (5000, None)

@@ -45,13 +45,13 @@ async def test_protect_status_unprotect(run: Run) -> None:
     status = await run("status")
     assert status.exit_code == 0
     assert status.output.startswith("no table is protected: fencepost protect TABLE\nnot protected: t, u\nmarks: 0, ")
-    made = await run("protect", "t", "--rule", "lease")
+    made = await run("protect", "t", "--rule", "epoch")
     assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
     assert (await run("protect", "public.t")).exit_code == 0, "it can be repeated, with its schema"
     status = await run("status")
     header, line, rest, *_sizes = status.output.splitlines()
     assert header.split() == ["TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE"]
-    assert line.split()[:6] == ["t", "lease", "external", "id", "0", "0"]
+    assert line.split()[:6] == ["t", "epoch", "external", "id", "0", "0"]
     assert rest == "not protected: u"
     gone = await run("unprotect", "t")
     assert gone.exit_code == 0

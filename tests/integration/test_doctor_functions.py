@@ -33,7 +33,7 @@ PROTECTED = {
     "moods": "",
     "scoped": "--scope account/{account_id}",
     "parts": "--source builtin",
-    "scoped_parts": "--scope a/{a} --rule lease",
+    "scoped_parts": "--scope a/{a} --rule epoch",
 }
 
 
@@ -47,10 +47,10 @@ async def owner(connect: Connect) -> Connection:
     await connection.execute("SET search_path = public")
     await connection.execute(TABLES)
     await protect(connection, "t")
-    await protect(connection, "moods", rule="lease")
+    await protect(connection, "moods", rule="epoch")
     await protect(connection, "parts", source="builtin")
     await protect(connection, "scoped", scope="account/{account_id}")
-    await protect(connection, "scoped_parts", scope="a/{a}", rule="lease")
+    await protect(connection, "scoped_parts", scope="a/{a}", rule="epoch")
     return connection
 
 

@@ -31,7 +31,7 @@ async def run(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments])
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
     await scenario(await open_race(connect, database, rule, source="builtin"))

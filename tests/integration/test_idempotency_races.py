@@ -52,7 +52,7 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
 }
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda each: each.__name__)
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
     await scenario(await audited_race(connect, database, rule))
@@ -61,7 +61,7 @@ async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, r
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
     function, old, new, scenario = MUTANTS[name]
-    race = await audited_race(connect, database, "lease")
+    race = await audited_race(connect, database, "epoch")
     definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
     assert old in definition
     await race.observer.execute(definition.replace(old, new, 1))
@@ -73,7 +73,7 @@ async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_call
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: if 23505 on the records' key were not known for what it is, it would be told as a conflict."""
-    race = await audited_race(connect, database, "lease")
+    race = await audited_race(connect, database, "epoch")
     monkeypatch.setattr(once, "RECORD", ("another", "key", "23505"))
     with pytest.raises(AssertionError):
         await scenarios.a_lock_that_was_got_around_ends_in_a_replay(race)
@@ -85,7 +85,7 @@ async def test_the_second_look_up_needs_no_error_to_see_a_record(
 ) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
     monkeypatch.setattr(once, "RECORD", ("another", "key", "23505"))
-    race = await audited_race(connect, database, "lease")
+    race = await audited_race(connect, database, "epoch")
     scenario = scenarios.a_record_that_commits_between_look_up_and_lock_is_seen
     if second_look_up:
         await scenario(race)

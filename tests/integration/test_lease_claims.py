@@ -57,7 +57,7 @@ async def nothing_was_granted(race: Race) -> bool:
     )
 
 
-@pytest.mark.parametrize("race", ["strict", "lease"], indirect=True)
+@pytest.mark.parametrize("race", ["strict", "epoch"], indirect=True)
 async def test_the_old_holder_is_fenced_though_the_new_one_has_written_nothing(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         await race.insert(race.a, "k", 30)

@@ -44,14 +44,14 @@ SQL_MUTANTS = [
     SqlMutant(
         "INSERT ignores the floor",
         JUDGE_INSERT,
-        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN",
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'epoch') THEN",
         "IF false THEN",
         scenarios.pruned_mark_leaves_a_floor,
     ),
     SqlMutant(
         "INSERT takes a token that equals the floor",
         JUDGE_INSERT,
-        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'lease') THEN",
+        "IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'epoch') THEN",
         "IF NOT (refused_by <= p_token) THEN",
         scenarios.pruned_mark_leaves_a_floor,
     ),
@@ -91,12 +91,12 @@ SQL_MUTANTS = [
         scenarios.insert_waits_for_delete,
     ),
     SqlMutant(
-        "an equal mark refuses under lease",
+        "an equal mark refuses under epoch",
         RAISE_MARK,
-        "p_rule = 'lease' OR",
+        "p_rule = 'epoch' OR",
         "false OR",
         scenarios.insert_waits_for_delete,
-        "lease",
+        "epoch",
     ),
     SqlMutant(
         "every transaction is ours, for UPDATE",
@@ -125,7 +125,7 @@ SQL_MUTANTS = [
         "nullif(new_mark, old_mark)",
         "new_mark",
         scenarios.echo_of_the_column_is_no_token,
-        "lease",
+        "epoch",
     ),
     SqlMutant(
         "the trigger takes an equal column value",

@@ -38,7 +38,7 @@ async def test_nobody_else_can_hang_our_trigger_functions_on_a_table(connect: Co
         await owner.execute("DROP OWNED BY stranger; DROP ROLE stranger")
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 async def test_a_table_that_only_looks_like_the_protected_one_is_not_written(
     connect: Connect, database: str, rule: str
 ) -> None:

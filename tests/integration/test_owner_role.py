@@ -179,7 +179,7 @@ async def test_whoever_may_make_roles_needs_no_superuser(house: House) -> None:
     await admin.execute(ORDERS)
     for arguments in (
         ("protect", "orders"),
-        ("protect", "orders", "--rule", "lease"),
+        ("protect", "orders", "--rule", "epoch"),
         ("protect", "orders", "--source", "builtin"),
         ("protect", "orders", "--scope", "account/{id}"),
         ("migrate",),
@@ -241,7 +241,7 @@ MAY_NOT = [
     "UPDATE fencepost.floors SET floor = 0",
     "DELETE FROM fencepost.floors",
     "DELETE FROM fencepost.protected",
-    "UPDATE fencepost.protected SET rule = 'lease'",
+    "UPDATE fencepost.protected SET rule = 'epoch'",
     "DELETE FROM fencepost.break_glass_log",
     "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('a', 'b', 'c', 'd')",
     "ALTER TABLE fencepost.break_glass_log DISABLE TRIGGER ALL",

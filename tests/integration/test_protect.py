@@ -169,13 +169,13 @@ async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(
 ) -> None:
     await owner.execute(TABLES)
     before = await state(owner)
-    script = (await plan_protect(owner, table, "lease", None)).script()
+    script = (await plan_protect(owner, table, "epoch", None)).script()
     assert await state(owner) == before
     await by_psql(database, script)
     printed = await state(owner)
     await by_psql(database, (await plan_unprotect(owner, table)).script())
     undone = await state(owner)
-    await protect(owner, table, rule="lease")
+    await protect(owner, table, rule="epoch")
     assert await state(owner) == printed
     await unprotect(owner, table)
     assert await state(owner) == undone
@@ -233,10 +233,10 @@ async def test_the_rule_can_change(owner: Connection) -> None:
     with pytest.raises(asyncpg.PostgresError, match="spent token 5"):
         await owner.execute(again)
     await owner.execute("ROLLBACK")
-    await protect(owner, "t", rule="lease")
+    await protect(owner, "t", rule="epoch")
     await owner.execute(again)
     await protect(owner, "t")
-    assert await owner.fetchval("SELECT rule FROM fencepost.protected") == "lease", "what is, is kept"
+    assert await owner.fetchval("SELECT rule FROM fencepost.protected") == "epoch", "what is, is kept"
     await protect(owner, "t", rule="strict")
     with pytest.raises(asyncpg.PostgresError, match="spent token 5"):
         await owner.execute(again)

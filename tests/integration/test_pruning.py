@@ -20,7 +20,7 @@ PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
 HORIZON = "fencepost.prune_horizon()"
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
     await scenario(await open_race(connect, database, rule, source="builtin"))

@@ -16,7 +16,7 @@ from fencepost.gateway.writes.collection import insert
 from fencepost.gateway.writes.keyed import delete, patch, put
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await open_race(connect, database, request.param)
 

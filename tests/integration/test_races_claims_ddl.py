@@ -44,7 +44,7 @@ async def under_another_name(db: Connection) -> None:
 
 async def another_table(db: Connection) -> None:
     await under_another_name(db)
-    await protect(db, "orders", rule="lease")
+    await protect(db, "orders", rule="epoch")
 
 
 async def under_the_name_it_has_no_more(db: Connection) -> None:
@@ -56,7 +56,7 @@ async def under_the_name_it_has_no_more(db: Connection) -> None:
 async def with_a_key_of_another_type(db: Connection) -> None:
     await unprotect(db, "orders")
     await db.execute("ALTER TABLE public.orders ALTER order_id TYPE char(9)")
-    await protect(db, "orders", rule="lease")
+    await protect(db, "orders", rule="epoch")
 
 
 async def not_at_all(db: Connection) -> None:
@@ -77,7 +77,7 @@ Change = Callable[[Connection], Awaitable[None]]
 
 @pytest.fixture
 async def race(connect: Connect, database: str) -> Race:
-    rule: Rule = "lease"
+    rule: Rule = "epoch"
     race = await open_race(connect, database, rule)
     await race.observer.execute("ALTER TABLE public.orders ADD customer int NOT NULL DEFAULT 1")
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)

@@ -24,7 +24,7 @@ CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED
 """
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await open_race(connect, database, request.param)
 

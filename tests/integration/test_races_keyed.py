@@ -12,7 +12,7 @@ from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.storage.protecting.protect import protect
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await open_race(connect, database, request.param)
 

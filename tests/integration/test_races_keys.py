@@ -79,7 +79,7 @@ async def test_composite_keys_that_read_alike_are_two_resources(connect: Connect
     assert [await race.recorded(key) for key in keys] == [(50 + number, True) for number in range(len(keys))]
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def parts(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     """A partitioned table."""
     rule: Rule = request.param
@@ -144,7 +144,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 async def test_a_table_whose_columns_are_called_like_ours_is_fenced(
     name: str, rule: Rule, connect: Connect, database: str
 ) -> None:

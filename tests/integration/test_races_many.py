@@ -10,7 +10,7 @@ from fencepost.gateway.writes.collection import FilteredWrite, delete_many, inse
 from fencepost.storage.statements.fenced_many import ManyWritten, TooManyRows
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await open_race(connect, database, request.param)
 

@@ -27,7 +27,7 @@ UPSERT = (
 W = "CREATE TABLE w (id text PRIMARY KEY, mark bigint); CREATE TABLE wm (id text PRIMARY KEY, mark bigint);"
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await open_race(connect, database, request.param)
 
@@ -133,8 +133,8 @@ async def test_protect_again_changes_nothing(race: Race) -> None:
 
 async def test_a_changed_rule_holds_from_the_next_write_on(race: Race) -> None:
     await race.insert(race.a, "k", 30)
-    other = "lease" if race.strict else "strict"
-    await protect(race.observer, "orders", rule="lease" if race.strict else "strict")
+    other = "epoch" if race.strict else "strict"
+    await protect(race.observer, "orders", rule="epoch" if race.strict else "strict")
     race.table = await protected_table(race.observer, "orders")
     assert race.rule == other
     assert (await race.update(race.b, "k", 30) is None) == race.strict

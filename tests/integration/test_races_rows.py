@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WITH_KEY = [False, True]
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     """Give three orders with mark 30. In the heap they stand against the order of their keys."""
     race = await open_race(connect, database, request.param)

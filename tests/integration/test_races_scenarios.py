@@ -34,7 +34,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)
 async def test_the_product_survives(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
     await scenario(await open_race(connect, database, rule))

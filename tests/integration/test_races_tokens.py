@@ -40,7 +40,7 @@ FENCES = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", TOKENS, ids=lambda scenario: scenario.__name__)
 async def test_a_table_of_the_builtin_source_survives(
     scenario: Scenario, rule: Rule, connect: Connect, database: str

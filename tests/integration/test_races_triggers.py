@@ -11,7 +11,7 @@ INSERT = "INSERT INTO public.orders (order_id) VALUES ('new')"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     race = await open_race(connect, database, request.param)
     await race.insert(race.a, "k", 30)

@@ -312,7 +312,7 @@ async def test_a_table_that_was_dropped_has_no_say_in_the_scopes_rule(race: Race
     """A registration that outlived its table must not decide by which rule the others are judged."""
     await race.observer.execute("DROP TABLE items, parts CASCADE")
     await protect(race.observer, "notes", scope="", source="external")
-    await protect(race.observer, "notes", scope=SCOPE, rule="lease")
+    await protect(race.observer, "notes", scope=SCOPE, rule="epoch")
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.protected WHERE rule = 'strict'") == 0
     for _ in range(2):
         assert await entered(race, race.a, 50, "account/42") == {"account/42": None}

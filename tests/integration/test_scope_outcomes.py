@@ -34,7 +34,7 @@ CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.items FOR EACH R
 """
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def rule(request: pytest.FixtureRequest) -> Rule:
     found: Rule = request.param
     return found

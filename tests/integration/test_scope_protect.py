@@ -63,7 +63,7 @@ async def test_a_scope_that_cannot_be_is_refused_with_its_reason(owner: Connecti
 async def test_tables_of_a_scope_agree_in_types_rule_and_source(owner: Connection) -> None:
     await protect(owner, "items", scope="acc/{account_id}")
     for scope, rule, source, reason in (
-        ("acc/{account_id}", "lease", None, "items has the same scope with the rule strict"),
+        ("acc/{account_id}", "epoch", None, "items has the same scope with the rule strict"),
         ("acc/{account_id}", None, "builtin", "unprotect the others, change this one, and protect them again"),
         ("acc/{name}", None, None, "items has the scope acc/{account_id}, of other types"),
         ("acc/{account_id},{no}", None, None, "another number of columns"),

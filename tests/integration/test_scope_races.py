@@ -14,7 +14,7 @@ from fencepost.storage.protecting.protect import protect, unprotect
 Scenario = Callable[[Race], Awaitable[None]]
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.ALL + direct.ALL, ids=lambda each: each.__name__)
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
     await scenario(await scenarios.scoped_race(connect, database, rule))

@@ -18,7 +18,7 @@ ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 """Of the accounts 42, 42 and 7."""
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await scoped_race(connect, database, request.param)
 

@@ -15,7 +15,7 @@ from fencepost.storage.upkeep import raising
 SOURCE = scenarios.SOURCE
 
 
-@pytest.mark.parametrize("rule", ["strict", "lease"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_sources(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
     await scenario(await scenarios.open_source_race(connect, database, rule))

@@ -26,7 +26,7 @@ from fencepost.gateway.writes.patch_rows import patch_rows
 from fencepost.storage.connections import backends
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def rule(request: pytest.FixtureRequest) -> Rule:
     found: Rule = request.param
     return found

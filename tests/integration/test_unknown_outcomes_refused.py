@@ -27,7 +27,7 @@ CREATE TRIGGER a_rekey BEFORE INSERT ON public.orders FOR EACH ROW EXECUTE FUNCT
 """
 
 
-@pytest.fixture(params=["strict", "lease"])
+@pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await audited_race(connect, database, request.param)
 

@@ -18,7 +18,7 @@ from tests.support.interleave import Connection
 
 from fencepost import ApiError, Client, OutcomeUnknown, Retry, Unavailable
 
-TABLES = {"strictly": "strict", "leased": "lease"}
+TABLES = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2", "k3")
 
 SCHEMA = """

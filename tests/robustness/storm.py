@@ -18,7 +18,7 @@ from tests.support.interleave import Connection
 
 from fencepost.fencing.token import Rule
 
-TABLES: dict[str, Rule] = {"strictly": "strict", "leased": "lease"}
+TABLES: dict[str, Rule] = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2")
 
 SCHEMA = """
@@ -122,7 +122,7 @@ class Storm:
         presented, current = int(problem["presented_token"]), int(problem["current_token"])
         spent = problem["code"] == "FP002"
         right = current == presented if spent else current > presented
-        if not right or presented != shot.token or (spent and TABLES[shot.table] == "lease"):
+        if not right or presented != shot.token or (spent and TABLES[shot.table] == "epoch"):
             self.complaints.append(f"{shot}: {problem}")
 
 

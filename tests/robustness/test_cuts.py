@@ -33,7 +33,7 @@ async def watched(connect: Connect) -> Connection:
     await connection.execute(SCHEMA)
     for table, rule in TABLES.items():
         await connection.execute(TABLE.format(table))
-        await protect(connection, table, rule="lease" if rule == "lease" else "strict")
+        await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")
         await connection.execute(AUDIT.format(table))
     return connection
 

@@ -60,7 +60,7 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
         await connection.execute(SCHEMA)
         for table, rule in TABLES.items():
             await connection.execute(TABLE.format(table))
-            await protect(connection, table, rule="lease" if rule == "lease" else "strict")
+            await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")
             await connection.execute(AUDIT.format(table))
         await connection.close()
         yield Crashing(postgres, directory)

@@ -87,7 +87,7 @@ async def _make(shop: OrmShop, owner: str, plain: str, sql: str) -> None:
         await connection.execute("RESET ROLE")
         for table in ("orders", "lines"):
             await protect(connection, table)
-        await protect(connection, "leased", rule="lease")
+        await protect(connection, "leased", rule="epoch")
         await protect(connection, "issued", source="builtin")
         await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines, leased, issued TO {plain}")
     finally:

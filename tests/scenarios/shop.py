@@ -116,7 +116,7 @@ async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str
         await connection.execute(SQL)
         for table in PROTECTED:
             await protect(connection, table)
-        await protect(connection, "leased", rule="lease")
+        await protect(connection, "leased", rule="epoch")
         for table in builtin:
             await protect(connection, table, source="builtin")
     finally:

@@ -189,7 +189,7 @@ class Race:
                 return "again"
 
     def equal(self, when_strict: str) -> str:
-        """What becomes of a token that equals the mark: `when_strict`, or "again" under lease."""
+        """What becomes of a token that equals the mark: `when_strict`, or "again" under epoch."""
         return when_strict if self.strict else "again"
 
     async def row(self, key: Key) -> dict[str, Any] | None:

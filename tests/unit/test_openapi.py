@@ -97,7 +97,7 @@ CATALOG = Catalog(
         for one in (
             ORDERS,
             EVERYTHING,
-            table("orders.insert", column("id", "int4", nullable=False), key=("id",), rule="lease"),
+            table("orders.insert", column("id", "int4", nullable=False), key=("id",), rule="epoch"),
             table("orders insert", column("id", "int4", nullable=False), key=("id",)),
             table("orders_insert", column("id", "int4", nullable=False), key=("id",)),
             table("audit_log", column("line"), rule=None),

@@ -180,5 +180,5 @@ def test_verdicts_become_problems() -> None:
     assert (stale.name, stale.http_status, stale.retry_after) == ("FP001", 409, None)
     spent = problem_of(Spent("orders/x", Token(36), 36), "strict")
     assert (spent.name, spent.current_token) == ("FP002", 36)
-    assert "--rule lease" in str(spent.hint)
+    assert "--rule epoch" in str(spent.hint)
     assert problem_of(MissingRow("orders/x"), "strict").name == "FP006"

@@ -7,7 +7,7 @@ from fencepost.fencing.token import MAX_TOKEN, NO_MARK, Rule, Token
 from fencepost.fencing.verdict import Spent, Stale, refusal
 
 TOKENS = st.integers(1, MAX_TOKEN).map(Token)
-RULES = st.sampled_from(["strict", "lease"])
+RULES = st.sampled_from(["strict", "epoch"])
 
 
 @given(rule=RULES, mark=st.integers(0, MAX_TOKEN), token=TOKENS)

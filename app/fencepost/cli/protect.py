@@ -21,8 +21,8 @@ _WAIT = click.option(
 @settings_options("database_url", "data_dir")
 @click.option(
     "--rule",
-    type=click.Choice(["strict", "lease"]),
-    help="strict (default): each token writes a row once. lease: a token may write again, for lock services that give "
+    type=click.Choice(["strict", "epoch"]),
+    help="strict (default): each token writes a row once. epoch: a token may write again, for lock services that give "
     "one token per grant.",
 )
 @click.option(

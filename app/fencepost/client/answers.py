@@ -40,7 +40,7 @@ class Fence:
 
     resource: str
     mark: int
-    rule: Literal["strict", "lease"]
+    rule: Literal["strict", "epoch"]
     source: str
     row_exists: bool
     story: tuple[StoryEvent, ...]

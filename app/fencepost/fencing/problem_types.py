@@ -40,7 +40,7 @@ SPENT_TOKEN: Final = ProblemType(
     "means that an operation with this very token was accepted here before. If you are repeating a request whose "
     "answer you lost, it landed. Nothing was changed now.",
     "For another write under the same lock, mint another token. If your lock service gives one token per grant, "
-    "protect the table with --rule lease.",
+    "protect the table with --rule epoch.",
 )
 TOKEN_REQUIRED: Final = ProblemType(
     "FP003",

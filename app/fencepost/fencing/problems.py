@@ -84,7 +84,7 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
                 SPENT_TOKEN,
                 f"Token {presented} was already used on {resource}.",
                 hint=f"Under the rule {rule} each token writes a resource once: mint another, or protect the table "
-                "with --rule lease if the lock service gives one token per grant.",
+                "with --rule epoch if the lock service gives one token per grant.",
                 resource=resource,
                 presented_token=presented,
                 current_token=mark,

@@ -6,8 +6,8 @@ from typing import Final, Literal, NewType, assert_never
 Token = NewType("Token", int)
 """A positive 64-bit integer; a later grant of a lock has a larger one."""
 
-Rule = Literal["strict", "lease"]
-"""How a table compares: strict takes `mark < t`, lease takes `mark <= t`."""
+Rule = Literal["strict", "epoch"]
+"""How a table compares: strict takes `mark < t`, epoch takes `mark <= t` (docs/decisions/0030)."""
 
 NO_MARK = 0
 """The mark of a resource that was never written through a fence."""
@@ -47,7 +47,7 @@ def accepts(rule: Rule, mark: int, token: Token) -> bool:
     match rule:
         case "strict":
             return mark < token
-        case "lease":
+        case "epoch":
             return mark <= token
         case _:
             assert_never(rule)

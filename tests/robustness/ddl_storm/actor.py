@@ -159,5 +159,5 @@ class Actor:
             await self.protect(shape, others[0].rule, others[0].source, scoped=True)
             return
         await self.protect(
-            shape, self.dice.choice(("strict", "lease")), self.dice.choice(("external", "builtin")), scoped=scoped
+            shape, self.dice.choice(("strict", "epoch")), self.dice.choice(("external", "builtin")), scoped=scoped
         )

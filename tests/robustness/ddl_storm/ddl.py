@@ -104,7 +104,7 @@ class Ddl:
             return
         match self._dice.randrange(3):
             case 0:
-                await self.actor.protect(shape, rule="lease" if shape.rule == "strict" else "strict")
+                await self.actor.protect(shape, rule="epoch" if shape.rule == "strict" else "strict")
             case 1:
                 await self.actor.protect(shape, source="builtin" if shape.source == "external" else "external")
             case _ if shape.scoped:

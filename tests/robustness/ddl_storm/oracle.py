@@ -3,7 +3,7 @@
 It reads the log (log.py) and the writers' own record of their answers, and shares no code with the product. Promised:
 
 - A write to a protected table is accepted only under a token above all that were accepted for its row before (under
-  the rule lease: not below), whatever happened to the table in between: unprotected and protected again, renamed, of
+  the rule epoch: not below), whatever happened to the table in between: unprotected and protected again, renamed, of
   another type, in another scope, detached. The same holds for the rows of one scope together. A claim that was
   acknowledged counts as accepted from where the log says so.
 - On a table of the built-in source a token of an earlier generation is not accepted.
@@ -217,7 +217,7 @@ class Oracle:
     def _lowest_that_passes(self, lk: str, candidates: list[Operation]) -> Operation:
         highest = max((held.token for held in self._held(lk)), default=0)
         standing = self._memory.standing.get(line_of(lk))
-        lowest = highest if standing is not None and standing.rule == "lease" else highest + 1
+        lowest = highest if standing is not None and standing.rule == "epoch" else highest + 1
         passing = [o for o in candidates if (o.token or 0) >= lowest]
         return min(passing, key=lambda o: o.token or 0, default=None) or max(candidates, key=lambda o: o.token or 0)
 
@@ -255,7 +255,7 @@ class Oracle:
 
     @staticmethod
     def _passes_wrongly(before: Accepted, now: Accepted, standing: Standing) -> bool:
-        if now.token != before.token or standing.rule == "lease":
+        if now.token != before.token or standing.rule == "epoch":
             return now.token < before.token
         return now.xid != before.xid or (
             now.operation != before.operation and None not in (now.operation, before.operation)

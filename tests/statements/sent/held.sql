@@ -4,7 +4,7 @@
 --   $3 = '"public"."held"'
 --   $4 = 'held'
 --   $5 = '{"columns": [{"name": "order_id", "type": "text", "number": 1}], "relation" ...
---   $6 = 'lease'
+--   $6 = 'epoch'
 --   $7 = 'builtin'
 --   $8 = 'external'
 --   $9 = 4611686018427387903
@@ -168,7 +168,7 @@ SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 -- claim of a absent row: 200
 --   $1 = 'held/k6'
 --   $2 = 125
---   $3 = 'lease'
+--   $3 = 'epoch'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200

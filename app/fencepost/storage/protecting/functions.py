@@ -180,7 +180,7 @@ END"""
     def _insert(self) -> str:
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
         said = f"PERFORM fencepost.note_said({self.resource('NEW')}, token);"
-        out_loud = f"\n    {said}" if self.rule == "lease" else ""
+        out_loud = f"\n    {said}" if self.rule == "epoch" else ""
         return f"""
 DECLARE
   token bigint;

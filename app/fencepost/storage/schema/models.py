@@ -45,7 +45,7 @@ protected = Table(
     metadata,
     Column("relation", REGCLASS, primary_key=True),
     Column("name", Text(collation="C"), nullable=False),
-    Column("rule", Text, CheckConstraint("rule IN ('strict', 'lease')", "protected_rule_check"), nullable=False),
+    Column("rule", Text, CheckConstraint("rule IN ('strict', 'epoch')", "protected_rule_check"), nullable=False),
     Column("source", Text, nullable=False, server_default="external"),
     Column("key_columns", ARRAY(Text), nullable=False),
     Column("functions", Text, nullable=False),

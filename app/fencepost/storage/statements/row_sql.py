@@ -166,7 +166,7 @@ def comparison(rule: Rule) -> str:
 
 
 def stored_token(rule: Rule, parameter: str) -> str:
-    """Say what an UPDATE stores: under lease an equal token passes, and -t tells the trigger that it is a token and not
+    """Say what an UPDATE stores: under epoch an equal token passes, and -t tells the trigger that it is a token and not
     an echo of the column (R14). The trigger stores the positive value; without it the CHECK refuses.
     """
     return parameter if rule == "strict" else f"-{parameter}"

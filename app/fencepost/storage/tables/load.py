@@ -31,7 +31,7 @@ _KINDS: Final[dict[str, TableKind]] = {
     "m": "materialized view",
     "f": "foreign table",
 }
-_RULES: Final[dict[str, Rule]] = {"strict": "strict", "lease": "lease"}
+_RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
 _IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
 
 _PROTECTED: Final = (
