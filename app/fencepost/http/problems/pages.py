@@ -10,9 +10,9 @@ from starlette.routing import Route
 
 from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES, ProblemType
 from fencepost.fencing.problems import Problem
+from fencepost.http.html_page import page
 from fencepost.http.problems.examples import example_problem
 from fencepost.http.problems.response import problem_response
-from fencepost.http.responses.html_page import page
 
 
 def problem_routes() -> list[Route]:

@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from fencepost.fencing.problem_types import NO_ROUTE
 from fencepost.fencing.problems import Problem
+from fencepost.http.html_page import page
 from fencepost.http.problems.response import problem_response
-from fencepost.http.responses.html_page import page
 from fencepost.storage.demo import is_demo
 from fencepost.storage.tables.catalog import Catalog, Table
 
