@@ -50,10 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _server(item: pytest.Item) -> str | None:
-    """Give the PostgreSQL that a test runs on, one of SERVERS; None when it needs none, or starts its own."""
+    """Give the PostgreSQL that a test runs on, one of SERVERS, whichever fixture starts it; None when it needs none."""
     callspec = getattr(item, "callspec", None)
-    server = None if callspec is None else callspec.params.get("postgres")
-    return server if server in SERVERS else None
+    values = () if callspec is None else callspec.params.values()
+    return next((value for value in values if isinstance(value, str) and value in SERVERS), None)
 
 
 def _nowhere(item: pytest.Item, first: str) -> bool:
