@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.check import CONSTRAINT, ProtectError
-from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, Plan, plan_protect, plan_unprotect
+from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, ProtectPlan, plan_protect, plan_unprotect
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
 from fencepost.storage.schema import versions
 from fencepost.storage.schema.models import SCHEMA
@@ -90,7 +90,7 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     Raises alembic.util.CommandError, with all that is in the way, and under `alembic upgrade --sql`.
     """
 
-    async def plan(connection: Connection) -> Plan:
+    async def plan(connection: Connection) -> ProtectPlan:
         return await plan_protect(
             connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump
         )
@@ -104,7 +104,7 @@ def unprotect(op: Operations, table: str, *, wait: float = 30.0) -> None:
     Before a protected table is dropped, too: its functions depend on it. Raises as `protect` does.
     """
 
-    async def plan(connection: Connection) -> Plan:
+    async def plan(connection: Connection) -> ProtectPlan:
         return await plan_unprotect(connection, table)
 
     _apply(op, table, "unprotect", plan, validate=False, wait=wait)
@@ -129,7 +129,7 @@ def _apply(
     op: Operations,
     table: str,
     verb: str,
-    planning: Callable[[Connection], Coroutine[Any, Any, Plan]],
+    planning: Callable[[Connection], Coroutine[Any, Any, ProtectPlan]],
     *,
     validate: bool,
     wait: float,

@@ -59,7 +59,7 @@ class Upkeep:
         except StorageError as error:
             self.emit(ListenerLost(f"the catalog could not be read: {error}"))
         with suppress(StorageError):  # it is said when it is asked for; here it only is to be noticed soon (R19)
-            await self.database.standing()
+            await self.database.origin_status()
 
     async def reload_now_and_then(self) -> None:
         """Reload for ever."""
@@ -72,7 +72,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             with suppress(StorageError):
-                await self.database.standing()
+                await self.database.origin_status()
 
     async def sweep_now_and_then(self) -> None:
         """Remove what ended leases left, for ever."""

@@ -17,7 +17,7 @@ from fencepost.gateway.core import Gateway
 from fencepost.observe.events import PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.source_wiring import described_sources, known_sources
-from fencepost.storage.connections.origin import Standing
+from fencepost.storage.connections.origin import OriginStatus
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.schema import versions
 from fencepost.storage.upkeep import pruning
@@ -106,34 +106,34 @@ class Health:
         self._metrics.count()
 
     def _described(
-        self, database: str, schema: str, standing: Standing | None, sources: dict[str, str], *, ready: bool
+        self, database: str, schema: str, origin: OriginStatus | None, sources: dict[str, str], *, ready: bool
     ) -> wire.Readiness:
         loaded = self._gateway.catalog.current
         return {
             "status": "ready" if ready else "not ready",
             "database": database,
             "schema": schema,
-            "origin": "unknown" if standing is None else standing.describe(),
+            "origin": "unknown" if origin is None else origin.describe(),
             "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
             "sources": sources,
         }
 
     async def _ask_readiness(self) -> wire.Readiness:
         gateway = self._gateway
-        database, schema, standing = "reachable", None, None
+        database, schema, origin = "reachable", None, None
         try:
             async with gateway.database.spare() as connection:
                 with translated(writing=False):
                     schema = await versions.fit(connection)
-            standing = await gateway.database.standing()
+            origin = await gateway.database.origin_status()
         except (StorageError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database, schema = f"unreachable: {error}", None
         else:
             if gateway.database.all_lent:
                 database += "; all connections of this process are in use"
-        ready = schema is not None and schema.works and standing is not None and standing.accepted
+        ready = schema is not None and schema.works and origin is not None and origin.accepted
         described = "unknown" if schema is None else schema.describe()
-        return self._described(database, described, standing, await described_sources(gateway), ready=ready)
+        return self._described(database, described, origin, await described_sources(gateway), ready=ready)
 
     async def _ask_figures(self) -> Literal[True] | None:
         if not (await self._count_locks() and await self._measure_sizes()):

@@ -20,7 +20,7 @@ from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
 from fencepost.storage.errors import RefusedError, StorageError, translated
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.sources import Known
+from fencepost.storage.leases.sources import KnownSource
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 _RESERVED: Final = frozenset({"builtin", "external"})
@@ -128,7 +128,7 @@ async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emi
             emit(QueueFailed(f"leases of lock services that ended could not be forgotten: {error}"))
 
 
-async def known_sources(gateway: Gateway) -> list[Known]:
+async def known_sources(gateway: Gateway) -> list[KnownSource]:
     """List the sources as the database knows them; none when it cannot be asked."""
     with suppress(StorageError):
         async with gateway.database.spare() as connection:

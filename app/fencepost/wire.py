@@ -182,7 +182,7 @@ class ElectionAnswer(TypedDict):
     candidates: list[WaiterAnswer]
 
 
-class Health(TypedDict):
+class Liveness(TypedDict):
     """The process is alive."""
 
     status: Literal["ok"]

@@ -177,7 +177,7 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
         except StorageError as error:
             raise StartupError(f"the catalog cannot be read: {error}") from error
         with suppress(StorageError):
-            await database.standing()
+            await database.origin_status()
         retention = background.Retention(
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )

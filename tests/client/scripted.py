@@ -10,7 +10,7 @@ import httpx
 from tests.client.manual_clock import ManualClock
 
 from fencepost.client.acquiring import Wish
-from fencepost.client.answers import Granted
+from fencepost.client.answers import GrantAnswer
 from fencepost.client.exchange import Exchange
 from fencepost.client.lease import Lease
 from fencepost.client.retry import Retry
@@ -100,7 +100,7 @@ def scripted_lease(
         transport=gateway,
         decimals=False,
     )
-    granted = Granted(
+    granted = GrantAnswer(
         lease_id="1",
         locks=("a",),
         owner="us",

@@ -11,7 +11,7 @@ from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, tak
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.interleave import Connection, eventually
 
-from fencepost.locks.advisory.session import Session
+from fencepost.locks.advisory.session import AdvisorySession
 from fencepost.locks.advisory.source import LEAST_TTL_MS
 from fencepost.locks.source import Grant, Holder, SourceUnavailableError
 
@@ -157,16 +157,16 @@ async def test_a_waiter_that_is_cancelled_twice_leaves_nothing(bench: AdvisoryBe
 async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
     bench: AdvisoryBench, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = Session.ask
+    really = AdvisorySession.ask
 
-    async def broken(session: Session, statement: str, *arguments: Any) -> Any:
+    async def broken(session: AdvisorySession, statement: str, *arguments: Any) -> Any:
         answer = await really(session, statement, *arguments)
         session.connection.terminate()
         return answer
 
     source = sourced(bench.url, "?sessions=1")
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "ask", broken)
+        patch.setattr(AdvisorySession, "ask", broken)
         with pytest.raises(SourceUnavailableError, match="broke"):
             await taking(source, lock)
     assert isinstance(await taking(source, lock), Grant), "it counts no more"
@@ -190,16 +190,16 @@ async def test_a_grant_whose_answer_was_lost_is_given_back(
     ask: Asking, bench: AdvisoryBench, lock: str, monkeypatch: pytest.MonkeyPatch, failure: BaseException, wait_s: float
 ) -> None:
     before = await bench.asked(OURS)
-    really = Session.ask
+    really = AdvisorySession.ask
 
-    async def lost(session: Session, statement: str, *arguments: Any) -> Any:
+    async def lost(session: AdvisorySession, statement: str, *arguments: Any) -> Any:
         answer = await really(session, statement, *arguments)
         if "pg_try_advisory_lock" in statement or "pg_advisory_lock" in statement:
             assert isinstance(await ask.source.inspect(lock), Holder), "it was granted"
             raise failure
         return answer
 
-    monkeypatch.setattr(Session, "ask", lost)
+    monkeypatch.setattr(AdvisorySession, "ask", lost)
     expected = asyncio.CancelledError if isinstance(failure, asyncio.CancelledError) else SourceUnavailableError
     with pytest.raises(expected):
         await ask.acquire(lock, wait_s=wait_s)

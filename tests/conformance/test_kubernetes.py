@@ -16,7 +16,7 @@ from tests.support.interleave import eventually
 
 from fencepost.locks.kubernetes import lease as kubernetes_lease
 from fencepost.locks.kubernetes.api import Api
-from fencepost.locks.kubernetes.lease import Lease, hashed_name, own_name
+from fencepost.locks.kubernetes.lease import LeaseObject, hashed_name, own_name
 from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
@@ -99,7 +99,7 @@ async def granted(source: KubernetesLeases, lock: str = LOCK, *, ttl_ms: int = 1
 def elected(name: str, identity: str, seconds: int = 1) -> dict[str, Any]:
     """Write a Lease as client-go's leader election does."""
     spec = {"holderIdentity": identity, "leaseDurationSeconds": seconds, "leaseTransitions": 3}
-    return {"kind": "Lease", "metadata": {"name": name, "labels": {"their": "own"}}, "spec": spec}
+    return {"kind": "LeaseObject", "metadata": {"name": name, "labels": {"their": "own"}}, "spec": spec}
 
 
 async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(
@@ -231,7 +231,7 @@ async def test_two_processes_race_and_never_are_both_in(url: str) -> None:
     assert drawn == sorted(set(drawn))
 
 
-Real = Callable[[dict[str, Any]], Awaitable[Lease | None]]
+Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
 
 
 def api_of(source: KubernetesLeases) -> Api:
@@ -245,7 +245,7 @@ async def test_a_grant_whose_answer_was_lost_is_found(make: Make, monkeypatch: p
         await source.release(LOCK, (await granted(source)).handle)
     real: Real = getattr(api_of(source), what)
 
-    async def answer_lost(lease: dict[str, Any]) -> Lease | None:
+    async def answer_lost(lease: dict[str, Any]) -> LeaseObject | None:
         await real(lease)
         raise SourceUnavailableError("the connection broke")
 
@@ -264,7 +264,7 @@ async def test_a_grant_that_was_sent_twice_on_its_way_is_found(
         await source.release(LOCK, (await granted(source)).handle)
     real: Real = getattr(api_of(source), what)
 
-    async def twice(lease: dict[str, Any]) -> Lease | None:
+    async def twice(lease: dict[str, Any]) -> LeaseObject | None:
         await real(lease)
         return await real(lease)
 
@@ -281,7 +281,7 @@ async def test_an_acquire_that_is_cancelled_while_it_writes_leaves_nothing(
     writing, go_on = asyncio.Event(), asyncio.Event()
     real = api_of(source).create
 
-    async def slow(lease: dict[str, Any]) -> Lease | None:
+    async def slow(lease: dict[str, Any]) -> LeaseObject | None:
         made = await real(lease) if landed else None
         writing.set()
         await go_on.wait()

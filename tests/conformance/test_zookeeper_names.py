@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fencepost.locks.source import MOST_NATIVE, SourceConfigError, SourceError
-from fencepost.locks.zookeeper.nodes import Place, in_order, parent_of, token
+from fencepost.locks.zookeeper.nodes import QueueNode, in_order, parent_of, token
 from fencepost.locks.zookeeper.url import parse
 
 
@@ -34,8 +34,8 @@ def test_what_is_no_place_in_a_queue_is_named(child: str) -> None:
 
 @pytest.mark.parametrize("session", [0x1000_0000_0000_0001, -(2**63), -1, 2**63 - 1])
 def test_a_handle_says_it_all(session: int) -> None:
-    place = Place("1f__lock__0000000003", 2**33 + 1, session, "wörker")
-    assert Place.from_handle("it", place.handle) == place
+    place = QueueNode("1f__lock__0000000003", 2**33 + 1, session, "wörker")
+    assert QueueNode.from_handle("it", place.handle) == place
     assert place.guid == "1f"
 
 
@@ -43,10 +43,10 @@ def test_a_handle_says_it_all(session: int) -> None:
     "change", [{"node": "../x"}, {"node": "a/b__lock__0000000001"}, {"czxid": None}, {"session": 3}]
 )
 def test_a_handle_of_something_else_is_refused(change: dict[str, object]) -> None:
-    handle = {**json.loads(Place("1f__lock__0000000003", 1, 1, "us").handle), **change}
+    handle = {**json.loads(QueueNode("1f__lock__0000000003", 1, 1, "us").handle), **change}
     for wrong in (json.dumps(handle), "7", "", "[]"):
         with pytest.raises(SourceError, match="handle of lock 'it'"):
-            Place.from_handle("it", wrong)
+            QueueNode.from_handle("it", wrong)
 
 
 def test_a_number_that_is_too_large_is_no_token() -> None:

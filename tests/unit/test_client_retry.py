@@ -20,7 +20,7 @@ from fencepost.client import (
     StaleToken,
     Unavailable,
 )
-from fencepost.client.answers import Granted
+from fencepost.client.answers import GrantAnswer
 
 REFUSED = httpx.ConnectError("refused")
 CUT = httpx.ReadError("cut")
@@ -196,7 +196,7 @@ async def test_a_grant_whose_answer_comes_late_is_renewed_before_it_is_handed_ou
 @pytest.mark.parametrize(("waited", "counted"), [(0, 0.0), (20_000, 20.0), (25_000, 25.0), (25_001, 0.0), (90_000, 0)])
 def test_trust_counts_from_the_end_of_the_queue_if_that_can_be_true(waited: int, counted: float) -> None:
     """The request took 25 s in all: a longer wait in the gateway was measured by a clock that jumped."""
-    grant = Granted.read({**GRANT, "waited_ms": waited}, sent=100.0, received=125.0, repeated=False)
+    grant = GrantAnswer.read({**GRANT, "waited_ms": waited}, sent=100.0, received=125.0, repeated=False)
     assert grant.started == 100.0 + counted
 
 

@@ -9,7 +9,7 @@ from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 
 from fencepost.client import BadRequest, FencepostError, LeaseLost
 from fencepost.client.tokens import TokenPool
-from fencepost.client.turns import Turns
+from fencepost.client.turns import OperationTurns
 
 
 class Mint:
@@ -128,7 +128,7 @@ class Order:
     """Records which turns have begun, and lets a test end them."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = OperationTurns()
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
 

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 
-from fencepost.storage.connections.origin import Origin, Place, Standing, Watch
+from fencepost.storage.connections.origin import Location, Origin, OriginStatus, Watch
 from fencepost.storage.errors import UnavailableError
 
-HERE = Place(7, 1, 5, 16400)
+HERE = Location(7, 1, 5, 16400)
 
 
-def origin(flushed: int, generation: int = 1, identity: str = "x", *, place: Place = HERE, knows: str = "") -> Origin:
+def origin(
+    flushed: int, generation: int = 1, identity: str = "x", *, location: Location = HERE, knows: str = ""
+) -> Origin:
     """Give a database that its newest generation was raised on."""
     history = frozenset({f"{generation}/{identity}", *knows.split()})
-    return Origin(False, place, flushed, generation, identity, place, history, None)
+    return Origin(False, location, flushed, generation, identity, location, history, None)
 
 
 def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
@@ -51,7 +53,7 @@ def test_answers_that_arrive_in_another_order_than_they_were_given_in_are_no_cop
 def test_a_position_of_another_timeline_or_generation_is_not_compared() -> None:
     watch = Watch()
     seen(watch, origin(1000))
-    watch.heard(origin(10, place=replace(HERE, timeline=2)), watch.met)
+    watch.heard(origin(10, location=replace(HERE, timeline=2)), watch.met)
     watch.heard(origin(10, 2, "y"), watch.met)
     assert watch.problem(origin(1000)) is None
 
@@ -82,12 +84,12 @@ def test_connections_that_were_accepted_before_a_restore_are_asked_again() -> No
     restored = replace(before, found=replace(HERE, relation=17000))
     assert "a dump was restored over it" in text(seen(watch, restored))
     assert "made anew in it since" in text(watch.problem(before))
-    mended = origin(1000, 2, "y", place=replace(HERE, relation=17000), knows="1/x")
+    mended = origin(1000, 2, "y", location=replace(HERE, relation=17000), knows="1/x")
     assert seen(watch, mended) is None
 
 
 def test_a_change_is_reported_once() -> None:
-    told: list[Standing] = []
+    told: list[OriginStatus] = []
     watch = Watch(told.append)
     for answer in (origin(5), origin(6), origin(5), origin(4)):
         watch.heard(answer, watch.met)

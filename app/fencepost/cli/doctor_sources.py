@@ -44,7 +44,7 @@ async def examine_sources(connection: asyncpg.Connection, configured: Sequence[C
     return findings + asked
 
 
-async def _ask(configured: Configured, known: sources.Known | None) -> list[Finding]:
+async def _ask(configured: Configured, known: sources.KnownSource | None) -> list[Finding]:
     """Ask a service; `known` is what its tokens are compared with."""
     subject = f"source {configured.name}"
     source = configured.source
@@ -60,7 +60,7 @@ async def _ask(configured: Configured, known: sources.Known | None) -> list[Find
     return findings
 
 
-async def _behind(subject: str, source: Source, known: sources.Known) -> list[Finding]:
+async def _behind(subject: str, source: Source, known: sources.KnownSource) -> list[Finding]:
     if await source.issued(known.number):
         return []
     return [

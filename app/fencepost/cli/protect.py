@@ -8,7 +8,7 @@ from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import Plan, apply, plan_protect, plan_unprotect
+from fencepost.storage.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
 _WAIT = click.option(
@@ -96,7 +96,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
         raise click.UsageError("--scope and --no-scope exclude each other.")
     chosen = "" if no_scope else scope
 
-    async def plan(connection: asyncpg.Connection) -> Plan:
+    async def plan(connection: asyncpg.Connection) -> ProtectPlan:
         made = await plan_protect(
             connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump
         )
@@ -120,7 +120,7 @@ def unprotect(table: str, settings: Settings, sql: bool, wait: float) -> None:
     be rid of them too, ALTER TABLE … DROP COLUMN last_fence_token.
     """
 
-    async def plan(connection: asyncpg.Connection) -> Plan:
+    async def plan(connection: asyncpg.Connection) -> ProtectPlan:
         made = await plan_unprotect(connection, table)
         if not sql:
             await apply(connection, made, wait=wait)

@@ -27,7 +27,7 @@ from fencepost.storage.inspecting.overview import Finding, Protected
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.builtin import LockState
-from fencepost.storage.leases.sources import Known
+from fencepost.storage.leases.sources import KnownSource
 from fencepost.storage.upkeep import pruning
 from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 from fencepost.storage.upkeep.pruning import Size
@@ -58,18 +58,18 @@ _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Snapshot:
     protected: list[Protected]
     unprotected: list[str]
     locks: list[LockState]
     sizes: list[Size]
     floors: list[tuple[str, int]]
     broken_glass: list[GlassUse]
-    sources: list[Known]
+    sources: list[KnownSource]
 
 
-async def _look(connection: asyncpg.Connection) -> _Seen:
-    return _Seen(
+async def _look(connection: asyncpg.Connection) -> _Snapshot:
+    return _Snapshot(
         await inspect.protected_tables(connection),
         await inspect.unprotected_tables(connection),
         await leases.lock_states(connection, None, None, _MOST_LOCKS),
@@ -108,7 +108,7 @@ def status(settings: Settings, as_json: bool) -> None:
         _print_table(_USES, [_use(each) for each in seen.broken_glass])
 
 
-def _print_tables(seen: _Seen) -> None:
+def _print_tables(seen: _Snapshot) -> None:
     if seen.protected:
         _print_table(
             _TABLES,
@@ -132,7 +132,7 @@ def _source(table: Protected) -> str:
     return table.source + (f" ({', '.join(bounds)})" if bounds else "")
 
 
-def _as_json(seen: _Seen) -> dict[str, object]:
+def _as_json(seen: _Snapshot) -> dict[str, object]:
     return {
         "protected": [asdict(each) for each in seen.protected],
         "unprotected": seen.unprotected,

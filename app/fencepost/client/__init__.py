@@ -1,6 +1,6 @@
 """The Python client: `from fencepost import Client, SyncClient`. It knows the gateway by HTTP only."""
 
-from fencepost.client.answers import Claimed, Fence, LockState, Row, StoryEvent, Waiter
+from fencepost.client.answers import Claimed, FenceState, LockState, Row, StoryEvent, Waiter
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.electing import Campaign, Term
@@ -42,7 +42,7 @@ __all__ = [
     "Client",
     "Clock",
     "ConstraintViolated",
-    "Fence",
+    "FenceState",
     "FencepostError",
     "Forbidden",
     "Leader",

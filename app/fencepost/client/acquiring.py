@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from fencepost.client.answers import Granted
+from fencepost.client.answers import GrantAnswer
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LockHeld
 from fencepost.client.exchange import Call, Exchange
@@ -67,7 +67,7 @@ class Wish:
         )
 
 
-async def acquire(exchange: Exchange, wish: Wish) -> Granted:
+async def acquire(exchange: Exchange, wish: Wish) -> GrantAnswer:
     """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises."""
     clock = exchange.clock
     deadline = None if wish.wait is None else clock.now() + wish.wait
@@ -75,11 +75,11 @@ async def acquire(exchange: Exchange, wish: Wish) -> Granted:
     def left() -> float:
         return float("inf") if deadline is None else max(deadline - clock.now(), 0.0)
 
-    async def attempt() -> Granted:
+    async def attempt() -> GrantAnswer:
         wait = left()
         sent = clock.now()
         answer = await exchange.once(wish.call(min(wait, WAIT_SLICE), keep_place=wait > WAIT_SLICE))
-        return Granted.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
+        return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
 
     while True:
         started, wait = clock.now(), left()

@@ -35,7 +35,7 @@ class StoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FenceState:
     """What is known of a resource. The mark of one that was never written is 0. `tables`: those of a scope."""
 
     resource: str
@@ -47,7 +47,7 @@ class Fence:
     tables: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, body: Mapping[str, Any]) -> "Fence":
+    def read(cls, body: Mapping[str, Any]) -> "FenceState":
         """Read GET /v1/fences."""
         story = tuple(StoryEvent(told["event"], int(told["token"]), as_time(told.get("at"))) for told in body["story"])
         tables = tuple(body.get("tables", ()))
@@ -98,7 +98,7 @@ class LockState:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class GrantAnswer:
     """POST /v1/leases, answered. `repeated`: an earlier answer was lost, and the grant may be older than the request.
 
     `started` is when the request that was answered was sent, on the client's clock, plus its wait in the gateway.
@@ -116,7 +116,7 @@ class Granted:
     repeated: bool
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], *, sent: float, received: float, repeated: bool) -> "Granted":
+    def read(cls, body: Mapping[str, Any], *, sent: float, received: float, repeated: bool) -> "GrantAnswer":
         """Read the answer to a request, given when it was sent and when answered."""
         waited = body["waited_ms"] / 1000
         return cls(

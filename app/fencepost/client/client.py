@@ -9,7 +9,7 @@ import httpx
 
 from fencepost import __version__
 from fencepost.client import calls
-from fencepost.client.answers import Claimed, Fence, LockState, Row
+from fencepost.client.answers import Claimed, FenceState, LockState, Row
 from fencepost.client.calls import Filters, Query
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.electing import Elections
@@ -131,9 +131,9 @@ class Client(Elections):
         )
         return Claimed.read(answer.body)
 
-    async def fence(self, resource: str) -> Fence:
+    async def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""
-        return Fence.read((await self._exchange.repeat(calls.fence(resource))).body)
+        return FenceState.read((await self._exchange.repeat(calls.fence(resource))).body)
 
     # Rows
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from fencepost.client.acquiring import Wish
-from fencepost.client.answers import Granted
+from fencepost.client.answers import GrantAnswer
 from fencepost.client.exchange import Exchange
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Background, Lock
@@ -27,7 +27,7 @@ class Term(Lease):
     """
 
     def __init__(
-        self, exchange: Exchange, wish: Wish, granted: Granted, timings: Timings, *, trusted_from: float
+        self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float
     ) -> None:
         super().__init__(exchange, wish, granted, timings, trusted_from=trusted_from)
         self.election = wish.locks[0].removeprefix(PREFIX)
@@ -46,7 +46,7 @@ class Campaign(Lock):
             raise TypeError(f"a campaign ended with {term!r}")
         return term
 
-    def _made(self, granted: Granted, timings: Timings, trusted_from: float) -> Lease:
+    def _made(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
         return Term(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
 
 

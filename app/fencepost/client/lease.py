@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from fencepost.client.acquiring import SECRET_HEADER, Wish, release_call
-from fencepost.client.answers import Claimed, Granted, Row
+from fencepost.client.answers import Claimed, GrantAnswer, Row
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LeaseLost, LossReason
 from fencepost.client.exchange import Answer, Call, Exchange
@@ -16,7 +16,7 @@ from fencepost.client.keys import canonical
 from fencepost.client.retry import retrying
 from fencepost.client.tokens import TokenPool
 from fencepost.client.trust import Timings, Trust
-from fencepost.client.turns import Turns
+from fencepost.client.turns import OperationTurns
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -44,7 +44,7 @@ class Lease:
     """
 
     def __init__(
-        self, exchange: Exchange, wish: Wish, granted: Granted, timings: Timings, *, trusted_from: float
+        self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float
     ) -> None:
         self.id = granted.lease_id
         self.secret = wish.secret
@@ -57,7 +57,7 @@ class Lease:
         self._exchange = exchange
         self._trust = Trust(exchange.clock, timings, trusted_from)
         self._pool = TokenPool(granted.tokens, self._mint)
-        self._turns = Turns()
+        self._turns = OperationTurns()
         self._lost: asyncio.Future[LeaseLost] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from fencepost.client.acquiring import Wish, abandon, acquire
-from fencepost.client.answers import Granted
+from fencepost.client.answers import GrantAnswer
 from fencepost.client.errors import ApiError, LeaseLost, OutcomeUnknown, Unavailable
 from fencepost.client.exchange import Exchange
 from fencepost.client.lease import Lease
@@ -107,7 +107,7 @@ class Lock:
             await self._background.finish(abandon(self._exchange, self._wish))
             raise
 
-    async def _ready(self, granted: Granted) -> Lease:
+    async def _ready(self, granted: GrantAnswer) -> Lease:
         """Make a lease of the grant; renew it first if the answer came late, or repeats an older grant."""
         now = self._exchange.clock.now()
         timings = Timings.of(granted.ttl, self._margin)
@@ -123,7 +123,7 @@ class Lock:
             )
         return lease
 
-    def _made(self, granted: Granted, timings: Timings, trusted_from: float) -> Lease:
+    def _made(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
         return Lease(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
 
     async def _watch(self, lease: Lease) -> None:

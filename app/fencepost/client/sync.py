@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 
 import httpx
 
-from fencepost.client.answers import Claimed, Fence, LockState, Row
+from fencepost.client.answers import Claimed, FenceState, LockState, Row
 from fencepost.client.calls import Filters
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock
@@ -109,7 +109,7 @@ class SyncClient(SyncElections):
             lambda: self._client.claim(resource, lease=_inner(lease), token=token, idempotency_key=idempotency_key)
         )
 
-    def fence(self, resource: str) -> Fence:
+    def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""
         return self._loop.run(lambda: self._client.fence(resource))
 

@@ -20,7 +20,7 @@ class _Turn:
         return self.resource is None or other.resource is None or self.resource == other.resource
 
 
-class Turns:
+class OperationTurns:
     """First come first served, for those that exclude each other."""
 
     def __init__(self) -> None:

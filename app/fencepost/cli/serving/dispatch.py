@@ -48,7 +48,7 @@ logger = logging.getLogger("uvicorn.error")
 
 
 @dataclass(eq=False, slots=True)
-class Lane:
+class WorkerChannel:
     """What the dispatcher knows of a worker: its channel, and what is in it."""
 
     channel: socket.socket
@@ -79,8 +79,8 @@ class Dispatcher(threading.Thread):
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
-        self._new: SimpleQueue[Lane] = SimpleQueue()
-        self._lanes: list[Lane] = []  # of workers that serve; who is next in turn comes first
+        self._new: SimpleQueue[WorkerChannel] = SimpleQueue()
+        self._lanes: list[WorkerChannel] = []  # of workers that serve; who is next in turn comes first
         self._in_hand: socket.socket | None = None
         self._accepting = False
         self._stopping = False
@@ -94,7 +94,7 @@ class Dispatcher(threading.Thread):
         """Make a channel for a new worker, and give the worker's end of it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self._new.put(Lane(ours))
+        self._new.put(WorkerChannel(ours))
         with suppress(OSError):  # the thread has ended: the supervisor will see it
             self._waker.send(b"\0")
         return theirs
@@ -129,12 +129,12 @@ class Dispatcher(threading.Thread):
         while not self._new.empty():
             lane = self._new.get()
 
-            def hear(lane: Lane = lane) -> None:
+            def hear(lane: WorkerChannel = lane) -> None:
                 self._hear(lane)
 
             self._selector.register(lane.channel, selectors.EVENT_READ, hear)
 
-    def _hear(self, lane: Lane) -> None:
+    def _hear(self, lane: WorkerChannel) -> None:
         """Read a worker's reports, of which the last one counts, or learn that it takes no more."""
         try:
             said = lane.channel.recv(256 * REPORT.size)
@@ -152,7 +152,7 @@ class Dispatcher(threading.Thread):
             self._hand(connection)
         self._listen_if(self._next() is not None)
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, lane: WorkerChannel) -> None:
         if lane.channel.fileno() >= 0:
             self._selector.unregister(lane.channel)
             lane.channel.close()
@@ -181,7 +181,7 @@ class Dispatcher(threading.Thread):
             self._hand(connection)
         self._listen_if(wanted=False)  # until a worker reports
 
-    def _next(self) -> Lane | None:
+    def _next(self) -> WorkerChannel | None:
         """Choose the lane for the next connection."""
         now = self._clock()
         free = [lane for lane in self._lanes if not lane.full and self._in_hand is None]

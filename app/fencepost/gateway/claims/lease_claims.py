@@ -30,7 +30,7 @@ from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimTarget:
     """What a lease is to claim: the row with a key, or the scope with these values."""
 
     table: ProtectedTable
@@ -49,7 +49,7 @@ class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a gr
 
 def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
     catalog: Catalog, claims: Sequence[tuple[str, Resource]], source: str = BUILTIN
-) -> list[Claimed] | Problem:
+) -> list[ClaimTarget] | Problem:
     """Find the tables of all claims, which take tokens of this source, or of any."""
     claimed = []
     for text, resource in claims:
@@ -77,12 +77,12 @@ def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
             return bad_request(f"claim: {text}: {error}")
         if scope is None and fence.scope is not None:
             return claim_the_scope(table, resource.key, fence.scope)
-        claimed.append(Claimed(table, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
+        claimed.append(ClaimTarget(table, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
     return claimed
 
 
 async def claim_all(
-    connection: Connection, claimed: Sequence[Claimed], token: Token, *, repeated: bool, source: str = BUILTIN
+    connection: Connection, claimed: Sequence[ClaimTarget], token: Token, *, repeated: bool, source: str = BUILTIN
 ) -> list[Done]:
     """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for.
     The token is one of `source`.
@@ -111,7 +111,7 @@ async def claim_all(
 
 
 async def _claim_scopes(
-    connection: Connection, claimed: Sequence[Claimed], token: Token, source: str, *, repeated: bool
+    connection: Connection, claimed: Sequence[ClaimTarget], token: Token, source: str, *, repeated: bool
 ) -> dict[int, Done]:
     """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
     done: dict[int, Done] = {}

@@ -57,7 +57,7 @@ Render = Callable[[Done], Response]
 
 
 @dataclass(slots=True)
-class Asked:
+class DataRequest:
     """A request, as far as it has been read."""
 
     method: str
@@ -69,7 +69,7 @@ class Asked:
     receive: Receive
 
 
-Handler = Callable[["DataRoutes", Asked, str, tuple[str, ...]], Awaitable[Response]]
+Handler = Callable[["DataRoutes", DataRequest, str, tuple[str, ...]], Awaitable[Response]]
 
 
 class DataRoutes:
@@ -116,10 +116,10 @@ class DataRoutes:
         headers = by_name(raw_headers)
         if not JUDGED.isdisjoint(headers):
             refuse_headers(headers, writing=method not in _READING)
-        asked = Asked(method, raw_key, scope["query_string"], raw_headers, headers, receive)
+        asked = DataRequest(method, raw_key, scope["query_string"], raw_headers, headers, receive)
         return await handler(self, asked, name, key)
 
-    async def get_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
+    async def get_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}/{key}."""
         wants_one(request.headers)
         query = _only(parse_query(request.query), "select")
@@ -127,7 +127,7 @@ class DataRoutes:
         table = table_name(request.headers, name, writing=False)
         return one(await read_one(self._gateway(), ReadOne(table, key, query.select)), preferences)
 
-    async def get_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
+    async def get_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}."""
         singular = wants_one(request.headers)
         query = _only(parse_query(request.query), "select", "filters", "order", "limit", "offset")
@@ -136,19 +136,19 @@ class DataRoutes:
         outcome = await read_many(self._gateway(), ReadMany(table, query, preferences.count))
         return listed(outcome, query.offset, preferences, singular=singular)
 
-    async def patch_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
+    async def patch_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
         write = await self._changed(request, name, key, preferences)
         return one(await patch(self._gateway(), write), preferences)
 
-    async def put_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
+    async def put_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
         write = await self._changed(request, name, key, preferences)
         return one(await put(self._gateway(), write), preferences)
 
-    async def delete_row(self, request: Asked, name: str, key: tuple[str, ...]) -> Response:
+    async def delete_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
         token = read_token(request.raw_headers)
@@ -160,7 +160,9 @@ class DataRoutes:
         write = KeyedWrite(table, key, token, query.select, None, once, preferences.shows(by_default=False))
         return one(await delete(self._gateway(), write), preferences, row_by_default=False)
 
-    async def _changed(self, request: Asked, name: str, key: tuple[str, ...], preferences: Preferences) -> KeyedWrite:
+    async def _changed(
+        self, request: DataRequest, name: str, key: tuple[str, ...], preferences: Preferences
+    ) -> KeyedWrite:
         token = read_token(request.raw_headers)
         wants_one(request.headers)
         query = _only(parse_query(request.query), "select", "columns")
@@ -171,7 +173,7 @@ class DataRoutes:
         once = read_once(request, table, body.text, lambda done: one(done, preferences))
         return KeyedWrite(table, key, token, query.select, body, once, preferences.shows(by_default=True))
 
-    async def post_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
+    async def post_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """POST /v1/data/{table}: one object, or an array."""
         preferences = read_preferences(request.headers.get(b"prefer"), "insert")
         token = read_token(request.raw_headers)
@@ -186,7 +188,7 @@ class DataRoutes:
         write = Insert(table, token, body, count, query.select, singular, once, most, shown)
         return created(await insert(self._gateway(), write), preferences, singular=singular)
 
-    async def patch_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
+    async def patch_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters with an object, or without filters and with an array."""
         preferences = read_preferences(request.headers.get(b"prefer"), "many")
         token = read_token(request.raw_headers)
@@ -207,7 +209,7 @@ class DataRoutes:
             outcome = await patch_rows(self._gateway(), rows)
         return many_written(outcome, preferences, singular=singular)
 
-    async def delete_rows(self, request: Asked, name: str, _key: tuple[str, ...]) -> Response:
+    async def delete_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
         preferences = read_preferences(request.headers.get(b"prefer"), "many")
         token = read_token(request.raw_headers)
@@ -223,7 +225,7 @@ class DataRoutes:
         return many_written(await delete_many(self._gateway(), write), preferences, singular=singular)
 
 
-def read_once(request: Asked, table: str, body: str, render: Render) -> Once | None:
+def read_once(request: DataRequest, table: str, body: str, render: Render) -> Once | None:
     """Read the request's Idempotency-Key, and what it stands for: everything but token and preferences, so that the
     lock's next holder may repeat a write. `render` gives the answer that will be kept.
     """

@@ -80,7 +80,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ElectionQuery:
     """What the query says."""
 
     source: str
@@ -127,7 +127,7 @@ def _bad(detail: str) -> RequestError:
     return RequestError(bad_request(detail))
 
 
-def _read(request: Request, known: Sequence[str]) -> Asked:
+def _read(request: Request, known: Sequence[str]) -> ElectionQuery:
     """Read the query, strictly."""
     read_headers(request, "look", query=True)
     given: dict[str, str] = {}
@@ -150,7 +150,7 @@ def _read(request: Request, known: Sequence[str]) -> Asked:
     limit = given.get("limit", str(MOST_LISTED))
     if not LIMIT.fullmatch(limit) or int(limit) > MOST_LISTED:
         raise _bad(f"query: limit: {limit[:20]!r} is not a number from 1 to {MOST_LISTED}")
-    return Asked(source, name, given.get("after", ""), int(limit))
+    return ElectionQuery(source, name, given.get("after", ""), int(limit))
 
 
 async def _observe(gateway: Gateway, request: Request) -> Response:

@@ -192,7 +192,7 @@ def health_routes(
     """Give /healthz, /readyz and /metrics."""
     router = APIRouter(tags=["service"])
 
-    @router.get("/healthz", response_model=wire.Health, summary="Whether the process is alive")
+    @router.get("/healthz", response_model=wire.Liveness, summary="Whether the process is alive")
     async def healthz() -> Response:
         """Answer as long as the process can answer at all; it says nothing of the database."""
         return json_response({"status": "ok"})

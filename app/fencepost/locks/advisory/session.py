@@ -128,7 +128,7 @@ class Asking:
         return self._connection
 
 
-class Session:
+class AdvisorySession:
     """A session that waits for an advisory lock, or holds it."""
 
     def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]", name: str, label: str, ttl_ms: int) -> None:
@@ -140,7 +140,7 @@ class Session:
         self._lost: Callable[[], None] = lambda: None
 
     @classmethod
-    async def begin(cls, settings: Settings, lock: str, owner: str, ttl_ms: int) -> "Session":
+    async def begin(cls, settings: Settings, lock: str, owner: str, ttl_ms: int) -> "AdvisorySession":
         """Open one. Raises SourceError, within REQUEST_TIMEOUT."""
         name = f"{PREFIX} {secrets.token_hex(8)}"
         # For pg_stat_activity and the server's log; PostgreSQL itself would mangle or refuse other characters.

@@ -22,7 +22,7 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.locks.advisory.session import Asking, Session, answered, owner_of
+from fencepost.locks.advisory.session import AdvisorySession, Asking, answered, owner_of
 from fencepost.locks.advisory.url import Key, Settings, parse
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import (
@@ -79,7 +79,7 @@ class AdvisorySource:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._asking = Asking(settings)
-        self._holds: dict[str, Session] = {}
+        self._holds: dict[str, AdvisorySession] = {}
         self._beginning = 0
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -168,7 +168,7 @@ class AdvisorySource:
             )
         return found
 
-    async def _begin(self, lock: str, owner: str, ttl_ms: int) -> Session:
+    async def _begin(self, lock: str, owner: str, ttl_ms: int) -> AdvisorySession:
         """Open a session, if this process may have one more. The caller counts it down from `_beginning`."""
         if len(self._holds) + self._beginning >= self._settings.sessions:
             raise SourceUnavailableError(
@@ -177,7 +177,7 @@ class AdvisorySource:
             )
         self._beginning += 1
         try:
-            return await Session.begin(self._settings, lock, owner, ttl_ms)
+            return await AdvisorySession.begin(self._settings, lock, owner, ttl_ms)
         except BaseException:
             self._beginning -= 1
             raise
@@ -192,7 +192,7 @@ class AdvisorySource:
             lost.hang_up()
         return False
 
-    async def _taken(self, session: Session, key: Key, lock: str, deadline: float) -> bool:
+    async def _taken(self, session: AdvisorySession, key: Key, lock: str, deadline: float) -> bool:
         """Take the lock in a session, or wait for it until the deadline."""
         left = deadline - asyncio.get_running_loop().time()
         async with asyncio.timeout(max(left, 0) + REQUEST_TIMEOUT):
@@ -206,7 +206,7 @@ class AdvisorySource:
                 return False
         return True
 
-    def _keep(self, session: Session) -> None:
+    def _keep(self, session: AdvisorySession) -> None:
         if session.connection.is_closed():
             raise ConnectionResetError("the connection broke as the lock was granted")
         self._holds[session.name] = session
@@ -215,14 +215,14 @@ class AdvisorySource:
     def _forget(self, name: str) -> None:
         self._holds.pop(name, None)
 
-    async def _finish(self, session: Session) -> None:
+    async def _finish(self, session: AdvisorySession) -> None:
         """End a session in doubt, also when the caller is cancelled once more."""
         task = asyncio.create_task(self._surely_end(session))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         await asyncio.shield(task)
 
-    async def _surely_end(self, session: Session) -> None:
+    async def _surely_end(self, session: AdvisorySession) -> None:
         # Where the server cannot be asked, the closed socket or the TTL ends it; the caller hears of his own failure.
         with suppress(SourceError):
             await self._end(session.pid, session.name)

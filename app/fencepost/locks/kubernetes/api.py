@@ -13,7 +13,7 @@ import httpx
 
 from fencepost.locks.kubernetes import access as kubernetes_access
 from fencepost.locks.kubernetes.access import Access, Server
-from fencepost.locks.kubernetes.lease import Lease, number
+from fencepost.locks.kubernetes.lease import LeaseObject, number
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceError, SourceUnavailableError
 
 VERBS: Final = ("get", "create", "update", "list", "watch")
@@ -62,21 +62,21 @@ class Api:
         """Name a Lease for people."""
         return f"Lease {self.namespace}/{name}"
 
-    async def get(self, name: str) -> Lease | None:
+    async def get(self, name: str) -> LeaseObject | None:
         """Read a Lease as it is now. None: there is none. Raises SourceError."""
         answer = await self._ask("GET", name)
         if answer.status_code == NOT_FOUND:
             return None
         return self._lease(answer, "get", name)
 
-    async def create(self, lease: dict[str, Any]) -> Lease | None:
+    async def create(self, lease: dict[str, Any]) -> LeaseObject | None:
         """Create a Lease. None: it is there already. Raises SourceError."""
         answer = await self._ask("POST", "", body=lease)
         if answer.status_code == CONFLICT:
             return None
         return self._lease(answer, "create", lease["metadata"]["name"])
 
-    async def update(self, lease: dict[str, Any]) -> Lease | None:
+    async def update(self, lease: dict[str, Any]) -> LeaseObject | None:
         """Update a Lease that is still the one that was read. None: it is another one, or gone. Raises SourceError."""
         metadata = lease["metadata"]
         answer = await self._ask("PUT", metadata["name"], body=lease)
@@ -96,7 +96,7 @@ class Api:
         version = (found.get("metadata") or {}).get("resourceVersion", "")
         return number(version, f"the list of Leases in {self.namespace}")
 
-    async def changed(self, lease: Lease, within_s: float) -> None:
+    async def changed(self, lease: LeaseObject, within_s: float) -> None:
         """Return when the Lease is no longer as it was read, or after `within_s`, or early for no reason: whoever waits
         looks again anyway. Raises SourceError where watching is refused.
         """
@@ -204,12 +204,12 @@ class Api:
             self._sending.add(closing)
             closing.add_done_callback(self._sending.discard)
 
-    def _lease(self, answer: httpx.Response, verb: str, name: str) -> Lease:
+    def _lease(self, answer: httpx.Response, verb: str, name: str) -> LeaseObject:
         body = self._accepted(answer, verb, name)
         metadata = body.get("metadata") or {}
         if not {"name", "uid", "resourceVersion"} <= metadata.keys():
             raise SourceError(f"{self._at()} answered to {verb} {self.where(name)} with no Lease: check the address")
-        return Lease(body)
+        return LeaseObject(body)
 
     def _accepted(self, answer: httpx.Response, verb: str, name: str) -> dict[str, Any]:
         """Return what an answer says. Raises SourceError where it is a refusal."""

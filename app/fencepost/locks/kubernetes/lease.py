@@ -42,7 +42,7 @@ def own_name(lock: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseObject:
     """One state of a Lease object, as the API server answered it."""
 
     body: dict[str, Any]
@@ -128,7 +128,7 @@ def new_lease(name: str, lock: str, identity: str, ttl_ms: int) -> dict[str, Any
     now = wall_clock()
     return {
         "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
+        "kind": "LeaseObject",
         "metadata": {"name": name, "labels": MANAGED_BY, "annotations": {LOCK_ANNOTATION: lock}},
         "spec": {
             "holderIdentity": identity,

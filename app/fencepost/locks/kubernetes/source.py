@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.locks.kubernetes import lease as kubernetes_lease
 from fencepost.locks.kubernetes.api import VERBS, Api
-from fencepost.locks.kubernetes.lease import LOCK_ANNOTATION, Lease
+from fencepost.locks.kubernetes.lease import LOCK_ANNOTATION, LeaseObject
 from fencepost.locks.kubernetes.url import Names, parsed
 from fencepost.locks.source import (
     MOST_NATIVE,
@@ -51,10 +51,10 @@ COMPARABLE_SINCE: Final = (1, 35)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Observed:
     """A Lease, and since when this process has seen it unchanged (the loop's time)."""
 
-    lease: Lease
+    lease: LeaseObject
     since: float
 
 
@@ -65,7 +65,7 @@ class KubernetesLeases:
 
     def __init__(self, api: Api, names: Names) -> None:
         self._api, self._names = api, names
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._seen: OrderedDict[str, _Observed] = OrderedDict()
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -107,7 +107,7 @@ class KubernetesLeases:
         """Draw numbers, one update each; see Source."""
         drawn: list[int] = []
         for _ in range(count):
-            lease = await self._update(lock, handle, Lease.renewed)
+            lease = await self._update(lock, handle, LeaseObject.renewed)
             if lease is None:
                 return None
             drawn.append(lease.number)
@@ -115,7 +115,7 @@ class KubernetesLeases:
 
     async def release(self, lock: str, handle: str) -> None:
         """End a hold; see Source."""
-        await self._update(lock, handle, Lease.released)
+        await self._update(lock, handle, LeaseObject.released)
 
     async def inspect(self, lock: str) -> Holder | None:
         """Say who has a lock; the time is how long it lives at most unless it is renewed. See Source."""
@@ -132,7 +132,9 @@ class KubernetesLeases:
         """Look at the version, the counter and our own permissions; see Source."""
         return [*await self._advice_of_version(), *await self._advice_of_permissions()]
 
-    async def _grant(self, lock: str, lease: Lease | None, identity: str, ttl_ms: int, tokens: int) -> Grant | None:
+    async def _grant(
+        self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int, tokens: int
+    ) -> Grant | None:
         """Take a Lease that is free and draw tokens. None: somebody was faster. Gives back what it leaves half done."""
         take = asyncio.create_task(self._take(lock, lease, identity, ttl_ms))
         try:
@@ -145,7 +147,7 @@ class KubernetesLeases:
             await asyncio.shield(self._kept(self._give_back(lock, identity, take)))
             raise
 
-    async def _take(self, lock: str, lease: Lease | None, identity: str, ttl_ms: int) -> Lease | None:
+    async def _take(self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int) -> LeaseObject | None:
         """Write ourselves into a Lease that is free. None: somebody was faster.
 
         A lost answer, and a refusal too (something between us and the API server may send a request twice), leave it
@@ -169,7 +171,7 @@ class KubernetesLeases:
             raise lost
         return None
 
-    async def _give_back(self, lock: str, identity: str, take: asyncio.Task[Lease | None]) -> None:
+    async def _give_back(self, lock: str, identity: str, take: asyncio.Task[LeaseObject | None]) -> None:
         """Release what nobody will ever renew, once it is known whether we have got it."""
         await asyncio.wait([take])
         if take.cancelled() or take.exception() is not None or take.result() is None:
@@ -185,7 +187,9 @@ class KubernetesLeases:
         task.add_done_callback(self._cleaning.discard)
         return task
 
-    async def _update(self, lock: str, identity: str, change: Callable[[Lease], dict[str, Any]]) -> Lease | None:
+    async def _update(
+        self, lock: str, identity: str, change: Callable[[LeaseObject], dict[str, Any]]
+    ) -> LeaseObject | None:
         """Update the Lease that `identity` holds. None: it does not.
 
         What was seen last saves the look: the update is refused if it is no longer true.
@@ -205,7 +209,7 @@ class KubernetesLeases:
         where = self._api.where(self._name(lock))
         return SourceUnavailableError(f"lock {lock}: others were faster to write {where} {TRIES} times: try again")
 
-    async def _look(self, lock: str) -> Lease | None:
+    async def _look(self, lock: str) -> LeaseObject | None:
         """Read the lock's Lease as it is now. None: there is none. Raises SourceError where it is another's."""
         name = self._name(lock)
         lease = await self._api.get(name)
@@ -220,16 +224,16 @@ class KubernetesLeases:
             )
         return self._remember(lock, lease)
 
-    def _remember(self, lock: str, lease: Lease) -> Lease:
+    def _remember(self, lock: str, lease: LeaseObject) -> LeaseObject:
         before = self._seen.get(lock)
         if before is None or before.lease.version != lease.version:
-            self._seen[lock] = _Seen(lease, asyncio.get_running_loop().time())
+            self._seen[lock] = _Observed(lease, asyncio.get_running_loop().time())
         self._seen.move_to_end(lock)
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return lease
 
-    def _left(self, lock: str, lease: Lease | None) -> float:
+    def _left(self, lock: str, lease: LeaseObject | None) -> float:
         """Return the seconds for which this Lease has yet to be seen unchanged before it may be taken."""
         if lease is None or not lease.holder:
             return 0.0

@@ -24,7 +24,7 @@ LATE: Final = 0.1
 OVERTAKEN_TRIES: Final = 10
 
 
-class Leases(Protocol):
+class HeldLeases(Protocol):
     """What is needed of SourceLocks."""
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
@@ -47,7 +47,7 @@ class Leases(Protocol):
 class SourceClaims:
     """Makes the claims of one source's leases."""
 
-    def __init__(self, leases: Leases, grants: Grants, database: Database) -> None:
+    def __init__(self, leases: HeldLeases, grants: Grants, database: Database) -> None:
         self._leases, self._grants, self._database = leases, grants, database
 
     async def make(

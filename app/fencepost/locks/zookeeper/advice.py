@@ -7,7 +7,7 @@ from typing import Final
 from kazoo.exceptions import NoNodeError
 
 from fencepost.locks.source import REQUEST_TIMEOUT
-from fencepost.locks.zookeeper.session import Session
+from fencepost.locks.zookeeper.session import ZooKeeperSession
 from fencepost.locks.zookeeper.url import Settings
 
 _ANYBODY: Final = ("world", "anyone")
@@ -15,7 +15,7 @@ _LATE_EPOCH: Final = 60_000
 _MOST_EPOCH: Final = 65_535
 
 
-async def advice(settings: Settings, session: Session) -> list[str]:
+async def advice(settings: Settings, session: ZooKeeperSession) -> list[str]:
     """List what is unsafe, one sentence each. Raises SourceError where the ensemble cannot be asked."""
     found = await _permissions(settings, session)
     said = await asyncio.gather(*(_server(host, port) for host, port in settings.hosts))
@@ -27,7 +27,7 @@ async def advice(settings: Settings, session: Session) -> list[str]:
     return found
 
 
-async def _permissions(settings: Settings, session: Session) -> list[str]:
+async def _permissions(settings: Settings, session: ZooKeeperSession) -> list[str]:
     try:
         acls, _ = await session.ask("*", lambda client: client.get_acls_async(settings.root))
     except NoNodeError:

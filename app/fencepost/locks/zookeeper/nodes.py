@@ -64,7 +64,7 @@ def in_order(lock: str, children: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueueNode:
     """An owner's node. `czxid`: the transaction that created it. `session`: the session that it lives by."""
 
     node: str
@@ -83,7 +83,7 @@ class Place:
         return json.dumps({**asdict(self), "session": f"{self.session % 2**64:x}"})
 
     @classmethod
-    def from_handle(cls, lock: str, handle: str) -> "Place":
+    def from_handle(cls, lock: str, handle: str) -> "QueueNode":
         """Read a handle. Raises SourceError."""
         try:
             said = json.loads(handle)

@@ -68,7 +68,7 @@ class LostAnswerError(SourceUnavailableError):
     """The connection broke before the answer to a request that must not be repeated blindly."""
 
 
-class Session:
+class ZooKeeperSession:
     """A session, which is opened anew whenever it is lost."""
 
     def __init__(self, settings: Settings) -> None:

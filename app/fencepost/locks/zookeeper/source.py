@@ -23,8 +23,8 @@ from kazoo.protocol.serialization import Create2
 
 from fencepost.locks.source import REQUEST_TIMEOUT, Capabilities, Grant, Holder, SourceUnavailableError
 from fencepost.locks.zookeeper import advice as zookeeper_advice
-from fencepost.locks.zookeeper.nodes import Place, in_order, new_guid, parent_of, prefix_of, token
-from fencepost.locks.zookeeper.session import LostAnswerError, Session
+from fencepost.locks.zookeeper.nodes import QueueNode, in_order, new_guid, parent_of, prefix_of, token
+from fencepost.locks.zookeeper.session import LostAnswerError, ZooKeeperSession
 from fencepost.locks.zookeeper.sweep import Sweeper
 from fencepost.locks.zookeeper.url import Settings, parse
 
@@ -44,7 +44,7 @@ class ZooKeeperSource:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._session = Session(settings)
+        self._session = ZooKeeperSession(settings)
         self._sweeper = Sweeper(self._session)
 
     @property
@@ -90,15 +90,15 @@ class ZooKeeperSource:
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:  # noqa: ARG002 - sessions only
         """Say whether the hold is there. A read could be stale, so this is a mint whose token nobody gets."""
-        return await self._draw(lock, Place.from_handle(lock, handle), 1) is not None
+        return await self._draw(lock, QueueNode.from_handle(lock, handle), 1) is not None
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
         """Draw tokens by writing on the owner's node."""
-        return await self._draw(lock, Place.from_handle(lock, handle), count)
+        return await self._draw(lock, QueueNode.from_handle(lock, handle), count)
 
     async def release(self, lock: str, handle: str) -> None:
         """Delete the owner's node. Where that cannot be said, this process goes on trying: nobody else does."""
-        place = Place.from_handle(lock, handle)
+        place = QueueNode.from_handle(lock, handle)
         parent = self._parent(lock)
         try:
             await self._sweeper.delete(lock, f"{parent}/{place.node}")
@@ -157,7 +157,7 @@ class ZooKeeperSource:
                 return await self._who(lock, queue[0]) or Holder()
         return None
 
-    async def _join(self, lock: str, guid: str, owner: str) -> Place | None:
+    async def _join(self, lock: str, guid: str, owner: str) -> QueueNode | None:
         """Make a node at the end of the queue. None: nobody knows whether it was made, or its parent has just gone."""
         parent = self._parent(lock)
 
@@ -175,7 +175,7 @@ class ZooKeeperSource:
                 path, stat = await self._session.ask(lock, create, again=False)
         except (LostAnswerError, NoNodeError):
             return None
-        return Place(path.rpartition("/")[2], stat.czxid, stat.ephemeralOwner, owner)
+        return QueueNode(path.rpartition("/")[2], stat.czxid, stat.ephemeralOwner, owner)
 
     async def _make_parent(self, lock: str) -> None:
         parent, acl = self._parent(lock), self._session.acl
@@ -230,7 +230,7 @@ class ZooKeeperSource:
             return None
         return Holder(data.decode(errors="replace") or None)
 
-    async def _draw(self, lock: str, place: Place, count: int) -> tuple[int, ...] | None:
+    async def _draw(self, lock: str, place: QueueNode, count: int) -> tuple[int, ...] | None:
         """Write on the owner's node `count` times, all sent at once. Not in one transaction: that has one number."""
         path, data = f"{self._parent(lock)}/{place.node}", place.owner.encode()
         try:

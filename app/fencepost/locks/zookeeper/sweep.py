@@ -12,7 +12,7 @@ import structlog
 from kazoo.exceptions import NoNodeError
 
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceError, SourceUnavailableError
-from fencepost.locks.zookeeper.session import Session
+from fencepost.locks.zookeeper.session import ZooKeeperSession
 
 log = structlog.stdlib.get_logger("fencepost.locks")
 
@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger("fencepost.locks")
 class Sweeper:
     """The removals that are under way."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ZooKeeperSession) -> None:
         self._session = session
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -17,7 +17,7 @@ from fencepost.storage.connections.connection import (
     open_connection,
     session_settings,
 )
-from fencepost.storage.connections.origin import Standing, Watch
+from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import CLOSED_WITHIN, ClosedError, Pool
 from fencepost.storage.connections.read_only import REASON, ReadOnly, is_read_only, look
 from fencepost.storage.connections.session import Distinct
@@ -75,7 +75,7 @@ class Database:
         cls,
         dsn: str,
         limits: Limits,
-        changed: Callable[[Standing], None] = lambda _standing: None,
+        changed: Callable[[OriginStatus], None] = lambda _standing: None,
         report: Callable[[str], None] = lambda _trouble: None,
     ) -> "Database":
         """Connect; raise UnavailableError with the reason when that fails. `changed` hears when writes begin or cease
@@ -218,7 +218,7 @@ class Database:
             behind.terminate()  # it leads elsewhere: the next one may not
         raise error
 
-    async def standing(self) -> Standing:
+    async def origin_status(self) -> OriginStatus:
         """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""
         begun = asyncio.get_running_loop().time()
         while True:
@@ -235,14 +235,14 @@ class Database:
                         behind.terminate()
                         continue
             except (StandbyError, QuarantinedError) as error:
-                return Standing(False, None, str(error))
+                return OriginStatus(False, None, str(error))
             if not here and not new:
                 self._read_only.lifted()
-                return Standing(True, generation, None)
+                return OriginStatus(True, generation, None)
             if not here:
                 self._expire()
             self._read_only.notice()
-            return Standing(False, generation, REASON)
+            return OriginStatus(False, generation, REASON)
 
     async def _acquire(self, pool: Pool, *, writing: bool) -> GatewayConnection:
         """Take a connection within `pool_timeout`; for a write none whose session is read-only, but one that has just

@@ -4,7 +4,7 @@ A promoted asynchronous standby, a restored backup and a copy have forgotten ack
 look like the original in every other way. So each new connection reads where it leads, and only these may write:
 
 1. it is not in recovery;
-2. its place (system identifier, timeline, oid of the database, oid of fencepost.generations) is that of the newest
+2. its location (system identifier, timeline, oid of the database, oid of fencepost.generations) is that of the newest
    generation that is stored there;
 3. its history holds the newest generation that this process has met, number and identity. If it does not, it ends with
    one that came before what was met: a former primary; or with another one: two histories raised a generation each,
@@ -39,7 +39,7 @@ SELECT o.in_recovery, o.system_identifier, o.timeline, o.database_oid, o.relatio
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """One database as no copy of it is. `timeline` is None in recovery."""
 
     system_identifier: int
@@ -72,7 +72,7 @@ class Met:
 
     generation: int
     identity: str
-    place: Place
+    location: Location
     flushed: int
     history: frozenset[str]
     back_at: int | None = None
@@ -92,21 +92,21 @@ class Origin:
     """
 
     in_recovery: bool
-    found: Place
+    found: Location
     flushed: int | None
     generation: int | None
     identity: str | None
-    known: Place | None
+    known: Location | None
     history: frozenset[str]
     above: int | None
 
     @classmethod
     def of(cls, row: asyncpg.Record) -> "Origin":
         """Read a row of ORIGIN."""
-        known = Place(*(row[f"known_{name}"] for name in ("system", "timeline", "database", "relation")))
+        known = Location(*(row[f"known_{name}"] for name in ("system", "timeline", "database", "relation")))
         return cls(
             row["in_recovery"],
-            Place(*(row[name] for name in ("system_identifier", "timeline", "database_oid", "relation_oid"))),
+            Location(*(row[name] for name in ("system_identifier", "timeline", "database_oid", "relation_oid"))),
             row["flushed"],
             row["generation"],
             None if row["identity"] is None else str(row["identity"]),
@@ -219,7 +219,7 @@ def _lsn(position: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OriginStatus:
     """Whether writes are let through to this database, and why not. `generation` is None when nothing is stored."""
 
     accepted: bool
@@ -241,18 +241,18 @@ class Watch:
     watch.heard(origin, before)
     """
 
-    def __init__(self, changed: Callable[[Standing], None] = lambda _standing: None) -> None:
+    def __init__(self, changed: Callable[[OriginStatus], None] = lambda _status: None) -> None:
         self.met: Met | None = None
         self._changed = changed
-        self._told: Standing | None = None
+        self._reported: OriginStatus | None = None
 
     def heard(self, origin: Origin, before: Met | None) -> None:
         """Compare a new answer's position with what was known before it was asked for."""
         now = self.met
         if now is None or before is None or origin.flushed is None or now.back_at is not None:
             return
-        if origin.found != now.place:
-            if replace(origin.found, relation=now.place.relation) == now.place:
+        if origin.found != now.location:
+            if replace(origin.found, relation=now.location.relation) == now.location:
                 self.met = replace(now, remade=origin.found.relation)
             return
         if not now.identity == before.identity == origin.identity:
@@ -279,8 +279,8 @@ class Watch:
     def judge(self, origin: Origin) -> UnavailableError | None:
         """Say why nothing may be written there, and report it when that has changed."""
         error = self.problem(origin)
-        standing = Standing(error is None, origin.generation, None if error is None else str(error))
-        if standing != self._told:
-            self._told = standing
-            self._changed(standing)
+        status = OriginStatus(error is None, origin.generation, None if error is None else str(error))
+        if status != self._reported:
+            self._reported = status
+            self._changed(status)
         return error

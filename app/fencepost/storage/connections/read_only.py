@@ -8,7 +8,8 @@ nothing of its own against it:
   writes go on within a second of its end, and meanwhile no connection is opened for each of them.
 - `ALTER SYSTEM` reaches open sessions, but what ALTER DATABASE and ALTER ROLE set counts for sessions that begin later,
   and stays there when it is lifted. So a session that was opened read-only, or refused a write as such, is replaced
-  before the next write; and all are, once `standing` finds that new sessions would be read-only and open ones are not.
+  before the next write. All are replaced once `origin_status` finds that new sessions would be read-only and open ones
+  are not.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSource:
     """A source as it stands. `kind`: which service it is. `verifies`: whether it can be asked what it has issued."""
 
     name: str
@@ -51,7 +51,7 @@ class Known:
         return f"generation {self.generation}, " + (f"issued {self.issued}" if self.number else "nothing issued yet")
 
 
-async def known(connection: Connection) -> list[Known]:
+async def known(connection: Connection) -> list[KnownSource]:
     """List the sources that were ever configured or named, and the tables that are pinned to each."""
     rows = await connection.fetch(
         "SELECT s.name, s.scheme AS kind, coalesce(s.verifies, false) AS verifies,"
@@ -60,7 +60,7 @@ async def known(connection: Connection) -> list[Known]:
         " FROM fencepost.sources s CROSS JOIN LATERAL fencepost.source_bounds(s.name) b ORDER BY s.name"
     )
     return [
-        Known(
+        KnownSource(
             row["name"],
             row["kind"],
             row["verifies"],

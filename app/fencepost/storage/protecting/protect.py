@@ -53,7 +53,7 @@ SELECT p.name, p.functions, p.scope,
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProtectPlan:
     """What will run: `statements` in one transaction, then `afterwards` by itself."""
 
     name: str
@@ -83,7 +83,7 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
     above: int | None = None,
     max_token: int | None = None,
     max_jump: int | None = None,
-) -> Plan:
+) -> ProtectPlan:
     """Check the table and write the DDL. None keeps what is, or takes strict, external, no key required and no scope.
 
     `scope` is a template (R8), or empty: each row has a mark of its own. `above`: for a table of an external source
@@ -107,7 +107,7 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
     if template := scope if scope is not None else now.scope if now else None:
         scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source, ceiling)
         scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
-        return Plan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, target.name, above)), [])
+        return ProtectPlan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, target.name, above)), [])
     ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
     leaving = (
         leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope), ddl.ceiling)
@@ -121,7 +121,7 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
         *raise_rows_sql(target, ddl.ceiling),
         *ddl.protect(),
     ]
-    return Plan(target.name, statements, [ddl.validate()])
+    return ProtectPlan(target.name, statements, [ddl.validate()])
 
 
 def choose_ceiling(target: Target, source: str, max_token: int | None, max_jump: int | None) -> Ceiling | None:
@@ -167,7 +167,7 @@ async def require_source(connection: Connection, target: Target, source: str, *,
         raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 
 
-async def plan_unprotect(connection: Connection, table: str) -> Plan:
+async def plan_unprotect(connection: Connection, table: str) -> ProtectPlan:
     """Write what undoes `protect`; ProtectError when the table is not protected."""
     oid = await find(connection, table)
     row = await connection.fetchrow(_STANDING, oid)
@@ -186,18 +186,18 @@ async def plan_unprotect(connection: Connection, table: str) -> Plan:
     if row["scope"] is not None:
         scope = parse_scope(row["scope"])
         statements = unprotect_scope_sql(row["sql_name"], row["name"], called, row["functions"], scope, partitions)
-        return Plan(row["name"], statements, [])
+        return ProtectPlan(row["name"], statements, [])
     statements = unprotect_sql(
         row["sql_name"], row["name"], called, row["functions"], partitions, keep_marks=row["readable"]
     )
-    return Plan(
+    return ProtectPlan(
         row["name"],
         [f"LOCK TABLE {row['sql_name']} IN ACCESS EXCLUSIVE MODE", restore_sql(row["sql_name"], called), *statements],
         [],
     )
 
 
-async def apply(connection: Connection, plan: Plan, *, wait: float = 30.0) -> None:
+async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0) -> None:
     """Run a plan; ProtectError when the table's lock cannot be had within `wait` seconds, or a mark is too high.
 
     READ COMMITTED: what is read once the table is locked must not be older than the lock.
@@ -259,8 +259,8 @@ async def unprotect(connection: Connection, table: str, *, wait: float = 30.0) -
 
 
 __all__ = [
-    "Plan",
     "ProtectError",
+    "ProtectPlan",
     "Target",
     "apply",
     "plan_protect",
