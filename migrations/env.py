@@ -13,8 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from fencepost.storage.connections import session
 from fencepost.storage.protecting.partitions import watch_sql
-from fencepost.storage.schema.models import SCHEMA, metadata
-from fencepost.storage.schema.owner import act_sql, settle_sql
+from fencepost.storage.schema.owner import SCHEMA, act_sql, settle_sql
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365
@@ -23,13 +22,7 @@ MIGRATION_LOCK = 0x66656E6365
 def run(connection: Connection) -> None:
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
     connection.commit()
-    context.configure(
-        connection=connection,
-        target_metadata=metadata,
-        version_table_schema=SCHEMA,
-        include_schemas=True,
-        include_name=lambda name, kind, _parents: name == SCHEMA if kind == "schema" else True,
-    )
+    context.configure(connection=connection, version_table_schema=SCHEMA)
     with context.begin_transaction():
         as_owner()
         context.run_migrations()

@@ -31,7 +31,7 @@ from fencepost.storage.protecting.check import CONSTRAINT, ProtectError
 from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, ProtectPlan, plan_protect, plan_unprotect
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
 from fencepost.storage.schema import versions
-from fencepost.storage.schema.models import SCHEMA
+from fencepost.storage.schema.owner import SCHEMA
 from fencepost.storage.tables.catalog import MARK_COLUMN
 from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 

@@ -73,7 +73,7 @@ async def test_ddl_goes_on_where_the_schema_is_gone_or_is_not_whole(owner: Conne
 
 async def test_a_downgrade_takes_them_along_and_migrate_brings_them_back(owner: Connection, database: str) -> None:
     await unprotect(owner, "parts")
-    await migrate.downgrade(database, "0007")
+    await migrate.downgrade(database)
     assert await owner.fetch("SELECT FROM pg_event_trigger") == []
     await migrate.upgrade(database)
     names = await owner.fetch("SELECT evtname FROM pg_event_trigger ORDER BY 1")

@@ -119,7 +119,7 @@ async def test_a_function_makes_partitions_in_the_name_of_its_owner(connect: Con
 async def test_ddl_of_others_where_functions_are_not_for_everybody(connect: Connect, database: str) -> None:
     db = await connect()
     await db.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
-    await migrate.downgrade(database, "0007")
+    await migrate.downgrade(database)
     await migrate.upgrade(database)
     await db.execute(watch_sql())
     await db.execute("CREATE ROLE someone; GRANT CREATE ON SCHEMA public TO someone; SET ROLE someone")

@@ -158,11 +158,14 @@ async def test_an_exhausted_pool_is_503(demo_database: str, start_gateway: Start
         await holder.close()
 
 
-async def test_an_outdated_schema_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:
+async def test_a_schema_of_another_version_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:
     async with Api.open(await start_gateway(demo_database)) as api:
         connection = await asyncpg.connect(demo_database)
-        await connection.execute("UPDATE fencepost.alembic_version SET version_num = '0007'")
+        await connection.execute(
+            "UPDATE fencepost.alembic_version SET version_num = '9999'; CREATE OR REPLACE FUNCTION"
+            " fencepost.compatible_from() RETURNS text LANGUAGE sql IMMUTABLE RETURN '9999'::text"
+        )
         answer = await api.http.get("/readyz")
         assert answer.status_code == 503
-        assert answer.json()["schema"].startswith("revision 0007, where ")
+        assert answer.json()["schema"].startswith("revision 9999, on which this version of Fencepost ")
         await connection.close()

@@ -15,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from tests.support.interleave import Connect, Connection, eventually
+from tests.support.next_version import next_version
 
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import protect
@@ -263,9 +264,9 @@ async def test_it_needs_the_migrations_transaction(project: Project) -> None:
         await project.upgrade()
 
 
-async def test_it_needs_the_schema_at_its_newest_revision(project: Project, database: str) -> None:
-    await downgrade(database, "0005")
-    with pytest.raises(CommandError, match="revision 0005, where 0008 is needed: run `fencepost migrate`"):
+async def test_it_needs_the_schema_at_its_newest_revision(project: Project, database: str, tmp_path: Path) -> None:
+    newer = next_version(tmp_path / "newer", "9999")
+    with newer, pytest.raises(CommandError, match="revision 0001, where 9999 is needed: run `fencepost migrate`"):
         await project.upgrade()
     await downgrade(database)
     connection = await asyncpg.connect(database)

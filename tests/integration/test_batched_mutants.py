@@ -1,4 +1,4 @@
-"""What 0007_group_commit.sql promises to batches; each of its safety lines is taken out once, and must be missed."""
+"""What the SQL functions that end in _each promise to batches; each of their safety lines is taken out once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -17,7 +17,6 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.writes.collection import insert
 from fencepost.gateway.writes.keyed import patch, put
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import downgrade, upgrade
 from fencepost.storage.statements.marks import Appeared, claim_absent
 from fencepost.storage.upkeep import generations
 
@@ -329,26 +328,6 @@ async def test_privileges_on_the_log_do_not_make_it_less_append_only(plain: Race
         assert await run(race.a, statement, glass=None, login=STRANGER) == "42501", statement
         assert await run(race.a, statement, login=OPERATOR) == "42501", "nor does the glass"
     assert await count(race) == 1
-
-
-async def test_an_older_schema_knows_no_glass_and_judges_as_it_did(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database)
-    await race.insert(race.a, "k", 30)
-    new = INSERT.replace("'k'", "'new'")
-    await downgrade(database, "0002")
-    for statement in (UPDATE, DELETE, new):
-        for glass in (None, REASON):
-            assert await run(race.c, statement, glass=glass) == "FP428", statement
-            if statement != new:
-                assert await run(race.c, statement, glass=glass, token=29) == "FP409", statement
-    for token, statement in enumerate((UPDATE, DELETE, INSERT), 31):
-        assert await run(race.c, statement, token=token) == "ok", statement
-    await upgrade(database)
-    assert await run(race.c, UPDATE) == "ok"
-    assert await run(race.c, new) == "FP428", "until the table is protected anew"
-    await protect(race.observer, "orders")
-    assert await run(race.c, new) == "ok"
-    assert await race.live_mark("new") == 0
 
 
 async def test_whoever_may_not_break_the_glass_records_and_learns_nothing(plain: Race) -> None:

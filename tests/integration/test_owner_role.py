@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection
+from tests.support.next_version import next_version
 from tests.support.postgres import in_database
 
 from fencepost.cli.main import main
@@ -141,15 +143,18 @@ async def test_a_schema_that_somebody_has_changes_hands_with_all_that_is_in_it(h
     await house.root.execute("SET fencepost.token = '11'; UPDATE public.orders SET v = 'x'")
 
 
-async def test_a_later_migrate_keeps_the_owner_and_gives_him_what_is_new(house: House) -> None:
-    await upgrade(house.url, "0003", owner=house.owner)
+async def test_a_later_migrate_keeps_the_owner_and_gives_him_what_is_new(house: House, tmp_path: Path) -> None:
+    await upgrade(house.url, owner=house.owner)
     assert await house.foreign() == []
-    await upgrade(house.url)
-    assert await house.foreign() == []
-    await house.root.execute("ALTER TABLE fencepost.floors OWNER TO CURRENT_USER")
-    assert await house.foreign() != []
-    assert (await house.command("migrate")).exit_code == 0
-    assert await house.foreign() == [], "what strayed comes back"
+    made = "CREATE FUNCTION fencepost.future() RETURNS integer LANGUAGE sql RETURN 1"
+    with next_version(tmp_path, newest(), ["CREATE TABLE fencepost.future (id integer PRIMARY KEY)", made], {}):
+        await upgrade(house.url)
+        assert await house.root.fetchval("SELECT fencepost.future()") == 1
+        assert await house.foreign() == []
+        await house.root.execute("ALTER TABLE fencepost.floors OWNER TO CURRENT_USER")
+        assert await house.foreign() != []
+        assert (await house.command("migrate")).exit_code == 0
+        assert await house.foreign() == [], "what strayed comes back"
 
 
 async def test_what_belongs_to_others_is_left_to_them_unless_all_shall_change_hands(house: House) -> None:

@@ -18,7 +18,6 @@ from fencepost.embedded.server import embedded_bin_dir
 from fencepost.gateway.writes.keyed import patch
 from fencepost.storage.protecting.protect import ProtectError, plan_protect, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
-from fencepost.storage.schema.migrate import downgrade
 from fencepost.storage.upkeep.reset import reset
 
 pytestmark = pytest.mark.versions
@@ -253,17 +252,6 @@ async def test_the_command_line_says_the_source_and_what_is_in_the_way(db: Conne
     assert refused.output.startswith("Error: t:\n  t/2 has the mark 4611686018427387905, above 2^62")
     printed = await run("protect", "t", "--source", "builtin", "--sql")
     assert (printed.exit_code, "fencepost.issue_beyond" in printed.output) == (0, True)
-
-
-async def test_leases_cannot_be_taken_away_from_tables_that_take_their_tokens(db: Connection, database: str) -> None:
-    await protect(db, "t", source="builtin")
-    with pytest.raises(Exception, match="protect these tables with --source external first: t"):
-        await downgrade(database, "0001")
-    await protect(db, "t", source="external")
-    await downgrade(database, "0001")
-    assert await with_token(db, HIGH + 1, WRITE) == "ok"
-    assert await with_token(db, HIGH + 2, "DELETE FROM t") == "ok"
-    assert await with_token(db, HIGH + 3, "INSERT INTO t VALUES (2, 'b')") == "ok"
 
 
 async def test_a_column_that_was_there_is_read(connect: Connect, database: str) -> None:

@@ -1,4 +1,4 @@
-"""Each safety line of 0004_scopes.sql and of a scoped table's triggers, taken out once: a scenario must see it."""
+"""Each safety line of schema/scopes.sql and of a scoped table's triggers, taken out once: a scenario must see it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Scopes in a batch (R8): one operation for each, since a transaction that has entered a scope passes it again.
 
-Entering waits a moment at most (0007_group_commit.sql) and leaves those scopes alone that refuse, so nothing has to be
-undone for them. A row that is then not there any more, or held by somebody without its scope, undoes the batch: its
-mark has been raised.
+Entering (fencepost.enter_each, in migrations/schema/scopes.sql) waits a moment at most and leaves those scopes alone
+that refuse, so nothing has to be undone for them. A row that is then not there any more, or that another transaction
+holds without its scope, undoes the batch: its mark has been raised.
 """
 
 from collections.abc import Sequence

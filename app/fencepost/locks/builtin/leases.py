@@ -1,7 +1,7 @@
 """The built-in token source: locks, leases and tokens in the protected database itself (R9).
 
 A grant and the claims that go with it are one transaction: from the moment the lock is granted its old holder is
-fenced, before the new one's first write. Order and clock are the database's; see migrations/sql/0002_leases.sql.
+fenced, before the new one's first write. Order and clock are the database's; see migrations/schema/leases.sql.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Locks, leases and tokens in the database: one statement a verb. The rules are in migrations/sql/0002_leases.sql (R9).
+"""Locks, leases and tokens in the database: one statement a verb. The rules are in migrations/schema, leases.sql (R9).
 
 Times come as ISO 8601 texts in UTC, durations in milliseconds. Secrets arrive hashed.
 """

@@ -1,5 +1,5 @@
 """The leases that lock services have granted, as PostgreSQL keeps them: one statement a verb. The rules are in
-migrations/sql/0008_sources.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
+migrations/schema/source_leases.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """Token sources beside the built-in one, as PostgreSQL remembers them: one statement a verb. The rules are in
-migrations/sql/0008_sources.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
+migrations/schema/sources.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """Whose the marks and the floor under a name are, as SQL: tables are renamed, replaced and swapped while nothing
-protects them. The functions are in migrations/sql/0004_scopes.sql, where the rules are.
+protects them. The functions are in migrations/schema/names.sql, where the rules are.
 """
 
 from fencepost.storage.statements.row_sql import literal

@@ -1,4 +1,5 @@
-"""The event triggers that follow partitions of protected tables: what they do is in migrations/sql/0008_sources.sql.
+"""The event triggers that follow partitions of protected tables: what they do is in migrations/schema,
+event_triggers.sql and partitions.sql.
 
 They belong to the database and not to a schema, and only a superuser can make or own them: `fencepost migrate`, run as
 one. Their functions belong to the schema's owner, as all do.

@@ -88,19 +88,19 @@ async def _refuse_newer(dsn: str) -> None:
         )
 
 
-async def upgrade(dsn: str, revision: str = "head", *, owner: str | None = None) -> None:
+async def upgrade(dsn: str, *, owner: str | None = None) -> None:
     """Migrate the schema fencepost; touches nothing else. Several at once wait for each other.
 
     `owner`: the role that the schema and all in it will belong to, made if absent; None keeps the one that is, and
     takes the connection's own for a new schema. asyncpg.InsufficientPrivilegeError says what that one lacks.
     NewerSchemaError: only a newer version of Fencepost can.
     """
-    await _run(dsn, revision, owner, down=False)
+    await _run(dsn, "head", owner, down=False)
 
 
-async def downgrade(dsn: str, revision: str = "base") -> None:
-    """Undo migrations. Refused while tables are protected."""
-    await _run(dsn, revision, down=True)
+async def downgrade(dsn: str) -> None:
+    """Undo all migrations; the empty schema and its alembic_version stay. Refused while tables are protected."""
+    await _run(dsn, "base", down=True)
 
 
 def upgrade_sql(owner: str | None = None) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from fencepost.storage.protecting.functions import dollar
 from fencepost.storage.statements.row_sql import literal
 
-_SCHEMA: Final = "fencepost"
+SCHEMA: Final = "fencepost"
 
 RELATIONS: Final = (
     "alembic_version", "break_glass_log", "draws", "floors", "gateways", "generations", "idempotency", "leases",
@@ -26,16 +26,16 @@ pg_has_role(keeper, CASE WHEN current_setting('server_version_num')::int >= 1600
 _STRAYS: Final = f"""
 SELECT s.owner, s.command FROM (
   SELECT c.relowner AS owner, format('ALTER %s %I.%I', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW'
-           ELSE 'TABLE' END, {literal(_SCHEMA)}, c.relname) AS command
-    FROM pg_class c WHERE c.relnamespace = {literal(_SCHEMA)}::regnamespace
+           ELSE 'TABLE' END, {literal(SCHEMA)}, c.relname) AS command
+    FROM pg_class c WHERE c.relnamespace = {literal(SCHEMA)}::regnamespace
      AND c.relname IN ({", ".join(literal(name) for name in RELATIONS)}) AND c.relkind IN ('r', 'v', 'S')
   UNION ALL
   SELECT f.proowner, format('ALTER ROUTINE %s', f.oid::regprocedure)
-    FROM pg_proc f WHERE f.pronamespace = {literal(_SCHEMA)}::regnamespace
+    FROM pg_proc f WHERE f.pronamespace = {literal(SCHEMA)}::regnamespace
   UNION ALL
-  SELECT t.typowner, format('ALTER TYPE %I.%I', {literal(_SCHEMA)}, t.typname)
+  SELECT t.typowner, format('ALTER TYPE %I.%I', {literal(SCHEMA)}, t.typname)
     FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
-   WHERE t.typnamespace = {literal(_SCHEMA)}::regnamespace AND t.typtype = 'c' AND c.relkind = 'c') s"""
+   WHERE t.typnamespace = {literal(SCHEMA)}::regnamespace AND t.typtype = 'c' AND c.relkind = 'c') s"""
 
 
 def settle_sql(wanted: str | None) -> str:
@@ -47,7 +47,7 @@ def settle_sql(wanted: str | None) -> str:
     chosen = literal(wanted) if wanted is not None else "NULL"
     body = f"""
 DECLARE
-  keeper name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = {literal(_SCHEMA)});
+  keeper name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = {literal(SCHEMA)});
   known boolean := keeper IS NOT NULL;
   wanted name := {chosen};
   stray record;
@@ -76,9 +76,9 @@ BEGIN
       current_user);
   END IF;
   IF NOT known THEN
-    EXECUTE format('CREATE SCHEMA {_SCHEMA} AUTHORIZATION %I', coalesce(keeper, current_user));
+    EXECUTE format('CREATE SCHEMA {SCHEMA} AUTHORIZATION %I', coalesce(keeper, current_user));
   ELSIF wanted IS NOT NULL THEN
-    EXECUTE format('ALTER SCHEMA {_SCHEMA} OWNER TO %I', wanted);
+    EXECUTE format('ALTER SCHEMA {SCHEMA} OWNER TO %I', wanted);
   END IF;
   keeper := coalesce(keeper, current_user);
   FOR stray IN {_STRAYS} WHERE pg_get_userbyid(s.owner) <> keeper LOOP
@@ -94,5 +94,5 @@ def act_sql() -> str:
     """Act as the schema's owner until the transaction ends, so that what it makes is his."""
     return "DO " + dollar(
         f"BEGIN EXECUTE format('SET LOCAL ROLE %I', (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n"
-        f" WHERE n.nspname = {literal(_SCHEMA)})); END"
+        f" WHERE n.nspname = {literal(SCHEMA)})); END"
     )

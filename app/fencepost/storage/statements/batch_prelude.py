@@ -1,8 +1,8 @@
 """What comes before the writes of a batch (group_commit.py), in one statement and in the order of R6: Idempotency-Keys
 are looked up (R16), then the scopes of those that are new are found and entered (R8).
 
-It leaves alone what somebody else holds (0007_group_commit.sql says for whom it waits a moment). Scopes are read from
-rows without a lock, as scoped.py does.
+It leaves alone what another transaction holds, but for what fencepost.enter_each waits for, a moment
+(migrations/schema/scopes.sql). Scopes are read from rows without a lock, as scoped.py does.
 """
 
 from dataclasses import dataclass

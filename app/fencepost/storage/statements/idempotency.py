@@ -1,6 +1,6 @@
 """Idempotency keys in the database (R16): look one up, record what was answered, forget.
 
-See 0005_idempotency.sql, and for batches 0007_group_commit.sql.
+See migrations/schema/idempotency.sql.
 """
 
 from collections.abc import Sequence

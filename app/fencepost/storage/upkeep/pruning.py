@@ -9,7 +9,7 @@ A mark may go when its table's floor takes its place, and the floor may rise as 
 4. marks up to the cap that have not changed for the time that is set go, the floor rising with them.
 
 What is kept between passes is the horizon, in memory: a gateway that restarts begins at 1. The functions are in
-migrations/sql/0006_generations.sql, and safe in whatever order and however often they are called.
+migrations/schema/pruning.sql, and safe in whatever order and however often they are called.
 """
 
 from dataclasses import dataclass

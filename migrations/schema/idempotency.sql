@@ -1,8 +1,12 @@
--- Idempotency keys and what was answered under them (R16). Statements are separated by a line of "-- next".
+-- Idempotency keys and what was answered under them (R16).
 --
 -- A keyed write is one transaction:  1 look the key up   2 try its lock, without waiting   3 look it up again, in a NEW
 -- statement   4 the write   5 its record, last.  Without 3, a record that commits between 1 and 2 is missed, and the
 -- write happens twice: the lock is free as soon as that commit is.
+--
+-- The functions ending in _each do it for many keys of one transaction (group commit). Their plans are made once and kept. One that
+-- reads a whole table, made while that was small, would stay when it has grown: so each row is looked up by itself
+-- (LATERAL), and other joins are switched off.
 
 CREATE TABLE fencepost.idempotency (
   caller       text COLLATE "C" NOT NULL,
@@ -14,11 +18,11 @@ CREATE TABLE fencepost.idempotency (
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
   CONSTRAINT idempotency_pkey PRIMARY KEY (caller, key)
 );
--- next
+
 COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not told apart.';
--- next
+
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
--- next
+
 -- The first statement of a keyed write. state: new (the key's lock is ours until the transaction ends), in flight, reused
 -- (with another payload), replay (with what was answered).
 CREATE FUNCTION fencepost.idem_begin(p_caller text, p_key text, p_hash bytea,
@@ -48,14 +52,49 @@ BEGIN
   PERFORM pg_logical_emit_message(true, 'fencepost', '');
   state := 'replay'; status := r.status; headers := r.headers; answer := r.answer;
 END $$;
--- next
+
 -- The last statement of a keyed write. A 23505 means that somebody else has landed under this key after all.
 CREATE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
                                       p_answer bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
   VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer) $$;
--- next
+
+-- fencepost.idem_begin for many keys, none of them twice: its lock would let the second one pass as well. The look-up that
+-- idem_begin makes before it tries the lock is only there to spare replays the lock.
+CREATE FUNCTION fencepost.idem_begin_each(p_caller text, p_keys text[], p_hashes bytea[])
+RETURNS TABLE (number integer, state text, status integer, headers text[], answer bytea)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+  ours boolean[];
+BEGIN
+  ours := ARRAY(SELECT pg_try_advisory_xact_lock(hashtextextended(length(p_caller) || ':' || p_caller || u.key, 7234))
+                  FROM unnest(p_keys) WITH ORDINALITY AS u(key, o) ORDER BY u.o);
+  -- A statement of its own, after the locks: it sees whatever landed before they were ours.
+  RETURN QUERY
+    SELECT k.number, k.state, k.status, k.headers, k.answer
+      FROM (SELECT u.o::integer - 1 AS number,
+                   CASE WHEN i.key IS NULL THEN CASE WHEN u.ours THEN 'new' ELSE 'in flight' END
+                        WHEN i.payload_hash <> u.hash THEN 'reused'
+                        ELSE 'replay' END AS state,
+                   i.status, i.headers, i.answer
+              FROM ROWS FROM (unnest(p_keys), unnest(p_hashes), unnest(ours)) WITH ORDINALITY AS u(key, hash, ours, o)
+              LEFT JOIN LATERAL (SELECT * FROM fencepost.idempotency r WHERE r.caller = p_caller AND r.key = u.key LIMIT 1) i
+                     ON true) k
+     -- Seen is not replicated, as in idem_begin.
+     WHERE k.state <> 'replay' OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL;
+END $$;
+
+-- fencepost.idem_record for many keys; the headers of each are lines.
+CREATE FUNCTION fencepost.idem_record_each(p_caller text, p_keys text[], p_hashes bytea[], p_statuses integer[],
+                                           p_headers text[], p_answers bytea[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
+  SELECT p_caller, u.key, u.hash, u.status, string_to_array(u.headers, E'\n'), u.answer
+    FROM ROWS FROM (unnest(p_keys), unnest(p_hashes), unnest(p_statuses), unnest(p_headers), unnest(p_answers))
+      AS u(key, hash, status, headers, answer) $$;
+
 -- Forget records older than p_keep_s, oldest first, p_limit at most. Returns how many.
 CREATE FUNCTION fencepost.prune_idempotency(p_keep_s double precision, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -70,7 +109,3 @@ BEGIN
   GET DIAGNOSTICS pruned = ROW_COUNT;
   RETURN pruned;
 END $$;
--- next
-REVOKE EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),
-  fencepost.idem_record(text, text, bytea, integer, text[], bytea),
-  fencepost.prune_idempotency(double precision, integer) FROM PUBLIC;

@@ -1,0 +1,83 @@
+-- Who may do what. A table's rows are read and written through functions only; there are three kinds of them:
+--   the gateway's   SECURITY DEFINER, for no one but the roles that `fencepost migrate --gateway-role` grants them to
+--   the triggers'   called by the functions of protected tables, which run in the owner's name, or the writer's own
+--   everybody's     they run in the writer's own name, or look themselves at who calls
+-- PostgreSQL gives each new function to PUBLIC: what is not for everybody is taken away here. A function that is named in neither
+-- list is everybody's by that default. `fencepost doctor` (storage/inspecting/functions.py) looks at the lists.
+-- A function is named without its arguments where there is only one of the name.
+
+GRANT USAGE ON SCHEMA fencepost TO PUBLIC;
+
+REVOKE EXECUTE ON FUNCTION
+  -- marks.sql
+  fencepost.mark_without_row, fencepost.mark_record, fencepost.floor_of,
+  -- break_glass.sql
+  fencepost.may_break_glass,
+  -- judging.sql
+  fencepost.raise_mark, fencepost.judge_insert, fencepost.judge_delete, fencepost.meet_mark,
+  -- bounds.sql
+  fencepost.issue_beyond, fencepost.meet_ceiling,
+  -- scopes.sql
+  fencepost.enter, fencepost.judge_scope, fencepost.enter_each,
+  -- leases.sql
+  fencepost.within_ttl, fencepost.sweep, fencepost.forget,
+  -- queue.sql
+  fencepost.head, fencepost.wake, fencepost.leave, fencepost.beat, fencepost.retire,
+  -- acquire.sql
+  fencepost.acquire, fencepost.extend, fencepost.release, fencepost.begin_now,
+  -- lock_states.sql
+  fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
+  -- generations.sql
+  fencepost.current_timeline, fencepost.here, fencepost.origin, fencepost.raise_generation,
+  -- sources.sql
+  fencepost.source_register, fencepost.source_state, fencepost.source_reaches, fencepost.source_begins, fencepost.source_draw,
+  fencepost.source_freeze, fencepost.source_verified, fencepost.source_raise, fencepost.source_beyond,
+  fencepost.raise_sources_of_ours,
+  -- source_leases.sql
+  fencepost.source_repeated, fencepost.source_grant, fencepost.source_claiming, fencepost.source_claimed,
+  fencepost.source_lease, fencepost.source_hold, fencepost.source_renewed, fencepost.source_minted, fencepost.source_end,
+  fencepost.source_count_anew, fencepost.source_over, fencepost.source_issued_to, fencepost.source_lost,
+  fencepost.source_lock_states, fencepost.source_forget,
+  -- idempotency.sql
+  fencepost.idem_begin, fencepost.idem_record, fencepost.prune_idempotency, fencepost.idem_begin_each,
+  fencepost.idem_record_each,
+  -- pruning.sql
+  fencepost.prune, fencepost.prune_horizon, fencepost.prune_marks, fencepost.sizes,
+  -- event_triggers.sql
+  fencepost.on_dropped FROM PUBLIC;
+
+-- Granted, and not left to the default, which an owner of the schema may have changed: all of it runs in the writer's own name.
+GRANT EXECUTE ON FUNCTION
+  -- protected.sql
+  fencepost.suppressed, fencepost.outdated, fencepost.no_truncate,
+  -- names.sql
+  fencepost.enc, fencepost.key_of, fencepost.is_builtin, fencepost.canon(date), fencepost.canon(timestamp),
+  fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea),
+  -- direct_sql.sql
+  fencepost.given, fencepost.malformed, fencepost.note_said, fencepost.was_said,
+  -- break_glass.sql
+  fencepost.break_glass, fencepost.record_break_glass, fencepost.mark_behind_glass,
+  -- reset.sql
+  fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
+  -- judging.sql
+  fencepost.ours, fencepost.refuse, fencepost.judge_update,
+  -- bounds.sql
+  fencepost.beyond, fencepost.require_reach, fencepost.require_reach_of_row, fencepost.issued(), fencepost.oldest(),
+  fencepost.require_issued(text, bigint), fencepost.issued(text), fencepost.oldest(text),
+  fencepost.require_issued(text, bigint, text),
+  -- sources.sql
+  fencepost.source_bounds,
+  -- partitions.sql
+  fencepost.follow_partitions, fencepost.any_filled, fencepost.act_for, fencepost.let_go, fencepost.take_in,
+  fencepost.as_row_of, fencepost.partitions_known, fencepost.leave_marks, fencepost.altered_marks, fencepost.altered,
+  fencepost.partitions_unknown, fencepost.partitions_of,
+  -- event_triggers.sql
+  fencepost.require_no_default, fencepost.other_defaults,
+  -- versions.sql
+  fencepost.compatible_from TO PUBLIC;
+
+-- Triggers compare tokens with it in the writer's own name. Reading is not drawing: nextval needs USAGE.
+GRANT SELECT ON SEQUENCE fencepost.tokens TO PUBLIC;
+
+-- What sources there are, and how far they got, is no secret: each sequence may be read as well (source_register).
+GRANT SELECT ON fencepost.sources TO PUBLIC;

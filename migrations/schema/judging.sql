@@ -1,0 +1,200 @@
+-- Judging: whether a token may write, and what becomes of the mark (R1, R2, R5, R6).
+--
+--   UPDATE         judge_update   by the row's own mark; the row is locked by the statement
+--   INSERT, claim  judge_insert   by the mark in fencepost.marks, and then by the floor
+--                  raise_mark
+--   DELETE         judge_delete   by the row's own mark, which stays in fencepost.marks
+--   scope          enter          by the scope's mark, and then by the floor (scopes.sql)
+--
+-- A refusal is an exception of `refuse`: FP409 (stale, spent) or FP428 (no token). Bounds of tokens are in bounds.sql.
+
+-- Did this transaction write the row version? One transaction is one operation (R1), so that an ORM that flushes a row
+-- twice under one SET LOCAL is not refused its own token. A version that we can see and whose writer is in progress is
+-- ours; a savepoint's number differs from the transaction's, so equality would not do. Asked only where token = mark.
+CREATE FUNCTION fencepost.ours(writer xid) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  me bigint := pg_current_xact_id()::text::bigint;
+  full_xid bigint := (me >> 32 << 32) | writer::text::bigint;
+BEGIN
+  IF full_xid < me - 2147483648 THEN full_xid := full_xid + 4294967296; END IF;
+  IF full_xid < me OR full_xid > me + 2147483648 THEN RETURN false; END IF;
+  RETURN coalesce(pg_xact_status(full_xid::text::xid8) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN   -- "in the future": a frozen row's recycled number
+  RETURN false;
+END $$;
+
+CREATE FUNCTION fencepost.refuse(resource text, token bigint, mark bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF token IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format('%s is protected: a write needs a fence token', resource),
+      DETAIL = json_build_object('resource', resource)::text,
+      HINT = CASE WHEN current_setting('fencepost.token', true) <> ''
+        THEN format('fencepost.token is %L, which is for another table: ''36'' is for all of them, ''orders=36'' for the'
+          ' table that Fencepost calls orders.', current_setting('fencepost.token', true))
+        ELSE 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.' END;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'FP409',
+    MESSAGE = format('%s token %s for %s: its mark is %s',
+                     CASE WHEN token = mark THEN 'spent' ELSE 'stale' END, token, resource, mark),
+    DETAIL = json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text)::text,
+    HINT = CASE WHEN current_setting('fencepost.break_glass', true) <> ''
+      THEN 'Behind broken glass no mark falls: leave last_fence_token out, and the row takes the mark of its key.'
+      WHEN token = mark
+      THEN 'Under the rule strict each token writes a resource once: mint another one.'
+      ELSE 'Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again.' END;
+END $$;
+
+-- UPDATE, everything but the plain case: the mark to store, or an exception. The setting counts before the column (see
+-- direct_sql.sql), and 0 in the column is no token (an ORM that writes defaults). A row version that this transaction has
+-- written needs no token again: one transaction is one operation (R1), of which a trigger that goes on writing the row
+-- knows nothing. What would be refused for its token passes behind broken glass, and leaves the higher one as the mark.
+CREATE FUNCTION fencepost.judge_update(tab text, resource text, rule text, old_mark bigint, new_mark bigint,
+                                                  key_changed boolean, writer xid) RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  token bigint;
+BEGIN
+  IF key_changed THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('%s: the primary key of a protected row cannot change', resource),
+      HINT = 'Delete the row and insert it under its new key, each with a token.';
+  END IF;
+  IF current_setting('fencepost.token', true) <> '' THEN token := fencepost.given(tab); END IF;
+  IF token IS NULL THEN
+    IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
+    token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
+    -- An upsert's proposed row had said it.
+    IF token IS NULL AND rule = 'epoch' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
+  END IF;
+  IF token IS NULL
+     OR NOT (old_mark < token OR old_mark = token AND (rule = 'epoch' OR fencepost.ours(writer))) THEN
+    IF NOT fencepost.break_glass() THEN
+      IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
+      PERFORM fencepost.refuse(resource, token, old_mark);
+    END IF;
+    IF new_mark < old_mark AND fencepost.is_reset(resource, old_mark, new_mark) THEN RETURN new_mark; END IF;
+    PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
+    RETURN greatest(old_mark, token);
+  END IF;
+  RETURN token;
+END $$;
+
+-- The upsert that R6 stands on: NULL when accepted, else the mark that refused. DO UPDATE waits for and locks the mark's
+-- latest version even where its WHERE is false, so the second read is exact. xid may have come from another database (logical
+-- replication, a restored dump), where the number was another transaction's: what this transaction wrote has an xmin of
+-- its own, too.
+CREATE FUNCTION fencepost.raise_mark(p_resource text, p_token bigint, p_rule text, p_row_absent boolean)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint;
+BEGIN
+  IF octet_length(p_resource) > 2600 THEN  -- an index entry holds no more than 2704
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('the name of the resource %s… has %s bytes; a mark can be kept for names of at most 2600',
+                       left(p_resource, 40), octet_length(p_resource));
+  END IF;
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, p_token, pg_current_xact_id(), p_row_absent)
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
+         row_absent = excluded.row_absent, changed_at = clock_timestamp()
+   WHERE k.last_fence_token < excluded.last_fence_token
+      OR k.last_fence_token = excluded.last_fence_token
+         AND (p_rule = 'epoch' OR k.xid = excluded.xid AND fencepost.ours(k.xmin));
+  IF FOUND THEN RETURN NULL; END IF;
+  SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
+  RETURN refused_by;
+END $$;
+
+-- raise_mark for a row without a mark. A mark is made and taken back: whoever claims the key meanwhile waits for us,
+-- and then sees the row. Had we waited for him, or for a DELETE, his mark refuses us.
+CREATE FUNCTION fencepost.meet_mark(p_resource text) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  refused_by bigint;
+BEGIN
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, 1, pg_current_xact_id(), false)
+  ON CONFLICT (resource) DO UPDATE SET row_absent = k.row_absent WHERE false;
+  IF FOUND THEN
+    DELETE FROM fencepost.marks k WHERE k.resource = p_resource;
+    RETURN NULL;
+  END IF;
+  SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
+  RETURN refused_by;
+END $$;
+
+-- AFTER INSERT: the unique index entry is ours, so every DELETE of this key is over. Judge by the mark in its latest
+-- version, and then by the floor, in a statement of its own: a floor read before the wait could be too old.
+-- A token that equals the mark passes only if it was given as a token, in fencepost.token or as a negative value: a row that
+-- an ORM brings back with its old column is an echo.
+-- Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it. Recorded even
+-- where the token would have done: it cannot be told from one that the glass gave.
+CREATE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  rule text := p_rule;
+  echo boolean := false;
+  refused_by bigint;
+BEGIN
+  IF current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
+    PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
+    rule := 'epoch';
+  ELSIF p_token = 0 THEN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
+      DETAIL = json_build_object('resource', p_resource)::text,
+      HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
+  ELSIF rule = 'epoch' AND NOT fencepost.was_said(p_resource, p_token)
+        AND fencepost.given(tab) IS DISTINCT FROM p_token THEN
+    rule := 'strict';
+    echo := true;
+  END IF;
+  refused_by := CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)
+                     ELSE fencepost.raise_mark(p_resource, p_token, rule, false) END;
+  IF refused_by IS NOT NULL THEN
+    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
+  END IF;
+  IF current_setting('transaction_isolation') = 'read committed' THEN
+    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab;
+  ELSE  -- an old snapshot must fail (40001), not read an old floor
+    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
+  END IF;
+  IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
+  IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'epoch') THEN
+    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
+  END IF;
+END $$;
+
+-- AFTER DELETE: the row's lock is ours, so its last version judges. Leaves the mark behind, and returns the token that was
+-- given, null if none; for a row version of this transaction's see judge_update. Behind broken glass the row's own mark
+-- stays behind (none, if it was never written through a fence).
+CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  said bigint := fencepost.given(tab);
+  token bigint := said;
+BEGIN
+  IF token IS NULL
+     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'epoch' OR fencepost.ours(writer))) THEN
+    IF fencepost.break_glass() THEN
+      PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
+    ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.ours(writer) THEN
+      PERFORM fencepost.refuse(p_resource, token, old_mark);
+    END IF;
+    token := greatest(old_mark, token);
+    IF token = 0 THEN
+      UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
+      RETURN said;
+    END IF;
+  END IF;
+  INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
+  VALUES (p_resource, token, pg_current_xact_id(), true)
+  ON CONFLICT (resource) DO UPDATE
+     SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
+         row_absent = true, changed_at = clock_timestamp();
+  RETURN said;
+END $$;

@@ -1,0 +1,107 @@
+-- Locks and leases (R9): the tables of the built-in token source, and how they stay small. The functions are in acquire.sql, those
+-- that wait in queue.sql, the tokens in bounds.sql.
+--
+-- Lock order, one for all:  lock rows (by name, COLLATE "C"), lease rows (by id), then protected rows and marks.
+-- Order of a grant:  1 lock rows locked   2 lease rows locked   3 a NEW statement compares the clock   4 nextval
+-- Invariant: a transaction that draws a token holds the lease's row lock and has seen, in a later statement, that the lease
+--            lives. A lease that another one has superseded has ended_at, so that a clock that steps back revives nothing.
+--            What is kept for a while never has more than that while left: more means that the clock has stepped back since
+--            it was written. Then it counts from now (a lease, by the next that reads it), or no more (a kept place).
+
+CREATE TABLE fencepost.locks (
+  name     text COLLATE "C" PRIMARY KEY CONSTRAINT locks_name_check CHECK (octet_length(name) BETWEEN 1 AND 512),
+  lease_id bigint
+) WITH (fillfactor = 70);
+
+COMMENT ON TABLE fencepost.locks IS 'One row per lock that somebody holds, or has tried to get. Those of idle locks are swept.';
+
+CREATE TABLE fencepost.leases (
+  lease_id    bigint PRIMARY KEY,
+  secret_hash bytea CONSTRAINT leases_secret_hash_key UNIQUE,
+  names       text[] COLLATE "C" NOT NULL,
+  owner       text NOT NULL,
+  claims      text[] COLLATE "C" NOT NULL,
+  ttl_ms      integer NOT NULL CONSTRAINT leases_ttl_check CHECK (ttl_ms > 0),
+  last_token  bigint NOT NULL,
+  granted_at  timestamptz NOT NULL,
+  expires_at  timestamptz NOT NULL,
+  ended_at    timestamptz
+) WITH (fillfactor = 70);
+
+COMMENT ON TABLE fencepost.leases IS 'Grants. lease_id is the first token drawn for it, so no live lease has an older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, to tell a refused holder who came after it.';
+
+CREATE TABLE fencepost.draws (
+  first_token bigint PRIMARY KEY,
+  tokens      bigint[] NOT NULL,
+  lease_id    bigint NOT NULL,
+  drawn_at    timestamptz NOT NULL
+);
+
+COMMENT ON TABLE fencepost.draws IS 'Which tokens were drawn together, for which lease. Written with every draw: a transaction that only calls nextval is not flushed at commit, and its tokens could come again after a crash.';
+
+-- When a lease is over: after its TTL at the latest, whatever is written in its row (see the invariant above).
+CREATE FUNCTION fencepost.within_ttl(p_expires_at timestamptz, p_ttl_ms integer) RETURNS timestamptz LANGUAGE sql VOLATILE
+RETURN least(p_expires_at, clock_timestamp() + p_ttl_ms * interval '1 ms');
+
+-- Remove what no lock needs: rows of idle locks, 200 at a time so as not to keep them for long; waiters that gave up;
+-- silent gateways. A lease that expired and whose lock is swept has ended, for good. Leases of which nobody wants anything
+-- are counted anew after the clock has stepped back. Returns how many rows were removed.
+CREATE FUNCTION fencepost.sweep() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  n text;
+  swept bigint;
+  total bigint := 0;
+BEGIN
+  FOR n IN SELECT k.name FROM fencepost.locks k LEFT JOIN fencepost.leases x
+               ON x.lease_id = k.lease_id AND x.ended_at IS NULL
+            WHERE coalesce(x.expires_at, '-infinity') < clock_timestamp() - interval '10 s' ORDER BY k.name LIMIT 200 LOOP
+    -- Seen idle before it was locked: look again, in a new statement.
+    PERFORM FROM fencepost.locks k WHERE k.name = n FOR UPDATE SKIP LOCKED;
+    CONTINUE WHEN NOT FOUND;
+    UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL FROM fencepost.locks k
+     WHERE k.name = n AND x.lease_id = k.lease_id AND x.ended_at IS NULL
+       AND x.expires_at < clock_timestamp() - interval '10 s';
+    DELETE FROM fencepost.locks k WHERE k.name = n
+       AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = k.lease_id AND x.ended_at IS NULL);
+    IF FOUND THEN total := total + 1; END IF;
+  END LOOP;
+  WITH dead AS (SELECT w.name, w.ticket FROM fencepost.waiters w
+                 WHERE w.give_up_at < clock_timestamp() - interval '10 s'
+                    OR w.give_up_at > clock_timestamp() + w.kept_ms * interval '1 ms' FOR UPDATE SKIP LOCKED)
+  DELETE FROM fencepost.waiters w USING dead WHERE w.name = dead.name AND w.ticket = dead.ticket;
+  GET DIAGNOSTICS swept = ROW_COUNT; total := total + swept;
+  WITH silent AS (SELECT g.gateway FROM fencepost.gateways g
+                   WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
+  DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
+  GET DIAGNOSTICS swept = ROW_COUNT;
+  -- Last: whoever has a lease's row waits for no other from here on.
+  WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
+                  WHERE x.ended_at IS NULL AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms)
+                    FOR UPDATE OF x SKIP LOCKED)
+  UPDATE fencepost.leases x SET expires_at = fencepost.within_ttl(x.expires_at, x.ttl_ms)
+    FROM ahead WHERE x.lease_id = ahead.lease_id;
+  RETURN total + swept;
+END $$;
+
+-- Forget leases that ended more than p_keep_s ago, with their draws; and of leases that live on, draws of more than 24
+-- times p_keep_s ago, but for the first, from which a repeated acquire is answered. Looks at 10000 draws after p_after
+-- (every lease has one of its own number), and returns where to go on: NULL when what follows is too young.
+CREATE FUNCTION fencepost.forget(p_keep_s double precision, p_after bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off AS $$
+DECLARE
+  cutoff timestamptz := clock_timestamp() - p_keep_s * interval '1 s';
+  upto bigint;
+  young boolean;
+BEGIN
+  SELECT max(c.first_token), max(c.drawn_at) >= cutoff INTO upto, young
+    FROM (SELECT d.first_token, d.drawn_at FROM fencepost.draws d WHERE d.first_token > p_after
+           ORDER BY d.first_token LIMIT 10000) c;
+  IF upto IS NULL THEN RETURN NULL; END IF;
+  DELETE FROM fencepost.leases x WHERE x.lease_id > p_after AND x.lease_id <= upto AND x.ended_at < cutoff;
+  DELETE FROM fencepost.draws d WHERE d.first_token > p_after AND d.first_token <= upto
+     AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = d.lease_id
+                        AND (d.first_token = d.lease_id OR d.drawn_at > clock_timestamp() - 24 * p_keep_s * interval '1 s'));
+  RETURN CASE WHEN NOT young THEN upto END;
+END $$;

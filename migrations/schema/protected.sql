@@ -1,0 +1,55 @@
+-- Which tables are protected, and how. `fencepost protect` writes a row here, and makes the table's own functions and triggers
+-- (storage/protecting/functions.py): these call the functions of judging.sql, bounds.sql and scopes.sql.
+--
+-- Lock order of every fenced write:  rows (by table and key), each followed by its mark. With a scope: see scopes.sql.
+
+CREATE TABLE fencepost.protected (
+  relation        regclass PRIMARY KEY,
+  name            text COLLATE "C" NOT NULL CONSTRAINT protected_name_key UNIQUE,
+  rule            text NOT NULL CONSTRAINT protected_rule_check CHECK (rule IN ('strict', 'epoch')),
+  source          text NOT NULL DEFAULT 'external',
+  key_columns     text[] NOT NULL,
+  functions       text NOT NULL,
+  protected_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  protected_by    text NOT NULL DEFAULT session_user,
+  scope           text,
+  requires_key    boolean NOT NULL DEFAULT false,
+  max_token       bigint CONSTRAINT protected_max_token_check CHECK (max_token > 0),
+  max_jump        bigint CONSTRAINT protected_max_jump_check CHECK (max_jump > 0),
+  verify          boolean NOT NULL DEFAULT false,
+  partitions      regclass[] NOT NULL DEFAULT '{}'
+);
+
+COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';
+
+COMMENT ON COLUMN fencepost.protected.max_token IS 'The highest token that a table of the source external takes. Null for other sources: they know what they have issued.';
+
+COMMENT ON COLUMN fencepost.protected.max_jump IS 'How far a token may be above the mark that it raises, in a table of the source external. Null: any distance.';
+
+COMMENT ON COLUMN fencepost.protected.verify IS 'Whether the gateway asks the source about tokens that it does not know, before a mark is raised under them.';
+
+COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
+
+-- Raised by statements that were written for another table than the one which has the name now.
+CREATE FUNCTION fencepost.outdated(tab text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP000', MESSAGE = format('%s is not the table that was protected', tab);
+END $$;
+
+-- A BEFORE trigger of the table's owner kept a write from happening that the fence had let pass. The error undoes what else the
+-- statement did: an answer that is no success must have no effect.
+CREATE FUNCTION fencepost.suppressed(tab text) RETURNS text LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP403', MESSAGE = format('a trigger or rule of %s suppressed the write', tab),
+    HINT = 'A BEFORE trigger that returns NULL, or a rule, keeps rows from being written through Fencepost.';
+END $$;
+
+CREATE FUNCTION fencepost.no_truncate() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP428',
+    MESSAGE = format('%I.%I is protected: TRUNCATE would forget its marks', TG_TABLE_SCHEMA, TG_TABLE_NAME),
+    HINT = 'DELETE the rows with a token, or `fencepost unprotect` the table first.';
+END $$;
