@@ -10,8 +10,8 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.storage.statements.asking import in_key_order
 from fencepost.storage.statements.fenced_rows import ask_rows
-from fencepost.storage.statements.marks import in_key_order
 
 pytestmark = pytest.mark.versions
 

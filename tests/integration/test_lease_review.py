@@ -16,7 +16,7 @@ from fencepost.gateway.leases.acquire import Granted, hashed
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.statements.marks import in_key_order
+from fencepost.storage.statements.asking import in_key_order
 
 
 @pytest.fixture

@@ -14,55 +14,43 @@ import fencepost.gateway.claims.claim
 import fencepost.gateway.writes.fence
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements import fenced, fenced_many
+from fencepost.storage.statements import fenced, keyed, many, mark
 from fencepost.storage.statements.fenced import FencedRow, Standing
-from fencepost.storage.tables.catalog import ProtectedTable, Table
+from fencepost.storage.statements.parameters import TOKEN, key_part
+from fencepost.storage.tables.catalog import ProtectedTable
 
 
 def equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fenced, fenced_many):
-        monkeypatch.setattr(module, "comparison", lambda _rule: "<=")
+    monkeypatch.setattr(mark, "comparison", lambda _rule: "<=")
 
 
 def one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the rows that take the token, whatever the others say."""
-    write_if = fenced_many._write_if  # noqa: SLF001 - the line to break
-
-    def mutant(table: Table, limit: int) -> str:
-        condition = write_if(table, limit)
-        assert "bads = 0 AND" in condition
-        return condition.replace("bads = 0 AND", "true OR") + " AND r.last_fence_token < $1"
-
-    monkeypatch.setattr(fenced_many, "_write_if", mutant)
+    assert many._PASSES == "(SELECT passes FROM verdict)"  # noqa: SLF001 - the line to break
+    monkeypatch.setattr(many, "_PASSES", f"(SELECT true OR passes FROM verdict) AND r.last_fence_token < {TOKEN}")
 
 
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge the rows by the snapshot, before the write has waited for them."""
-    monkeypatch.setattr(fenced_many, "lock_clause", lambda *_: "")
+    monkeypatch.setattr(many, "lock_clause", lambda *_: "")
 
 
 def no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock in heap order."""
-    hit = fenced_many._hit  # noqa: SLF001 - the line to break
-
-    def mutant(table: ProtectedTable, condition: str, token: str, lock: str, limit: int) -> str:
-        sql = hit(table, condition, token, lock, limit)
-        assert ' ORDER BY r."order_id"' in sql
-        return sql.replace(' ORDER BY r."order_id"', "")
-
-    monkeypatch.setattr(fenced_many, "_hit", mutant)
+    monkeypatch.setattr(many, "_key", lambda _table: "NULL::int")
 
 
 def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer a claim with a row read from the statement's snapshot."""
-    update_sql = fenced.update_sql
+    update = keyed.update
 
-    def mutant(table: ProtectedTable, change: fenced.Change, *, careful: bool = False) -> str:
-        sql, returning, answer = update_sql(table, change, careful=careful).partition(" RETURNING ")
-        beside = f"(SELECT row_to_json(o)::text FROM {table.sql_name} AS o WHERE o.order_id = $1)"
-        return f"{sql}{returning}{beside} AS json, {answer.partition(' AS json, ')[2]}"
+    def mutant(table: ProtectedTable, change: keyed.Change, wait: keyed.Wait, *, careful: bool = False) -> Any:
+        beside = f"(SELECT row_to_json(o) FROM {table.sql_name} AS o WHERE o.order_id = {key_part(0)})"
+        with monkeypatch.context() as here:
+            here.setattr(keyed, "json_row", lambda _: beside)
+            return update(table, change, wait, careful=careful)
 
-    monkeypatch.setattr(fenced, "update_sql", mutant)
+    monkeypatch.setattr(keyed, "update", mutant)
 
 
 def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +99,7 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         standing = await fenced.ask(connection, table, key)
         if standing.live is None or standing.live >= token:
             return None
-        monkeypatch.setattr(fenced, "comparison", lambda _rule: "<> 0 AND 0 <")
+        monkeypatch.setattr(mark, "comparison", lambda _rule: "<> 0 AND 0 <")
         return await update_row(connection, table, key, Token(token), change, careful=careful)
 
     monkeypatch.setattr(fenced, "update_row", mutant)

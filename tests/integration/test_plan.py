@@ -9,7 +9,8 @@ from tests.support.racing import protected_table
 
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.fenced import Change, update_sql
-from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.parameters import OF_KEY, Bound, compiled
+from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.statements.row_sql import key_match
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -63,7 +64,7 @@ async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str
     connection = await connect()
     columns, values, key = KEYS[kind]
     table = await table_with(connection, columns, values)
-    target = render_select(table, None, Parameters())
+    target = render_select(table, None, Bound())
     for change, arguments in (
         (Change(("status",), "", target), (*key, 5, '{"status": "x"}')),
         (Change((), "", target, named=True), (*key, 5)),
@@ -74,5 +75,6 @@ async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str
         assert not any(node["Node Type"] == "Seq Scan" for node in plan)
         for name in table.key:
             assert name in scans[0]["Index Cond"]
-    read = await plan_of(connection, f"SELECT r.status FROM {table.sql_name} AS r WHERE {key_match(table)}", key, mode)
+    by_key = compiled(f"SELECT r.status FROM {table.sql_name} AS r WHERE {key_match(table)}", OF_KEY)
+    read = await plan_of(connection, by_key.sql, key, mode)
     assert read[0]["Index Name"] == "big_pkey"

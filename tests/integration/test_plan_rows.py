@@ -11,7 +11,8 @@ from tests.support.racing import protected_table
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.fenced import Change
 from fencepost.storage.statements.fenced_rows import update_rows_sql
-from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.parameters import Bound
+from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 pytestmark = pytest.mark.versions
@@ -20,7 +21,7 @@ MODES = ["force_custom_plan", "force_generic_plan"]
 
 
 def change_of(table: Table, *columns: str) -> Change:
-    return Change(columns, "", render_select(table, None, Parameters()))
+    return Change(columns, "", render_select(table, None, Bound()))
 
 
 def looked_up(plan: list[dict[str, Any]], name: str) -> None:

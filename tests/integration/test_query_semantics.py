@@ -12,7 +12,8 @@ from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordere
 from tests.support.interleave import Connect, Connection
 
 from fencepost.http.requests.query import parse_query
-from fencepost.storage.statements.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.storage.statements.parameters import Bound, compiled
+from fencepost.storage.statements.query_sql import render_filters, render_order, render_select
 from fencepost.storage.tables.catalog import Table
 from fencepost.storage.tables.load import load
 
@@ -27,16 +28,16 @@ class Things:
         self.table = table
 
     async def rows(self, raw: str) -> list[dict[str, Any]]:
-        query, parameters = parse_query(raw.encode()), Parameters()
-        target = render_select(self.table, query.select, parameters)
-        where = render_filters(self.table, query.filters, parameters)
-        order = render_order(self.table, query.order, parameters)
+        query, bound = parse_query(raw.encode()), Bound()
+        target = render_select(self.table, query.select, bound)
+        where = render_filters(self.table, query.filters, bound)
+        order = render_order(self.table, query.order, bound)
         by = f"{order}, r.id" if order else "r.id"
         sql = (
             f"SELECT row_to_json(x) FROM (SELECT {target} FROM {self.table.sql_name} r WHERE {where}"
             f" ORDER BY {by} LIMIT {'ALL' if query.limit is None else query.limit} OFFSET {query.offset}) x"
         )
-        return [json.loads(row[0]) for row in await self.connection.fetch(sql, *parameters.values)]
+        return [json.loads(row[0]) for row in await compiled(sql, bound.parameters).fetch(self.connection, None)]
 
     async def ids(self, raw: str) -> list[int]:
         return [row["id"] for row in await self.rows(raw)]
@@ -242,10 +243,11 @@ async def test_values_of_every_type_are_found_by_eq_and_in_and_the_index_serves_
     table = Things(connection, (await load(connection, [], 1)).tables["T"])
     for raw in (f"The Value=eq.{quote_plus(value)}", f"The Value=in.({quote_plus(quoted(value))})"):
         assert await table.ids(raw) == [1]
-        parameters = Parameters()
-        where = render_filters(table.table, parse_query(raw.encode()).filters, parameters)
+        bound = Bound()
+        where = render_filters(table.table, parse_query(raw.encode()).filters, bound)
         await connection.execute("SET enable_seqscan = off")
-        plan = await connection.fetch(f'EXPLAIN SELECT 1 FROM "T" r WHERE {where}', *parameters.values)
+        explain = compiled(f'EXPLAIN SELECT 1 FROM "T" r WHERE {where}', bound.parameters)
+        plan = await explain.fetch(connection, None)
         assert any("Index Cond" in line[0] for line in plan), plan
     assert await table.ids(f"The Value=neq.{quote_plus(value)}") == []
     assert await table.ids("order=The Value.desc.nullsfirst") == [2, 1]

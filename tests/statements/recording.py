@@ -14,7 +14,7 @@ from fencepost.storage.connections.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
 _WRITES = re.compile(
-    r"(UPDATE|INSERT|DELETE|WITH|SELECT \$\d+::int, |COMMIT)|.*FROM fencepost\.\"[^\"]*_delete\"\(", re.DOTALL
+    r"(UPDATE|INSERT|DELETE|WITH|SELECT \$\d+::int, |COMMIT)|.*FROM fencepost\.\".*_delete\"\(", re.DOTALL
 )
 _LINE = re.compile(
     r"(?:FROM|WHERE|SET|RETURNING|UNION ALL|ORDER BY|LEFT JOIN|CROSS JOIN|JOIN|ON CONFLICT|FOR NO KEY UPDATE|FOR UPDATE"

@@ -39,8 +39,9 @@ from fencepost.storage.statements import fenced, fenced_insert, fenced_many
 from fencepost.storage.statements.fenced import Change, FencedRow, Standing
 from fencepost.storage.statements.fenced_many import ManyOutcome
 from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import Condition, Field
-from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Fence, ProtectedTable, quote
 from fencepost.storage.tables.load import load
@@ -107,7 +108,7 @@ class Race:
 
     @property
     def target(self) -> str:
-        return render_select(self.table, None, Parameters())
+        return render_select(self.table, None, Bound())
 
     # Stepping
 

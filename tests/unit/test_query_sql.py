@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fencepost.fencing.token import Token
 from fencepost.http.requests.query import parse_query
+from fencepost.storage.statements.parameters import BODY, TOKEN, Bound, RowWrite, compiled
 from fencepost.storage.statements.query import (
     Condition,
     Field,
@@ -17,7 +19,7 @@ from fencepost.storage.statements.query import (
     Selected,
     UnknownColumnError,
 )
-from fencepost.storage.statements.query_sql import Parameters, render_filters, render_order, render_select
+from fencepost.storage.statements.query_sql import render_filters, render_order, render_select
 from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
 
 HOSTILE_NAME = 'a"); DROP TABLE x; --'
@@ -117,9 +119,11 @@ def in_full(sql: str) -> str:
     ],
 )
 def test_a_filter_becomes_sql_with_bound_values(raw: str, sql: str, values: list[str | list[str]]) -> None:
-    parameters = Parameters()
-    assert render_filters(TABLE, parse_query(raw.encode()).filters, parameters) == in_full(sql)
-    assert parameters.values == values
+    bound = Bound()
+    text = render_filters(TABLE, parse_query(raw.encode()).filters, bound)
+    statement = compiled(text, bound.parameters)
+    assert statement.sql == in_full(sql)
+    assert statement.arguments(None) == values
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,9 @@ def test_a_filter_becomes_sql_with_bound_values(raw: str, sql: str, values: list
     ],
 )
 def test_an_order_becomes_sql(raw: str, sql: str) -> None:
-    assert render_order(TABLE, parse_query(raw.encode()).order, Parameters()) == in_full(sql)
+    bound = Bound()
+    text = render_order(TABLE, parse_query(raw.encode()).order, bound)
+    assert compiled(text, bound.parameters).sql == in_full(sql)
 
 
 ALL = f'r."n", r."t", r."a", r."j", r."m", r.{quote(HOSTILE_NAME)}'
@@ -156,14 +162,25 @@ ALL = f'r."n", r."t", r."a", r."j", r."m", r.{quote(HOSTILE_NAME)}'
     ],
 )
 def test_a_select_becomes_a_target_list(raw: str, sql: str) -> None:
-    assert render_select(TABLE, parse_query(raw.encode()).select, Parameters()) == in_full(sql)
+    bound = Bound()
+    text = render_select(TABLE, parse_query(raw.encode()).select, bound)
+    assert compiled(text, bound.parameters).sql == in_full(sql)
 
 
-def test_placeholders_go_on_after_those_already_used() -> None:
-    parameters = Parameters(used=2)
-    sql = render_filters(TABLE, parse_query(b"n=eq.1&t=eq.x").filters, parameters, alias="o")
-    assert sql == in_full('o."n" {=} CAST($3::text AS integer) AND o."t" {=} CAST($4::text AS text)')
-    assert parameters.values == ["1", "x"]
+def test_parameters_are_numbered_in_the_order_in_which_they_are_given() -> None:
+    bound = Bound()
+    where = render_filters(TABLE, parse_query(b"n=eq.1&t=eq.x").filters, bound, alias="o")
+    statement = compiled(f"{where} AND o.mark < {TOKEN} AND {TOKEN} > 0", (TOKEN, BODY, *bound.parameters))
+    assert statement.sql == in_full(
+        'o."n" {=} CAST($2::text AS integer) AND o."t" {=} CAST($3::text AS text)'
+        " AND o.mark < $1::bigint AND $1::bigint > 0"
+    )
+    assert statement.arguments(RowWrite((), Token(7))) == [7, "1", "x"]
+
+
+def test_a_parameter_that_nothing_gives_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no parameter token"):
+        compiled(f"SELECT {TOKEN}", (BODY,))
 
 
 @pytest.mark.parametrize("raw", ["x=eq.1", "or=(x.eq.1)", "x->a=is.null", "order=x", "select=x", "select=n,y:x::int"])
@@ -171,9 +188,9 @@ def test_an_unknown_column_is_named_with_its_table(raw: str) -> None:
     query = parse_query(raw.encode())
 
     def render() -> str:
-        where = render_filters(TABLE, query.filters, Parameters())
-        order = render_order(TABLE, query.order, Parameters())
-        return where + order + render_select(TABLE, query.select, Parameters())
+        where = render_filters(TABLE, query.filters, Bound())
+        order = render_order(TABLE, query.order, Bound())
+        return where + order + render_select(TABLE, query.select, Bound())
 
     with pytest.raises(UnknownColumnError, match="x: no such column in things") as caught:
         render()
@@ -193,12 +210,12 @@ def test_an_unknown_column_is_named_with_its_table(raw: str) -> None:
 )
 def test_a_selected_column_that_sql_cannot_say_is_refused(item: Selected) -> None:
     with pytest.raises(QueryError, match=r"^select: "):
-        render_select(TABLE, (item,), Parameters())
+        render_select(TABLE, (item,), Bound())
 
 
 def test_a_select_of_more_columns_than_postgresql_returns_is_refused() -> None:
     with pytest.raises(QueryError, match="at most 1600"):
-        render_select(TABLE, ("*",) * 300, Parameters())
+        render_select(TABLE, ("*",) * 300, Bound())
 
 
 @pytest.mark.parametrize(
@@ -211,7 +228,7 @@ def test_a_select_of_more_columns_than_postgresql_returns_is_refused() -> None:
 )
 def test_a_condition_that_no_query_string_makes_is_refused(wrong: Condition) -> None:
     with pytest.raises(QueryError):
-        render_filters(TABLE, (wrong,), Parameters())
+        render_filters(TABLE, (wrong,), Bound())
 
 
 def conditions(values: st.SearchStrategy[str]) -> st.SearchStrategy[Filter]:
@@ -234,7 +251,7 @@ def blank(filter_: Filter) -> Filter:
 
 @given(st.lists(conditions(st.text()), max_size=4))
 def test_the_sql_is_the_same_whatever_the_values(filters: list[Filter]) -> None:
-    given_, blanked = Parameters(), Parameters()
+    given_, blanked = Bound(), Bound()
     sql = render_filters(TABLE, filters, given_)
     assert sql == render_filters(TABLE, [blank(each) for each in filters], blanked)
     assert len(given_.values) == len(blanked.values)

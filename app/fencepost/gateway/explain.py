@@ -13,8 +13,8 @@ from fencepost.gateway.writes.culprit import naming_the_column
 from fencepost.gateway.writes.scoped import scope_named, table_or_scope
 from fencepost.storage.errors import translated
 from fencepost.storage.leases.issued import Issued
+from fencepost.storage.statements.asking import Known, known
 from fencepost.storage.statements.fenced import Key
-from fencepost.storage.statements.marks import Known, known
 from fencepost.storage.statements.scope_marks import marks, tables_of
 from fencepost.storage.statements.scope_names import scope_of_row, scopes_typed
 from fencepost.storage.tables.catalog import Fence, ProtectedTable, Table

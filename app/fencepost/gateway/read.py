@@ -9,8 +9,9 @@ from fencepost.gateway.writes.culprit import naming_the_column
 from fencepost.storage.errors import translated
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import Query, Select
-from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import Table
 
 
@@ -52,7 +53,7 @@ async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
 
     async def use(table: Table) -> Outcome:
         require_key(table, request.key)
-        render_select(table, request.select, Parameters())
+        render_select(table, request.select, Bound())
         async with (
             gateway.database.connection() as connection,
             naming_the_column(connection, table, None, request.key),

@@ -6,7 +6,7 @@
 --   $3 = 0
 DELETE FROM "public"."entries" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, ''::text, 0::bigint, ''
+  RETURNING $3::int AS number, ''::text AS json, 0::bigint AS mark, '' AS resource
 
 -- DELETE: 200
 --   $1 = '1'
@@ -14,77 +14,67 @@ DELETE FROM "public"."entries" AS r
 --   $3 = 0
 DELETE FROM "public"."entries" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, only values: 400
---   $1 = 'account/42'
---   $2 = '[{"account_id": 42, "n": 1}]'
---   $3 = 0
+--   $1 = '[{"account_id": 42, "n": 1}]'
+--   $2 = 0
 INSERT INTO "public"."entries" AS r ("account_id", "n")
   SELECT "account_id", "n"
-  FROM json_to_recordset($2::json) AS b("account_id" integer, "n" integer)
-  WHERE $1::text IS NOT NULL
+  FROM json_to_recordset($1::json) AS b("account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
---   $2 = 'account/42'
---   $3 = '{"account_id": 42}'
---   $4 = 0
+--   $2 = '{"account_id": 42}'
+--   $3 = 0
 INSERT INTO "public"."entries" AS r ("id", "account_id")
   SELECT CAST($1::text AS integer), b."account_id"
-  FROM json_to_record($3::json) AS b("account_id" integer)
-  WHERE $2::text IS NOT NULL
+  FROM json_to_record($2::json) AS b("account_id" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 'account/42'
---   $2 = '[{"id": 4, "account_id": 42, "n": 1}]'
---   $3 = 0
+--   $1 = '[{"id": 4, "account_id": 42, "n": 1}]'
+--   $2 = 0
 INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
   SELECT "id", "account_id", "n"
-  FROM json_to_recordset($2::json) AS b("id" integer, "account_id" integer, "n" integer)
-  WHERE $1::text IS NOT NULL
+  FROM json_to_recordset($1::json) AS b("id" integer, "account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
 -- POST with an Idempotency-Key: 201
 -- POST, and the connection breaks: 503
---   $1 = 'account/42'
---   $2 = '[{"id": 1, "account_id": 42, "n": 1}]'
---   $3 = 0
+--   $1 = '[{"id": 1, "account_id": 42, "n": 1}]'
+--   $2 = 0
 INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
   SELECT "id", "account_id", "n"
-  FROM json_to_recordset($2::json) AS b("id" integer, "account_id" integer, "n" integer)
-  WHERE $1::text IS NOT NULL
+  FROM json_to_recordset($1::json) AS b("id" integer, "account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = '5'
---   $2 = 'account/42'
---   $3 = '{"account_id": 42, "n": 1}'
---   $4 = 0
+--   $2 = '{"account_id": 42, "n": 1}'
+--   $3 = 0
 INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
   SELECT CAST($1::text AS integer), b."account_id", b."n"
-  FROM json_to_record($3::json) AS b("account_id" integer, "n" integer)
-  WHERE $2::text IS NOT NULL
+  FROM json_to_record($2::json) AS b("account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- claim of a scope: 200
 -- claim of a scope, stale: 409
 -- GET of a scope's mark: 200
 --   $1 = ['42']
-SELECT 'account/' || fencepost.enc((CAST(x.v0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
+SELECT 'account/' || fencepost.enc((CAST(x.k0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(v0, o)
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -119,6 +109,14 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", 
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("id" integer)
 
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 'account/42'
+SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  FROM "public"."entries" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
+  FOR NO KEY UPDATE OF r
+
 -- POST one, present: 409
 -- POST many: 201
 -- POST many, present and stale: 409
@@ -134,7 +132,7 @@ SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_ca
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
-SELECT b."fencepost ordinal" AS element, 'entries/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
+SELECT b."fencepost ordinal" AS place, 'entries/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   LEFT
@@ -186,7 +184,7 @@ SELECT e.scope, e.refused_by
 --   $1 = [101]
 --   $2 = ['[{"id": 1, "account_id": 42, "n": 1}]']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PUT over a row: 200
@@ -199,7 +197,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $2 = ['1']
 --   $3 = ['{"account_id": 42, "n": 1}']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, body, o) CROSS JOIN LATERAL json_to_record(x.body::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH: 200
@@ -299,7 +297,7 @@ UPDATE "public"."entries" AS r
   SET "account_id" = b."account_id", "n" = DEFAULT
   FROM json_to_record($3::json) AS b("account_id" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PUT over a row: 200
 -- PUT of a new row: 201
@@ -314,7 +312,7 @@ UPDATE "public"."entries" AS r
   SET "account_id" = b."account_id", "n" = b."n"
   FROM json_to_record($3::json) AS b("account_id" integer, "n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '1'
@@ -325,7 +323,7 @@ UPDATE "public"."entries" AS r
   SET "n" = b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, 0::bigint, ''
+  RETURNING $4::int AS number, ''::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '1'
@@ -336,7 +334,7 @@ UPDATE "public"."entries" AS r
   SET "n" = b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -350,7 +348,7 @@ UPDATE "public"."entries" AS r
   SET "n" = b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -363,10 +361,10 @@ WITH
     SELECT "account_id", "n"
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i) AS a
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
@@ -380,10 +378,10 @@ WITH
     SELECT "id", "account_id", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -393,7 +391,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
@@ -418,7 +416,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, b."n" AS v0, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
@@ -437,119 +435,145 @@ WITH
   UNION ALL SELECT fencepost.suppressed('entries'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH by filter of nothing: 204
---   $1 = '42'
---   $2 = ['account/42']
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."entries" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR NO KEY UPDATE OF r)
-  SELECT ''::text AS json
-  FROM "public"."entries" AS r, hit
-  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-  ORDER BY r."id"
-
--- PATCH by filter: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
---   $1 = '42'
---   $2 = ['account/42']
---   $3 = '{"n": 1}'
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."entries" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR NO KEY UPDATE OF r),
-  w AS (UPDATE "public"."entries" AS r
-    SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING ''::text AS json, r."id" AS k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
-
--- DELETE by filter: 200
---   $1 = '42'
---   $2 = ['account/42']
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."entries" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR UPDATE OF r),
-  w AS (DELETE
-    FROM "public"."entries" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, r."id" AS k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
-
--- PATCH by filter, minimal: 204
---   $1 = '42'
---   $2 = ['account/42']
---   $3 = '{"n": 1}'
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."entries" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."id" LIMIT 41
-    FOR NO KEY UPDATE OF r),
-  w AS (UPDATE "public"."entries" AS r
-    SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 40
-    RETURNING ''::text AS json, r."id" AS k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 40
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
-
--- PATCH of nothing: 200
---   $1 = '1'
---   $2 = 'account/42'
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."entries" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
-    FOR NO KEY UPDATE OF r)
-  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json
-  FROM "public"."entries" AS r, hit
-  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-  ORDER BY r."id"
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '1'
 --   $2 = 'account/42'
 --   $3 = '{"id": " 1", "n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."entries" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."entries" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('entries'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- DELETE by filter: 200
+--   $1 = ['account/42']
+--   $2 = '42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (DELETE
+    FROM "public"."entries" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, hit.k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = ['account/42']
+--   $2 = '{"n": 1}'
+--   $3 = '42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = ['account/42']
+--   $2 = '{"n": 1}'
+--   $3 = '42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."entries" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['account/42']
+--   $2 = '42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.json, hit.k0
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- POST with an Idempotency-Key: 201
 -- POST with an Idempotency-Key, again: 201
@@ -560,9 +584,9 @@ WITH
 --   $5 = ['[{"id": 7, "account_id": 42, "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -578,9 +602,9 @@ WITH
 --   $6 = ['{"account_id": 42, "n": 1}']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, body, o) CROSS JOIN LATERAL json_to_record(x.body::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -595,7 +619,7 @@ WITH
 --   $5 = ['1']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
   FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)

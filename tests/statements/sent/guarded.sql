@@ -4,26 +4,33 @@
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("id" integer)
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+--   $1 = '[{"id": 1, "status": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
+  ORDER BY b."id", b."fencepost ordinal"
+
 -- PATCH, stale: 409
 -- PATCH, no row: 404
 -- claim of a row, stale: 409
 -- claim of a absent row: 404
 -- claim of a absent row, stale: 404
---   $1 = '1'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump
-  FROM (SELECT 'guarded/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
---   $1 = '[{"id": 1, "status": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump
-  FROM json_to_recordset($1::json) AS b("id" integer)
+--   $1 = ['1']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS
-  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."guarded" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
-  ORDER BY n.resource
+  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
+  ORDER BY x.o
 
 -- PATCH of nothing: 200
 --   $1 = '1'
@@ -31,7 +38,7 @@ SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('gua
 UPDATE "public"."guarded" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -42,7 +49,7 @@ UPDATE "public"."guarded" AS r
 UPDATE "public"."guarded" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '1'
@@ -52,7 +59,7 @@ UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING ''::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '1'
@@ -62,7 +69,7 @@ UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -76,7 +83,7 @@ UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -89,10 +96,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING ''::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('guarded'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one: 201
@@ -110,10 +117,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('guarded'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -128,8 +135,8 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('guarded'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)

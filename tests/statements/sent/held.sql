@@ -33,7 +33,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."held" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -43,7 +43,7 @@ INSERT INTO "public"."held" AS r ("order_id", "status", "last_fence_token")
   SELECT "order_id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -57,7 +57,7 @@ INSERT INTO "public"."held" AS r ("order_id", "status", "last_fence_token")
   SELECT "order_id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -70,7 +70,7 @@ INSERT INTO "public"."held" AS r ("order_id", "status", "last_fence_token")
   SELECT CAST($1::text AS text), b."status", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -80,7 +80,7 @@ INSERT INTO "public"."held" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -89,7 +89,7 @@ INSERT INTO "public"."held" AS r ("status", "last_fence_token")
 --   $1 = 'k6'
 --   $2 = 135
 --   $3 = 0
-SELECT $3::int, ''::text, $2::bigint, ''
+SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."held_81da52d828_delete"(CAST($1::text AS text), $2::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -98,7 +98,7 @@ SELECT $3::int, ''::text, $2::bigint, ''
 --   $1 = 'k0'
 --   $2 = 151
 --   $3 = 0
-SELECT $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, $2::bigint, ''
+SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."held_81da52d828_delete"(CAST($1::text AS text), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -121,16 +121,21 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status"
 --   $1 = 'k6'
 SELECT EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"order_id": "k0", "status": "x"}, {"order_id": "k1", "status": "x"}, {"or ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('held', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"order_id": "k0", "status": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'held/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."held" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump) AS c
   ORDER BY b."order_id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -185,15 +190,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/held-PATCH-68656c642f6b30']
 --   $3 = [b'h\t\x81\x1e\xcf\xee\xbd\x98)\xa2&\x92,\\\xc6m\xf9W\xceq\x07\xd4\xf1\xfc \ ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
---   $1 = 'k0'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, fencepost.mark_without_row('held', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump
-  FROM (SELECT 'held/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -204,39 +202,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE 
   FROM (SELECT 'held/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['k0']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'held/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"order_id": "k0", "status": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('held', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump
-  FROM json_to_recordset($1::json) AS b("order_id" text)
-  CROSS
-  JOIN LATERAL (SELECT 'held/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."held" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -254,6 +219,28 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['k0']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'held/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PATCH of nothing: 200
 --   $1 = 'k0'
 --   $2 = 110
@@ -261,7 +248,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."held" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -272,7 +259,7 @@ UPDATE "public"."held" AS r
 UPDATE "public"."held" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -282,7 +269,7 @@ UPDATE "public"."held" AS r
 UPDATE "public"."held" AS r
   SET "status" = DEFAULT, "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
@@ -293,7 +280,7 @@ UPDATE "public"."held" AS r
   SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = 'k0'
@@ -304,7 +291,7 @@ UPDATE "public"."held" AS r
   SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -327,7 +314,7 @@ UPDATE "public"."held" AS r
   SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -343,10 +330,10 @@ WITH
     SELECT "order_id", "status", -$1::bigint
     FROM b
     ORDER BY b."order_id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('held'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -361,10 +348,10 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('held'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -403,7 +390,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text)) WITH ORDINALITY AS b("order_id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."order_id" AS k0, b."status" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."held" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
     ORDER BY r."order_id"
@@ -426,7 +413,7 @@ WITH
 --   $1 = 122
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."held" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."order_id" LIMIT 10001
@@ -434,28 +421,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" <= $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."held" AS r
     SET "last_fence_token" = -$1::bigint
     FROM hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."held" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."order_id" LIMIT 10001
@@ -463,27 +451,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" <= $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."held" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."held" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."order_id" LIMIT 10001
@@ -491,21 +480,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" <= $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."held" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."order_id" AS k0)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -515,7 +505,7 @@ WITH
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."held" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."order_id" LIMIT 10001
@@ -523,29 +513,30 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" <= $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."held" AS r
     SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."held" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."order_id" LIMIT 41
@@ -553,19 +544,20 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" <= $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."held" AS r
     SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)

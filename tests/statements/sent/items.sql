@@ -34,7 +34,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."items" AS r ("order_id", "line", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -44,7 +44,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
   SELECT "order_id", "line", "what", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "line" integer, "what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -58,7 +58,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
   SELECT "order_id", "line", "what", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "line" integer, "what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -72,7 +72,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
   SELECT CAST($1::text AS text), CAST($2::text AS integer), b."what", -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -82,7 +82,7 @@ INSERT INTO "public"."items" AS r ("what", "last_fence_token")
   SELECT "what", -$1::bigint
   FROM json_to_recordset($2::json) AS b("what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -92,7 +92,7 @@ INSERT INTO "public"."items" AS r ("what", "last_fence_token")
 --   $2 = '6'
 --   $3 = 135
 --   $4 = 0
-SELECT $4::int, ''::text, $3::bigint, ''
+SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -102,7 +102,7 @@ SELECT $4::int, ''::text, $3::bigint, ''
 --   $2 = '0'
 --   $3 = 151
 --   $4 = 0
-SELECT $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, $3::bigint, ''
+SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -134,16 +134,21 @@ SELECT (b."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 --   $2 = '6'
 SELECT EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"order_id": "o", "line": 0, "what": "x"}, {"order_id": "o", "line": 1, "w ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"order_id": "o", "line": 0, "what": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line") AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
   ORDER BY b."order_id" COLLATE pg_catalog."C", b."line", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -199,16 +204,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/items-PATCH-6974656d732f6f2c30']
 --   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
---   $1 = 'o'
---   $2 = '0'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
-  FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -220,40 +217,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE
   FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['o']
---   $2 = ['0']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"order_id": "o", "line": 0, "what": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('items', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump
-  FROM json_to_recordset($1::json) AS b("order_id" text, "line" integer)
-  CROSS
-  JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -271,6 +234,29 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['o']
+--   $2 = ['0']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS
+  JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PATCH of nothing: 200
 --   $1 = 'o'
 --   $2 = '0'
@@ -279,7 +265,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."items" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -291,7 +277,7 @@ UPDATE "public"."items" AS r
 UPDATE "public"."items" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -302,7 +288,7 @@ UPDATE "public"."items" AS r
 UPDATE "public"."items" AS r
   SET "what" = DEFAULT, "last_fence_token" = $3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'o'
@@ -314,7 +300,7 @@ UPDATE "public"."items" AS r
   SET "what" = b."what", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, ''::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = 'o'
@@ -326,7 +312,7 @@ UPDATE "public"."items" AS r
   SET "what" = b."what", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -349,7 +335,7 @@ UPDATE "public"."items" AS r
   SET "what" = b."what", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'o'
@@ -360,7 +346,7 @@ UPDATE "public"."items" AS r
   SET "what" = b."what", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -376,10 +362,10 @@ WITH
     SELECT "order_id", "line", "what", -$1::bigint
     FROM b
     ORDER BY b."order_id" COLLATE pg_catalog."C", b."line"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."line" AS k1)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."line" AS k1)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -394,10 +380,10 @@ WITH
     SELECT "what", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('items'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -436,7 +422,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS b("order_id", "line", "what", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, b."what" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark", b."what" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
     ORDER BY r."order_id", r."line"
@@ -460,7 +446,7 @@ WITH
 --   $2 = 'o'
 --   $3 = ['1', '2', '3']
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."items" AS r
     WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
     ORDER BY r."order_id", r."line" LIMIT 10001
@@ -468,29 +454,30 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = 'o'
 --   $3 = ['1', '2', '3']
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."items" AS r
     WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
     ORDER BY r."order_id", r."line" LIMIT 10001
@@ -498,28 +485,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."items" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = 'o'
 --   $3 = ['1', '2', '3']
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."items" AS r
     WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[]))
     ORDER BY r."order_id", r."line" LIMIT 10001
@@ -527,21 +515,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."items" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."order_id" AS k0, r."line" AS k1)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -552,7 +541,7 @@ WITH
 --   $3 = 'o'
 --   $4 = ['1', '2', '3']
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."items" AS r
     WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($4::text[] AS integer[]))
     ORDER BY r."order_id", r."line" LIMIT 10001
@@ -560,22 +549,23 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
     SET "what" = b."what", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("what" text)
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
@@ -583,7 +573,7 @@ WITH
 --   $3 = 'o'
 --   $4 = ['1', '2', '3']
 WITH
-  hit AS MATERIALIZED (SELECT r."order_id", r."line", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."items" AS r
     WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($4::text[] AS integer[]))
     ORDER BY r."order_id", r."line" LIMIT 41
@@ -591,19 +581,20 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
     SET "what" = b."what", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("what" text)
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit."order_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."order_id" AS k0, r."line" AS k1)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."order_id", r."line" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)

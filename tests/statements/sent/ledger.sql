@@ -3,9 +3,9 @@
 -- GET of a scope's mark: 200
 --   $1 = ['b']
 --   $2 = ['ok']
-SELECT 'books/' || fencepost.enc((CAST(x.v0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.v1 AS text))::text COLLATE pg_catalog."C") AS scope
+SELECT 'books/' || fencepost.enc((CAST(x.k0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS text))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(v0, v1, o)
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   ORDER BY x.o
 
 -- PUT over a row: 200
@@ -68,6 +68,14 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."par
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("id" integer)
 
+-- PATCH of nothing: 200
+--   $1 = '1'
+--   $2 = 'books/b,ok'
+SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  FROM "public"."ledger" AS r
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+  FOR NO KEY UPDATE OF r
+
 -- POST one: 201
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -88,7 +96,7 @@ SELECT DISTINCT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
-SELECT b."fencepost ordinal" AS element, 'ledger/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope
+SELECT b."fencepost ordinal" AS place, 'ledger/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   LEFT
@@ -237,10 +245,10 @@ WITH
     SELECT "book", "part", "n"
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, minimal: 201
@@ -253,10 +261,10 @@ WITH
     SELECT "id", "book", "part", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING ''::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one: 201
@@ -273,10 +281,10 @@ WITH
     SELECT "id", "book", "part", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -286,7 +294,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
@@ -311,7 +319,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, b."n" AS v0, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
@@ -330,40 +338,25 @@ WITH
   UNION ALL SELECT fencepost.suppressed('ledger'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH of nothing: 200
---   $1 = '1'
---   $2 = 'books/b,ok'
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
-    FOR NO KEY UPDATE OF r)
-  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json
-  FROM "public"."ledger" AS r, hit
-  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-  ORDER BY r."id"
-
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"book": "b", "part": "ok"}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = DEFAULT
-    FROM hit, json_to_record($3::json) AS b("book" character varying, "part" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("book" character varying, "part" text)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PUT over a row: 200
 -- PUT of a new row: 201
@@ -374,60 +367,57 @@ WITH
 --   $2 = 'books/b,ok'
 --   $3 = '{"book": "b", "part": "ok", "n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH, minimal: 204
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING ''::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH, select: 200
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -438,20 +428,19 @@ WITH
 --   $2 = 'books/b,ok'
 --   $3 = '{"n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
+    FROM json_to_record($3::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -459,117 +448,156 @@ WITH
 --   $1 = '7'
 --   $2 = 'books/b,ok'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR UPDATE OF r),
   w AS (DELETE
-    FROM "public"."ledger" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING ''::text AS json, r."id" AS k0)
+    FROM "public"."ledger" AS r
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- DELETE: 200
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
-    ORDER BY r."id"
     FOR UPDATE OF r),
   w AS (DELETE
-    FROM "public"."ledger" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
-
--- PATCH by filter of nothing: 204
---   $1 = '1'
---   $2 = ['books/b,ok']
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+  SELECT *
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- DELETE by filter: 200
+--   $1 = ['books/b,ok']
+--   $2 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
-    FOR NO KEY UPDATE OF r)
-  SELECT ''::text AS json
-  FROM "public"."ledger" AS r, hit
-  WHERE r."id" OPERATOR(pg_catalog.=) hit."id"
-  ORDER BY r."id"
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (DELETE
+    FROM "public"."ledger" AS r USING hit
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, hit.k0)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = '1'
---   $2 = ['books/b,ok']
---   $3 = '{"n": 1}'
+--   $1 = ['books/b,ok']
+--   $2 = '{"n": 1}'
+--   $3 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING ''::text AS json, r."id" AS k0)
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
-
--- DELETE by filter: 200
---   $1 = '1'
---   $2 = ['books/b,ok']
-WITH
-  hit AS MATERIALIZED (SELECT r."id"
-    FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR UPDATE OF r),
-  w AS (DELETE
-    FROM "public"."ledger" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, r."id" AS k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = '1'
---   $2 = ['books/b,ok']
---   $3 = '{"n": 1}'
+--   $1 = ['books/b,ok']
+--   $2 = '{"n": 1}'
+--   $3 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."id"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($2::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 41
     FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT count(*) FROM hit) <= 40
-    RETURNING ''::text AS json, r."id" AS k0)
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 40
-  UNION ALL SELECT fencepost.suppressed('ledger'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['books/b,ok']
+--   $2 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.json, hit.k0
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
@@ -578,10 +606,10 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part")
     SELECT CAST($1::text AS integer), b."book", b."part"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json)
-  SELECT i.json
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('ledger')
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)
 
 -- PUT of a new row: 201
@@ -593,8 +621,8 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT CAST($1::text AS integer), b."book", b."part", b."n"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text, "n" integer)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json)
-  SELECT i.json
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('ledger')
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)

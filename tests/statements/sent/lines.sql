@@ -7,7 +7,7 @@
 --   $4 = 0
 DELETE FROM "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, 0::bigint, ''
+  RETURNING $4::int AS number, ''::text AS json, 0::bigint AS mark, '' AS resource
 
 -- DELETE: 200
 --   $1 = '43'
@@ -16,58 +16,50 @@ DELETE FROM "public"."lines" AS r
 --   $4 = 0
 DELETE FROM "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = '43'
 --   $2 = 'l5'
---   $3 = 'account/43'
---   $4 = 0
+--   $3 = 0
 INSERT INTO "public"."lines" AS r ("account_id", "line")
   SELECT CAST($1::text AS bigint), CAST($2::text AS character varying)
-  WHERE $3::text IS NOT NULL
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 'account/43'
---   $2 = '[{"account_id": 43, "line": "l3", "n": 1}]'
---   $3 = 0
+--   $1 = '[{"account_id": 43, "line": "l3", "n": 1}]'
+--   $2 = 0
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT "account_id", "line", "n"
-  FROM json_to_recordset($2::json) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE $1::text IS NOT NULL
+  FROM json_to_recordset($1::json) AS b("account_id" bigint, "line" character varying, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, 0::bigint, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+  RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
 -- POST with an Idempotency-Key: 201
 -- POST, and the connection breaks: 503
---   $1 = 'account/43'
---   $2 = '[{"account_id": 43, "line": "l0", "n": 1}]'
---   $3 = 0
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+--   $2 = 0
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT "account_id", "line", "n"
-  FROM json_to_recordset($2::json) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE $1::text IS NOT NULL
+  FROM json_to_recordset($1::json) AS b("account_id" bigint, "line" character varying, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C")
+  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = '43'
 --   $2 = 'l4'
---   $3 = 'account/43'
---   $4 = '{"n": 1}'
---   $5 = 0
+--   $3 = '{"n": 1}'
+--   $4 = 0
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT CAST($1::text AS bigint), CAST($2::text AS character varying), b."n"
-  FROM json_to_record($4::json) AS b("n" integer)
-  WHERE $3::text IS NOT NULL
+  FROM json_to_record($3::json) AS b("n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, no row: 404
 -- DELETE, no row: 404
@@ -78,9 +70,9 @@ SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_c
 -- claim of a scope, stale: 409
 -- GET of a scope's mark: 200
 --   $1 = ['43']
-SELECT 'account/' || fencepost.enc((CAST(x.v0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
+SELECT 'account/' || fencepost.enc((CAST(x.k0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(v0, o)
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -117,6 +109,15 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line"
 SELECT (b."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
   FROM json_to_record($1::json) AS b("account_id" bigint)
 
+-- PATCH of nothing: 200
+--   $1 = '43'
+--   $2 = 'l0'
+--   $3 = 'account/43'
+SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  FROM "public"."lines" AS r
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
+  FOR NO KEY UPDATE OF r
+
 -- POST one, present: 409
 -- POST many: 201
 -- POST many, present and stale: 409
@@ -131,7 +132,7 @@ SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_ca
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
-SELECT b."fencepost ordinal" AS element, 'lines/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
+SELECT b."fencepost ordinal" AS place, 'lines/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal")
   LEFT
@@ -185,7 +186,7 @@ SELECT e.scope, e.refused_by
 --   $3 = ['l0']
 --   $4 = ['{"n": 1}']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, body, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- POST one: 201
@@ -196,7 +197,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = [101]
 --   $2 = ['[{"account_id": 43, "line": "l0", "n": 1}]']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH: 200
@@ -296,7 +297,7 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1),
 UPDATE "public"."lines" AS r
   SET "n" = DEFAULT
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '43'
@@ -308,7 +309,7 @@ UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, ''::text, 0::bigint, ''
+  RETURNING $5::int AS number, ''::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '43'
@@ -320,7 +321,7 @@ UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id" AS "account_id") AS x)::text, 0::bigint, ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id" AS "account_id") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -340,7 +341,7 @@ UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text, 0::bigint, ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST many: 201
@@ -353,10 +354,10 @@ WITH
     SELECT "account_id", "line", "n"
     FROM b
     ORDER BY b."account_id", b."line"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1)
   SELECT *
-  FROM (SELECT i.json, i.resource FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -366,7 +367,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line"
@@ -391,7 +392,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, b."n" AS v0, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line"
@@ -410,121 +411,146 @@ WITH
   UNION ALL SELECT fencepost.suppressed('lines'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH by filter of nothing: 204
---   $1 = '43'
---   $2 = ['account/43']
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."account_id", r."line" LIMIT 10001
-    FOR NO KEY UPDATE OF r)
-  SELECT ''::text AS json
-  FROM "public"."lines" AS r, hit
-  WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
-  ORDER BY r."account_id", r."line"
-
--- PATCH by filter: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
---   $1 = '43'
---   $2 = ['account/43']
---   $3 = '{"n": 1}'
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."account_id", r."line" LIMIT 10001
-    FOR NO KEY UPDATE OF r),
-  w AS (UPDATE "public"."lines" AS r
-    SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING ''::text AS json, r."account_id" AS k0, r."line" AS k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
-
--- DELETE by filter: 200
---   $1 = '43'
---   $2 = ['account/43']
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."account_id", r."line" LIMIT 10001
-    FOR UPDATE OF r),
-  w AS (DELETE
-    FROM "public"."lines" AS r USING hit
-    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 10000
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, r."account_id" AS k0, r."line" AS k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 10000
-  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 10000
-
--- PATCH by filter, minimal: 204
---   $1 = '43'
---   $2 = ['account/43']
---   $3 = '{"n": 1}'
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($2::text[])
-    ORDER BY r."account_id", r."line" LIMIT 41
-    FOR NO KEY UPDATE OF r),
-  w AS (UPDATE "public"."lines" AS r
-    SET "n" = b."n"
-    FROM hit, json_to_record($3::json) AS b("n" integer)
-    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line" AND (SELECT count(*) FROM hit) <= 40
-    RETURNING ''::text AS json, r."account_id" AS k0, r."line" AS k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
-  UNION ALL SELECT 'too many', NULL
-  FROM hit HAVING count(*) > 40
-  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit) AND (SELECT count(*) FROM hit) <= 40
-
--- PATCH of nothing: 200
---   $1 = '43'
---   $2 = 'l0'
---   $3 = 'account/43'
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
-    ORDER BY r."account_id", r."line"
-    FOR NO KEY UPDATE OF r)
-  SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json
-  FROM "public"."lines" AS r, hit
-  WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
-  ORDER BY r."account_id", r."line"
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '43'
 --   $2 = 'l0'
 --   $3 = 'account/43'
 --   $4 = '{"account_id": " 43", "line": "l0", "n": 1}'
 WITH
-  hit AS MATERIALIZED (SELECT r."account_id", r."line"
+  hit AS MATERIALIZED (SELECT
     FROM "public"."lines" AS r
     WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
-    ORDER BY r."account_id", r."line"
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."lines" AS r
     SET "n" = b."n"
-    FROM hit, json_to_record($4::json) AS b("n" integer)
-    WHERE r."account_id" OPERATOR(pg_catalog.=) hit."account_id" AND r."line" OPERATOR(pg_catalog.=) hit."line"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, r."account_id" AS k0, r."line" AS k1)
+    FROM json_to_record($4::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM hit)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json FROM w ORDER BY w.k0, w.k1) AS a
-  UNION ALL SELECT fencepost.suppressed('lines'), NULL::text
-  WHERE (SELECT count(*) FROM w) < (SELECT count(*) FROM hit)
+  FROM w
+  UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
+  WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- DELETE by filter: 200
+--   $1 = ['account/43']
+--   $2 = '43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (DELETE
+    FROM "public"."lines" AS r USING hit
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, hit.k0, hit.k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter: 204
+-- PATCH with an Idempotency-Key: 204
+-- PATCH, and the connection breaks: 503
+--   $1 = ['account/43']
+--   $2 = '{"n": 1}'
+--   $3 = '43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = ['account/43']
+--   $2 = '{"n": 1}'
+--   $3 = '43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."lines" AS r
+    SET "n" = b."n"
+    FROM hit, json_to_record($2::json) AS b("n" integer)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['account/43']
+--   $2 = '43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", ''::text AS json
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.json, hit.k0, hit.k1
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT *
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
@@ -539,9 +565,9 @@ WITH
 --   $7 = ['{"n": 1}']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, body, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -554,9 +580,9 @@ WITH
 --   $5 = ['[{"account_id": 43, "line": "l6", "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(body, o) CROSS JOIN LATERAL json_to_recordset(x.body::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -572,7 +598,7 @@ WITH
 --   $6 = ['l0']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1, $2, $3))
+    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
   FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)

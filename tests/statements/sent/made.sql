@@ -33,7 +33,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."made" AS r ("id", "last_fence_token")
   SELECT CAST($1::text AS bigint), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -43,7 +43,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" bigint, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -57,7 +57,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" bigint, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -70,7 +70,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   SELECT CAST($1::text AS bigint), b."status", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 201
 --   $1 = 104
@@ -80,7 +80,7 @@ INSERT INTO "public"."made" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -89,7 +89,7 @@ INSERT INTO "public"."made" AS r ("status", "last_fence_token")
 --   $1 = '107'
 --   $2 = 135
 --   $3 = 0
-SELECT $3::int, ''::text, $2::bigint, ''
+SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -98,7 +98,7 @@ SELECT $3::int, ''::text, $2::bigint, ''
 --   $1 = '101'
 --   $2 = 151
 --   $3 = 0
-SELECT $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, $2::bigint, ''
+SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -127,16 +127,21 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
 --   $1 = '107'
 SELECT EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"id": 101, "status": "x"}, {"id": 102, "status": "x"}, {"id": 103, "statu ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"id": 101, "status": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("id" bigint)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'made/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -191,15 +196,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/made-PATCH-6d6164652f313031']
 --   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
---   $1 = '101'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
-  FROM (SELECT 'made/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -210,39 +208,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE 
   FROM (SELECT 'made/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['101']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'made/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"id": 101, "status": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('made', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump
-  FROM json_to_recordset($1::json) AS b("id" bigint)
-  CROSS
-  JOIN LATERAL (SELECT 'made/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -260,6 +225,28 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['101']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'made/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PATCH of nothing: 200
 --   $1 = '101'
 --   $2 = 110
@@ -267,7 +254,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."made" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -278,7 +265,7 @@ UPDATE "public"."made" AS r
 UPDATE "public"."made" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -288,7 +275,7 @@ UPDATE "public"."made" AS r
 UPDATE "public"."made" AS r
   SET "status" = DEFAULT, "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '101'
@@ -299,7 +286,7 @@ UPDATE "public"."made" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '101'
@@ -310,7 +297,7 @@ UPDATE "public"."made" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -332,7 +319,7 @@ UPDATE "public"."made" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '101'
@@ -342,7 +329,7 @@ UPDATE "public"."made" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -358,10 +345,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST many, only values: 201
@@ -375,10 +362,10 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('made'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -417,7 +404,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" bigint, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, b."status" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."made" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
     ORDER BY r."id"
@@ -440,7 +427,7 @@ WITH
 --   $1 = 122
 --   $2 = 'x%'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."made" AS r
     WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
     ORDER BY r."id" LIMIT 10001
@@ -448,28 +435,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = 'x%'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."made" AS r
     WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
     ORDER BY r."id" LIMIT 10001
@@ -477,27 +465,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."made" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = 'x%'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."made" AS r
     WHERE r."status" OPERATOR(pg_catalog.~~) $2::text
     ORDER BY r."id" LIMIT 10001
@@ -505,21 +494,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."made" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -529,7 +519,7 @@ WITH
 --   $2 = '{"status": "x"}'
 --   $3 = 'x%'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."made" AS r
     WHERE r."status" OPERATOR(pg_catalog.~~) $3::text
     ORDER BY r."id" LIMIT 10001
@@ -537,29 +527,30 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
     SET "status" = b."status", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
 --   $2 = '{"status": "x"}'
 --   $3 = 'x%'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."made" AS r
     WHERE r."status" OPERATOR(pg_catalog.~~) $3::text
     ORDER BY r."id" LIMIT 41
@@ -567,19 +558,20 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
     SET "status" = b."status", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)

@@ -34,7 +34,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT "a", "b", -$1::bigint
   FROM json_to_recordset($2::json) AS b("a" integer, "b" uuid)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -48,7 +48,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT "a", "b", -$1::bigint
   FROM json_to_recordset($2::json) AS b("a" integer, "b" uuid)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT of a new row with defaults: 201
@@ -61,7 +61,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
 INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT CAST($1::text AS integer), CAST($2::text AS uuid), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -71,7 +71,7 @@ INSERT INTO "public"."only_keys" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -81,7 +81,7 @@ INSERT INTO "public"."only_keys" AS r ("last_fence_token")
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
 --   $3 = 135
 --   $4 = 0
-SELECT $4::int, ''::text, $3::bigint, ''
+SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -91,7 +91,7 @@ SELECT $4::int, ''::text, $3::bigint, ''
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 --   $3 = 151
 --   $4 = 0
-SELECT $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, $3::bigint, ''
+SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -122,16 +122,21 @@ SELECT (b."a" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
 SELECT EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}, {"a": 1, "b": "0190 ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b") AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
   ORDER BY b."a", b."b", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -186,16 +191,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
 --   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
---   $1 = '0'
---   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
-  FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -207,40 +204,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r W
   FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['0']
---   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump
-  FROM json_to_recordset($1::json) AS b("a" integer, "b" uuid)
-  CROSS
-  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -258,6 +221,29 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['0']
+--   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS
+  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PATCH, minimal: 204
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
@@ -266,7 +252,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '0'
@@ -276,7 +262,7 @@ UPDATE "public"."only_keys" AS r
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a" AS "a") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a" AS "a") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH of nothing: 200
@@ -300,7 +286,7 @@ UPDATE "public"."only_keys" AS r
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '0'
@@ -309,7 +295,7 @@ UPDATE "public"."only_keys" AS r
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -321,7 +307,7 @@ UPDATE "public"."only_keys" AS r
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -337,10 +323,10 @@ WITH
     SELECT "a", "b", -$1::bigint
     FROM b
     ORDER BY b."a", b."b"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS k0, r."b" AS k1)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS k0, r."b" AS k1)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."a" OPERATOR(pg_catalog.=) i.k0 AND b."b" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."a" OPERATOR(pg_catalog.=) i.k0 AND b."b" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -354,10 +340,10 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array: 204
@@ -398,7 +384,7 @@ WITH
 --   $1 = 119
 --   $2 = '0'
 WITH
-  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."only_keys" AS r
     WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
     ORDER BY r."a", r."b" LIMIT 10001
@@ -406,28 +392,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."only_keys" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+    WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = '0'
 WITH
-  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."only_keys" AS r
     WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
     ORDER BY r."a", r."b" LIMIT 10001
@@ -435,27 +422,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."only_keys" AS r USING hit
-    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+    WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = '0'
 WITH
-  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."only_keys" AS r
     WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
     ORDER BY r."a", r."b" LIMIT 10001
@@ -463,27 +451,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."only_keys" AS r USING hit
-    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."a" AS k0, r."b" AS k1)
+    WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
 --   $2 = '0'
 WITH
-  hit AS MATERIALIZED (SELECT r."a", r."b", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."only_keys" AS r
     WHERE r."a" OPERATOR(pg_catalog.>=) CAST($2::text AS integer)
     ORDER BY r."a", r."b" LIMIT 41
@@ -491,19 +480,20 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."only_keys" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."a" OPERATOR(pg_catalog.=) hit."a" AND r."b" OPERATOR(pg_catalog.=) hit."b" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."a" AS k0, r."b" AS k1)
+    WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."a", r."b" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)

@@ -24,7 +24,7 @@ INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -36,7 +36,7 @@ INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -46,7 +46,7 @@ INSERT INTO "public"."pinned" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "status": "x"}'
@@ -57,6 +57,19 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- claim of a absent row: 200
 --   $1 = '7'
 SELECT EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer))
+
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
+--   $1 = '[{"id": 1, "status": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS
+  JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
+  ORDER BY b."id", b."fencepost ordinal"
 
 -- claim of a absent row: 200
 --   $1 = 'pinned'
@@ -77,17 +90,13 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at, pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at
   FROM fencepost.issued_to($1)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
 -- claim of a row, stale: 409
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
---   $1 = '1'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, fencepost.issued() AS issued, NULL::bigint AS max_jump
-  FROM (SELECT 'pinned/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-
--- PATCH, stale: 409
--- PATCH, no row: 404
 --   $1 = ['1']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS
@@ -96,18 +105,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHER
   JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
   ORDER BY x.o
 
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
---   $1 = '[{"id": 1, "status": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, fencepost.issued() AS issued, NULL::bigint AS max_jump
-  FROM json_to_recordset($1::json) AS b("id" integer)
-  CROSS
-  JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."pinned" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
-  ORDER BY n.resource
-
 -- PATCH of nothing: 200
 --   $1 = '1'
 --   $2 = 110
@@ -115,7 +112,7 @@ SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('pin
 UPDATE "public"."pinned" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -126,7 +123,7 @@ UPDATE "public"."pinned" AS r
 UPDATE "public"."pinned" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '1'
@@ -137,7 +134,7 @@ UPDATE "public"."pinned" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, ''::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = '1'
@@ -148,7 +145,7 @@ UPDATE "public"."pinned" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -162,7 +159,7 @@ UPDATE "public"."pinned" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '1'
@@ -172,7 +169,7 @@ UPDATE "public"."pinned" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -188,10 +185,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('pinned'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('pinned'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -206,8 +203,8 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('pinned'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('pinned'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)

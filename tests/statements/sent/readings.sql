@@ -34,7 +34,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."readings" AS r ("region", "id", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -44,7 +44,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
   SELECT "region", "id", "v", -$1::bigint
   FROM json_to_recordset($2::json) AS b("region" text, "id" integer, "v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -58,7 +58,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
   SELECT "region", "id", "v", -$1::bigint
   FROM json_to_recordset($2::json) AS b("region" text, "id" integer, "v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -72,7 +72,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), b."v", -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -82,7 +82,7 @@ INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
   SELECT "v", -$1::bigint
   FROM json_to_recordset($2::json) AS b("v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C")
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -92,7 +92,7 @@ INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
 --   $2 = '6'
 --   $3 = 135
 --   $4 = 0
-SELECT $4::int, ''::text, $3::bigint, ''
+SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."readings_6d2452369f_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -102,7 +102,7 @@ SELECT $4::int, ''::text, $3::bigint, ''
 --   $2 = '0'
 --   $3 = 151
 --   $4 = 0
-SELECT $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, $3::bigint, ''
+SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."readings_6d2452369f_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -133,16 +133,21 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 --   $2 = '6'
 SELECT EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"region": "eu", "id": 0, "v": 1}, {"region": "eu", "id": 1, "v": 1}, {"re ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"region": "eu", "id": 0, "v": 1}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'readings/' || fencepost.enc((b."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."readings" AS r ON r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
   ORDER BY b."region", b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -197,16 +202,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/readings-PATCH-72656164696e67732f65752c30']
 --   $3 = [b'\xc8>\x1e\x99\x9f\xfc/\x94\xa1\xcf\xa0\xb2\x93\xd98\x05)sy].w;\xe1\x8ax\x ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
---   $1 = 'eu'
---   $2 = '0'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump
-  FROM (SELECT 'readings/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -218,40 +215,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WH
   FROM (SELECT 'readings/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['eu']
---   $2 = ['0']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."id" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'readings/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"region": "eu", "id": 0, "v": 1}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump
-  FROM json_to_recordset($1::json) AS b("region" text, "id" integer)
-  CROSS
-  JOIN LATERAL (SELECT 'readings/' || fencepost.enc((b."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."readings" AS r ON r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -269,6 +232,29 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['eu']
+--   $2 = ['0']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."id" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS
+  JOIN LATERAL (SELECT 'readings/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PATCH of nothing: 200
 --   $1 = 'eu'
 --   $2 = '0'
@@ -277,7 +263,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."readings" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -289,7 +275,7 @@ UPDATE "public"."readings" AS r
 UPDATE "public"."readings" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -300,7 +286,7 @@ UPDATE "public"."readings" AS r
 UPDATE "public"."readings" AS r
   SET "v" = DEFAULT, "last_fence_token" = $3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", ''
+  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'eu'
@@ -312,7 +298,7 @@ UPDATE "public"."readings" AS r
   SET "v" = b."v", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, ''::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = 'eu'
@@ -324,7 +310,7 @@ UPDATE "public"."readings" AS r
   SET "v" = b."v", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region" AS "region") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region" AS "region") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -347,7 +333,7 @@ UPDATE "public"."readings" AS r
   SET "v" = b."v", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text, r."last_fence_token", ''
+  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'eu'
@@ -358,7 +344,7 @@ UPDATE "public"."readings" AS r
   SET "v" = b."v", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -374,10 +360,10 @@ WITH
     SELECT "region", "id", "v", -$1::bigint
     FROM b
     ORDER BY b."region", b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS k0, r."id" AS k1)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS k0, r."id" AS k1)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."region" OPERATOR(pg_catalog.=) i.k0 AND b."id" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('readings'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."region" OPERATOR(pg_catalog.=) i.k0 AND b."id" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -392,10 +378,10 @@ WITH
     SELECT "v", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('readings'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -434,7 +420,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS b("region", "id", "v", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, b."v" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark", b."v" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."readings" AS r ON r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id"
     ORDER BY r."region", r."id"
@@ -457,7 +443,7 @@ WITH
 --   $1 = 122
 --   $2 = 'eu'
 WITH
-  hit AS MATERIALIZED (SELECT r."region", r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."readings" AS r
     WHERE r."region" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."region", r."id" LIMIT 10001
@@ -465,28 +451,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."region" OPERATOR(pg_catalog.=) hit."region" AND r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."region" AS k0, r."id" AS k1)
+    WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."region", r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = 'eu'
 WITH
-  hit AS MATERIALIZED (SELECT r."region", r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."readings" AS r
     WHERE r."region" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."region", r."id" LIMIT 10001
@@ -494,27 +481,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."readings" AS r USING hit
-    WHERE r."region" OPERATOR(pg_catalog.=) hit."region" AND r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."region" AS k0, r."id" AS k1)
+    WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."region", r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = 'eu'
 WITH
-  hit AS MATERIALIZED (SELECT r."region", r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."readings" AS r
     WHERE r."region" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."region", r."id" LIMIT 10001
@@ -522,21 +510,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."readings" AS r USING hit
-    WHERE r."region" OPERATOR(pg_catalog.=) hit."region" AND r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."region" AS k0, r."id" AS k1)
+    WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."region", r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -546,7 +535,7 @@ WITH
 --   $2 = '{"v": 1}'
 --   $3 = 'eu'
 WITH
-  hit AS MATERIALIZED (SELECT r."region", r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."readings" AS r
     WHERE r."region" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."region", r."id" LIMIT 10001
@@ -554,29 +543,30 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
     SET "v" = b."v", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("v" numeric)
-    WHERE r."region" OPERATOR(pg_catalog.=) hit."region" AND r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."region" AS k0, r."id" AS k1)
+    WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."region", r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
 --   $2 = '{"v": 1}'
 --   $3 = 'eu'
 WITH
-  hit AS MATERIALIZED (SELECT r."region", r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
     FROM "public"."readings" AS r
     WHERE r."region" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."region", r."id" LIMIT 41
@@ -584,19 +574,20 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
     SET "v" = b."v", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("v" numeric)
-    WHERE r."region" OPERATOR(pg_catalog.=) hit."region" AND r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."region" AS k0, r."id" AS k1)
+    WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."region", r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)

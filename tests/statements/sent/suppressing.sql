@@ -27,15 +27,6 @@ WITH RECURSIVE part(oid) AS (
     JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
--- DELETE with an Idempotency-Key: 204
--- DELETE, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, minimal: 204
---   $1 = '7'
---   $2 = 135
-SELECT ''::text AS json
-  FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, False) AS r
-
 -- GET by filter: 206
 --   $1 = 'x'
 --   $2 = 2
@@ -44,13 +35,6 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x
   FROM "public"."suppressing" AS r
   WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text)
   ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
-
--- DELETE: 200
--- DELETE, no row: 404
---   $1 = '1'
---   $2 = 151
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json
-  FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, True) AS r
 
 -- GET of a row: 200
 --   $1 = '1'
@@ -64,20 +48,41 @@ SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("id" integer)
 
+-- DELETE with an Idempotency-Key: 204
+-- DELETE, and the connection breaks: 503
+-- DELETE, stale: 409
+-- DELETE, minimal: 204
+--   $1 = '7'
+--   $2 = 135
+SELECT 0 AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
+  FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, False) AS r
+
+-- DELETE: 200
+-- DELETE, no row: 404
+--   $1 = '1'
+--   $2 = 151
+SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+  FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, True) AS r
+
 -- claim of a absent row: 200
 --   $1 = '7'
 SELECT EXISTS (SELECT FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
---   $1 = '[{"id": 1, "status": "x"}, {"id": 2, "status": "x"}, {"id": 3, "status": "x ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump
+-- POST, and the connection breaks: 503
+-- PATCH of an array, and the connection breaks: 503
+--   $1 = '[{"id": 1, "status": "x"}]'
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'suppressing/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."suppressing" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump) AS c
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -110,22 +115,6 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 201
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = '1'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump
-  FROM (SELECT 'suppressing/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
 -- PUT, and the connection breaks: 503
@@ -136,20 +125,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r
   FROM (SELECT 'suppressing/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"id": 1, "status": "x"}]'
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump
-  FROM json_to_recordset($1::json) AS b("id" integer)
-  CROSS
-  JOIN LATERAL (SELECT 'suppressing/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN "public"."suppressing" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -177,6 +152,28 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 201
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['1']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS
+  JOIN LATERAL (SELECT 'suppressing/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump) AS c
+  ORDER BY x.o
+
 -- POST one, minimal: 201
 --   $1 = 106
 --   $2 = '[{"id": 4, "status": "x"}]'
@@ -188,10 +185,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING ''::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one: 201
@@ -211,10 +208,10 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
@@ -229,10 +226,10 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -271,7 +268,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, b."status" AS v0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."suppressing" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
     ORDER BY r."id"
@@ -301,10 +298,10 @@ WITH
   w AS (UPDATE "public"."suppressing" AS r
     SET "last_fence_token" = $2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- claim of a row: 200
@@ -321,10 +318,10 @@ WITH
   w AS (UPDATE "public"."suppressing" AS r
     SET "last_fence_token" = $2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PUT of nothing: 200
@@ -339,10 +336,10 @@ WITH
   w AS (UPDATE "public"."suppressing" AS r
     SET "status" = DEFAULT, "last_fence_token" = $2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH, minimal: 204
@@ -358,10 +355,10 @@ WITH
     SET "status" = b."status", "last_fence_token" = $2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING ''::text AS json, r."last_fence_token" AS mark, '' AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH, select: 200
@@ -377,10 +374,10 @@ WITH
     SET "status" = b."status", "last_fence_token" = $2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH: 200
@@ -409,17 +406,17 @@ WITH
     SET "status" = b."status", "last_fence_token" = $2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
-  SELECT w.json, w.mark, w.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM w
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH by filter of nothing: 204
 --   $1 = 122
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."suppressing" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."id" LIMIT 10001
@@ -427,28 +424,29 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."suppressing" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."id" LIMIT 10001
@@ -456,27 +454,28 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."suppressing" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
 --   $2 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."suppressing" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text)
     ORDER BY r."id" LIMIT 10001
@@ -484,21 +483,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."suppressing" AS r USING hit
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -508,7 +508,7 @@ WITH
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."suppressing" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."id" LIMIT 10001
@@ -516,29 +516,30 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
     SET "status" = b."status", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
-  hit AS MATERIALIZED (SELECT r."id", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."suppressing" AS r
     WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text)
     ORDER BY r."id" LIMIT 41
@@ -546,22 +547,23 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
     SET "status" = b."status", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) hit."id" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."id" AS k0)
+    WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C"), r."fencepost mark" FROM bad AS r ORDER BY r."id" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
@@ -569,10 +571,10 @@ WITH
 WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "last_fence_token")
     SELECT CAST($1::text AS integer), -$2::bigint
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark)
-  SELECT i.json, i.mark
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)
 
 -- PUT of a new row: 201
@@ -585,8 +587,8 @@ WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "status", "last_fence_token")
     SELECT CAST($1::text AS integer), b."status", -$2::bigint
     FROM json_to_record($3::json) AS b("status" text)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark)
-  SELECT i.json, i.mark
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('suppressing'), NULL::bigint
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)

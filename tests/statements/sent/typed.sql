@@ -34,7 +34,7 @@ INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_tok
   SELECT "j", "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -44,7 +44,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
   SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, ''::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST one: 201
 -- POST one, present: 409
@@ -58,7 +58,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
   SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t"))
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -70,7 +70,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 135
 --   $6 = 0
-SELECT $6::int, ''::text, $5::bigint, ''
+SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, False) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -82,7 +82,7 @@ SELECT $6::int, ''::text, $5::bigint, ''
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 151
 --   $6 = 0
-SELECT $6::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, $5::bigint, ''
+SELECT $6::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
@@ -135,16 +135,20 @@ SELECT CAST($1::text AS public.mood) OPERATOR(pg_catalog.=) CAST(CAST($1::text A
 --   $4 = '2026-01-31T00:00:00Z'
 SELECT EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone))
 
+-- POST one, present: 409
+-- POST one, stale: 409
+-- POST many, present and stale: 409
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
+-- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
-SELECT b."fencepost ordinal" AS element, n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t") AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS
   FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
   CROSS
   JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
-  LEFT
-  JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
   ORDER BY b."m", b."d", b."n", b."t", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -197,23 +201,8 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
 --   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1, $2, $3) AS k
+  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
-
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 201
---   $1 = 'ok'
---   $2 = 'd'
---   $3 = '0'
---   $4 = '2026-01-31T00:00:00Z'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
-  FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -228,36 +217,6 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE
   FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
   LEFT
   JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- DELETE, stale: 409
--- DELETE, no row: 404
---   $1 = ['ok']
---   $2 = ['d']
---   $3 = ['0']
---   $4 = ['2026-01-31T00:00:00Z']
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
-  CROSS
-  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
-  ORDER BY x.o
-
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- PATCH of an array, and the connection breaks: 503
---   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
-SELECT n.resource, r."last_fence_token" AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump
-  FROM json_to_recordset($1::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)
-  CROSS
-  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
-  LEFT
-  JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
-  ORDER BY n.resource
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -279,6 +238,31 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 SELECT state, status, headers, answer
   FROM fencepost.idem_begin($1, $2, $3)
 
+-- PATCH, stale: 409
+-- PATCH, no row: 404
+-- PUT, stale: 409
+-- PUT of a new row: 201
+-- PUT of a new row with defaults: 201
+-- claim of a row, stale: 409
+-- claim of a absent row: 200
+-- claim of a absent row, stale: 409
+-- PUT with an Idempotency-Key: 201
+-- PUT, and the connection breaks: 201
+-- DELETE, stale: 409
+-- DELETE, no row: 404
+--   $1 = ['ok']
+--   $2 = ['d']
+--   $3 = ['0']
+--   $4 = ['2026-01-31T00:00:00Z']
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
+  FROM ROWS
+  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
+  CROSS
+  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
+  CROSS
+  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
+  ORDER BY x.o
+
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = 'ok'
@@ -289,7 +273,7 @@ SELECT state, status, headers, answer
 UPDATE "public"."typed" AS r
   SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = $5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'ok'
@@ -303,7 +287,7 @@ UPDATE "public"."typed" AS r
   SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $7::int, ''::text, r."last_fence_token", ''
+  RETURNING $7::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
 --   $1 = 'ok'
@@ -317,7 +301,7 @@ UPDATE "public"."typed" AS r
   SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $7::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m" AS "m") AS x)::text, r."last_fence_token", ''
+  RETURNING $7::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m" AS "m") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -336,7 +320,7 @@ UPDATE "public"."typed" AS r
   SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $7::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", ''
+  RETURNING $7::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 -- PUT over a row: 200
@@ -356,7 +340,7 @@ UPDATE "public"."typed" AS r
   SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH of nothing: 200
 --   $1 = 'ok'
@@ -368,7 +352,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = $5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $6::int, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text, r."last_fence_token", ''
+  RETURNING $6::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -382,7 +366,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = $5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -396,10 +380,10 @@ WITH
     SELECT "j", "tags", "feelings", "s", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
-  SELECT i.json, i.mark, i.resource
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
@@ -416,10 +400,10 @@ WITH
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
     ORDER BY b."m", b."d", b."n", b."t"
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
   SELECT *
-  FROM (SELECT i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS a
-  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS a
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
@@ -458,7 +442,7 @@ WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS
     FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, b."j" AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."j" AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, b."fencepost ordinal"
     FROM b
     JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
     ORDER BY r."m", r."d", r."n", r."t"
@@ -483,7 +467,7 @@ WITH
 --   $3 = 'k'
 --   $4 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
     WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
@@ -491,22 +475,23 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
     SET "last_fence_token" = $1::bigint
     FROM hit
-    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter, stale: 409
 --   $1 = 1
@@ -514,7 +499,7 @@ WITH
 --   $3 = 'k'
 --   $4 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
     WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
@@ -522,21 +507,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."typed" AS r USING hit
-    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = 154
@@ -544,7 +530,7 @@ WITH
 --   $3 = 'k'
 --   $4 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
     WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
@@ -552,21 +538,22 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE
     FROM "public"."typed" AS r USING hit
-    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -578,7 +565,7 @@ WITH
 --   $4 = 'k'
 --   $5 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
     WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
@@ -586,22 +573,23 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
     SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 10000 FROM verdict)
-    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 10000 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
 --   $1 = 123
@@ -610,7 +598,7 @@ WITH
 --   $4 = 'k'
 --   $5 = '1'
 WITH
-  hit AS MATERIALIZED (SELECT r."m", r."d", r."n", r."t", r."last_fence_token" AS "fencepost mark"
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
     WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 41
@@ -618,22 +606,23 @@ WITH
   bad AS MATERIALIZED (SELECT *
     FROM hit
     WHERE NOT "fencepost mark" < $1::bigint),
-  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
     SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-    WHERE r."m" OPERATOR(pg_catalog.=) hit."m" AND r."d" OPERATOR(pg_catalog.=) hit."d" AND r."n" OPERATOR(pg_catalog.=) hit."n" AND r."t" OPERATOR(pg_catalog.=) hit."t" AND (SELECT bads = 0 AND hits <= 40 FROM verdict)
-    RETURNING ''::text AS json, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
+    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY w.k0, w.k1, w.k2, w.k3) AS a
+  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
   UNION ALL SELECT *
-  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")), r."fencepost mark" FROM bad AS r ORDER BY r."m", r."d", r."n", r."t" LIMIT 1000) AS refused
+  FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
-  WHERE bads = 0 AND hits <= 40 AND hits > (SELECT count(*) FROM w)
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -648,10 +637,10 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), b."j", b."tags", b."feelings", b."s", -$5::bigint
     FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark)
-  SELECT i.json, i.mark
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)
 
 -- PUT of a new row with defaults: 201
@@ -663,8 +652,8 @@ WITH
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark)
-  SELECT i.json, i.mark
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+  SELECT *
   FROM i
-  UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE NOT EXISTS (SELECT FROM i)

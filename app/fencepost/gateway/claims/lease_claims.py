@@ -20,8 +20,8 @@ from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.statements import reading
+from fencepost.storage.statements.asking import in_key_order, known
 from fencepost.storage.statements.fenced import Key
-from fencepost.storage.statements.marks import in_key_order, known
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.row_sql import issued_by
 from fencepost.storage.statements.scope_marks import marks as scope_marks

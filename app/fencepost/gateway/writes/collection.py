@@ -36,8 +36,9 @@ from fencepost.storage.statements import fenced, fenced_many
 from fencepost.storage.statements.fenced import Change
 from fencepost.storage.statements.fenced_insert import insert_rows, keys_may_change
 from fencepost.storage.statements.fenced_many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
+from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import Filter, QueryError, Select
-from fencepost.storage.statements.query_sql import Parameters, render_filters
+from fencepost.storage.statements.query_sql import render_filters
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 REFUSED_INSERTS = frozenset({UNIQUE_VIOLATION, "FP409"})
@@ -253,7 +254,7 @@ def _ready_many(
     table: Table, request: FilteredWrite, columns: tuple[str, ...]
 ) -> tuple[ProtectedTable, Token] | Problem:
     if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
-        render_filters(table, request.filters, Parameters())
+        render_filters(table, request.filters, Bound())
         target_of(table, request.select, shown=request.shown)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")

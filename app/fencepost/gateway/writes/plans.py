@@ -12,8 +12,9 @@ from fencepost.gateway.writes.batched import WriteLane, lane
 from fencepost.gateway.writes.batched_writes import Batched, BatchedVerb
 from fencepost.gateway.writes.once import Once, require_once
 from fencepost.storage.statements.fenced import Change, Key
+from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import QueryError, Select
-from fencepost.storage.statements.query_sql import Parameters, render_select
+from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 MOST_PLANS = 256
@@ -112,10 +113,10 @@ def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[s
 
 def target_of(table: Table, select: Select, *, shown: bool) -> str:
     """Render the answer's columns, none if no row is shown; QueryError for an unknown one in any case."""
-    # No parameters may be taken here: the write's own come first, and a JSON path in `select` is the only one with any.
-    parameters = Parameters(0)
-    target = render_select(table, select, parameters)
-    if parameters.values:
+    # Plans are kept, and so may have no values of a request: only a JSON path in `select` has any.
+    bound = Bound()
+    target = render_select(table, select, bound)
+    if bound.values:
         raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
     return target if shown else ""
 

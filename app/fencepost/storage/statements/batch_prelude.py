@@ -5,15 +5,26 @@ It leaves alone what another transaction holds, but for what fencepost.enter_eac
 (migrations/schema/scopes.sql). Scopes are read from rows without a lock, as scoped.py does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Final, Literal
 
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.fenced_batch import Batch
+from fencepost.storage.statements.given import Given, typed, unnested
 from fencepost.storage.statements.idempotency import CALLER, Recorded, State, begun
-from fencepost.storage.statements.row_sql import literal, operator, resource_sql
-from fencepost.storage.statements.scope_names import full_columns, row_scope
+from fencepost.storage.statements.keyed import Batch
+from fencepost.storage.statements.parameters import (
+    MOST_KEY_COLUMNS,
+    OF_WRITES,
+    Parameter,
+    RowWrite,
+    Statement,
+    compiled,
+)
+from fencepost.storage.statements.row_sql import literal, resource_sql, row_scope
+from fencepost.storage.statements.scope_names import full_columns
 from fencepost.storage.tables.catalog import Table, quote
 
 ScopeOf = Literal["row", "key and body", "body"]
@@ -33,77 +44,77 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Prelude:
-    """The statement, written once. Parameters: where `keyed`, caller, keys and hashes; where `scope_of` is given,
-    tokens, and arrays of the row's key values, of bodies, or of both.
-    """
+    """The statement. No Idempotency-Key may be in its batch twice."""
 
-    sql: str
+    statement: Statement[Batch]
     keyed: bool
-    scope_of: ScopeOf | None
+    scoped: bool
 
     async def run(self, connection: Connection, batch: Batch) -> list[Opened]:
-        """Run it for the writes of a batch. No Idempotency-Key may be in it twice."""
-        arguments: list[object] = []
-        if self.keyed:
-            arguments += [CALLER, [each.idempotency_key for each in batch], [each.payload_hash for each in batch]]
-        if self.scope_of is not None:
-            arguments.append([each.token for each in batch])
-            if self.scope_of != "body":
-                arguments += [list(values) for values in zip(*(each.key for each in batch), strict=True)]
-            if self.scope_of != "row":
-                arguments.append([each.body for each in batch])
-        rows = await connection.fetch(self.sql, *arguments)
-        if self.scope_of is None:
+        """Run it for the writes of a batch."""
+        rows = await self.statement.fetch(connection, batch)
+        if not self.scoped:
             return [Opened(begun(row)) for row in rows]
         if not self.keyed:
             return [Opened("new", row[0] or "", row[1], row[2]) for row in rows]
         return [Opened(begun(row), row[4] or "", row[5], row[6]) for row in rows]
 
 
+def _of_each(name: str, type_: str, read: Callable[[RowWrite], object]) -> Parameter[Batch]:
+    return Parameter(name, f"{type_}[]", lambda batch: [read(write) for write in batch])
+
+
+_CALLER: Final[Parameter[Batch]] = Parameter("caller", "text", lambda _: CALLER)
+_KEYS: Final = _of_each("idempotency keys", "text", attrgetter("idempotency_key"))
+_HASHES: Final = _of_each("payload hashes", "bytea", attrgetter("payload_hash"))
+_TOKENS: Final = _of_each("tokens", "bigint", attrgetter("token"))
+_BODIES: Final = _of_each("bodies", "text", attrgetter("body"))
+_KEY_PARTS: Final = tuple(_of_each(each.name, "text", each.read) for each in OF_WRITES[:MOST_KEY_COLUMNS])
+_PARAMETERS: Final = (_CALLER, _KEYS, _HASHES, _TOKENS, *_KEY_PARTS, _BODIES)
+
+
 def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, *, keyed: bool) -> Prelude | None:
     """Write the statement; None: nothing comes before the writes."""
-    keys = "fencepost.idem_begin_each($1, $2, $3)"
+    if scope is None and not keyed:
+        return None
+    begun_keys = f"fencepost.idem_begin_each({_CALLER}, {_KEYS}, {_HASHES})"
+    known = "k.state, k.status, k.headers, k.answer"
     if scope is None:
-        sql = f"SELECT k.state, k.status, k.headers, k.answer FROM {keys} AS k ORDER BY k.number"
-        return Prelude(sql, keyed, None) if keyed else None
-    tokens = 4 if keyed else 1
-    name, source = _scopes(table, scope, scope_of, first=tokens + 1)
+        text = f"SELECT {known} FROM {begun_keys} AS k ORDER BY k.number"
+        return Prelude(compiled(text, _PARAMETERS), keyed, scoped=False)
+    name, given = _scopes(table, scope, scope_of)
     if keyed:
         # Whose key is not new enters nothing.
-        names = f"SELECT CASE k.state WHEN 'new' THEN {name} END FROM {source} JOIN k ON k.number = x.o - 1"
+        named = f"SELECT CASE k.state WHEN 'new' THEN {name} END FROM {given} JOIN k ON k.number = x.o - 1"
     else:
-        names = f"SELECT {name} FROM {source}"
+        named = f"SELECT {name} FROM {given}"
     entered = (
-        f"fencepost.enter_each({literal(scope.prefix)}, ARRAY({names} ORDER BY x.o), ${tokens}::bigint[],"
+        f"fencepost.enter_each({literal(scope.prefix)}, ARRAY({named} ORDER BY x.o), {_TOKENS},"
         f" {table.oid}::oid, {literal(scope.template)})"
     )
-    told = "e.scope, e.verdict, e.refused_by"
-    if not keyed:
-        return Prelude(f"SELECT {told} FROM {entered} AS e ORDER BY e.number", keyed, scope_of)
-    sql = (
-        f"WITH k AS MATERIALIZED (SELECT * FROM {keys})"
-        f" SELECT k.state, k.status, k.headers, k.answer, {told}"
-        f" FROM {entered} AS e JOIN k USING (number) ORDER BY e.number"
-    )
-    return Prelude(sql, keyed, scope_of)
+    verdict = "e.scope, e.verdict, e.refused_by"
+    if keyed:
+        text = (
+            f"WITH k AS MATERIALIZED (SELECT * FROM {begun_keys})"
+            f" SELECT {known}, {verdict} FROM {entered} AS e JOIN k USING (number) ORDER BY e.number"
+        )
+    else:
+        text = f"SELECT {verdict} FROM {entered} AS e ORDER BY e.number"
+    return Prelude(compiled(text, _PARAMETERS), keyed, scoped=True)
 
 
-def _scopes(table: Table, scope: Scope, scope_of: ScopeOf, *, first: int) -> tuple[str, str]:
-    """Render a write's scope, and what it is read from: x, with parameters from `first` on; x.o counts from 1."""
-    key = {} if scope_of == "body" else {column: f"k{n}" for n, column in enumerate(table.key)}
-    typed = {column: f"CAST(x.{name} AS {table.columns[column].base_type})" for column, name in key.items()}
-    arrays = [f"pg_catalog.unnest(${first + n}::text[])" for n in range(len(key))]
-    names = list(key.values())
-    if scope_of != "row":
-        arrays.append(f"pg_catalog.unnest(${first + len(key)}::text[])")
-        names.append("body")
-    source = f"ROWS FROM ({', '.join(arrays)}) WITH ORDINALITY AS x({', '.join([*names, 'o'])})"
+def _scopes(table: Table, scope: Scope, scope_of: ScopeOf) -> tuple[str, str]:
+    """Render a write's scope, and what it is read from: rows of x."""
+    of_key = _KEY_PARTS[: len(table.key)] if scope_of != "body" else ()
+    given = unnested([*of_key, *([_BODIES] if scope_of != "row" else ())])
+    values = typed(table, given.texts[: len(of_key)]) if of_key else {}
     if scope_of == "row":
-        match = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} {value}" for c, value in typed.items())
-        return f"(SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {match})", source
-    wanted = [column for column in scope.columns if column not in key]
-    if wanted:
+        match = Given(given.source, values, given.place).match(table)
+        return f"(SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {match})", given.source
+    source = given.source
+    if wanted := [column for column in scope.columns if column not in values]:
         reads = "json_to_recordset" if scope_of == "body" else "json_to_record"
-        source += f" CROSS JOIN LATERAL {reads}(x.body::json) AS b({full_columns(table, wanted)})"
-    parts = [(table.columns[c].base_name, typed.get(c, f"b.{quote(c)}")) for c in scope.columns]
+        body = given.texts[-1]
+        source += f" CROSS JOIN LATERAL {reads}({body}::json) AS b({full_columns(table, wanted)})"
+    parts = [(table.columns[c].base_name, values.get(c, f"b.{quote(c)}")) for c in scope.columns]
     return resource_sql(scope.prefix, parts), source

@@ -1,13 +1,11 @@
-"""Marks of keys without a row: claiming one, and what is known about a resource."""
+"""Marks of keys without a row: claiming one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, accepts
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.fenced import Key
-from fencepost.storage.statements.row_sql import MARK, key_match, parameter_resource, resource_sql
+from fencepost.storage.statements.asking import exists
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import ProtectedTable
 
 
@@ -64,9 +62,7 @@ async def claim_absent(
             floor: int | None = await connection.fetchval("SELECT fencepost.floor_of($1)", table.fence.name)
             if floor is not None and not accepts(table.fence.rule, floor, token):
                 raise _BelowFloor(floor)  # noqa: TRY301 - leaving the block is what gives the mark back
-            if await connection.fetchval(
-                f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
-            ):
+            if await exists(connection, table, key):
                 raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
             await connection.execute(
                 _STILL_PROTECTED,
@@ -86,53 +82,3 @@ async def claim_absent(
         return appeared
     except _BelowFloor as below:
         return below.floor
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the database knows of a resource: its name, the live row's mark, and what fencepost.marks has of it."""
-
-    resource: str
-    live: int | None
-    recorded: int | None
-    row_absent: bool | None
-    changed_at: str | None
-
-
-async def known(connection: Connection, table: ProtectedTable, key: Key) -> Known:
-    """Look a resource up, in one snapshot."""
-    row = await connection.fetchrow(
-        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
-        f" m.last_fence_token AS recorded, m.row_absent,"
-        f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
-        f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"
-        f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
-        *key,
-    )
-    if row is None:
-        raise RuntimeError("a SELECT without WHERE gave no row")
-    return Known(row["resource"], row["live"], row["recorded"], row["row_absent"], row["changed_at"])
-
-
-async def in_key_order(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[tuple[int, str]]:
-    """Order keys as everybody takes rows, by their typed values and in their columns' collations: (position among
-    `keys`, the resource's name). Another order than that of a multi-row write would invite deadlocks.
-
-    Two spellings of one key have one name.
-    """
-    names = [f"k{n}" for n in range(len(table.key))]
-    values = [f"CAST(x.{name} AS {table.columns[c].base_type})" for name, c in zip(names, table.key, strict=True)]
-    resource = resource_sql(
-        table.fence.name, [(table.columns[c].base_name, value) for c, value in zip(table.key, values, strict=True)]
-    )
-    order = [
-        value if (collation := table.columns[c].collation) is None else f"{value} COLLATE {collation}"
-        for c, value in zip(table.key, values, strict=True)
-    ]
-    arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
-    rows = await connection.fetch(
-        f"SELECT x.o::int - 1 AS position, {resource} AS resource"
-        f" FROM ROWS FROM ({arrays}) WITH ORDINALITY AS x({', '.join(names)}, o) ORDER BY {', '.join(order)}, x.o",
-        *([key[n] for key in keys] for n in range(len(names))),
-    )
-    return [(row["position"], row["resource"]) for row in rows]

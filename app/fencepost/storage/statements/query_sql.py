@@ -8,6 +8,7 @@ operator renders to follows PostgREST (src/PostgREST/Query/SqlFragment.hs).
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
+from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import (
     CAST_TYPE,
     Condition,
@@ -31,32 +32,19 @@ _PATTERNS = {"like": "~~", "ilike": "~~*"}
 _IS = {"null": "NULL", "not_null": "NOT NULL", "true": "TRUE", "false": "FALSE", "unknown": "UNKNOWN"}
 
 
-class Parameters:
-    """The values of one statement, in the order of their placeholders. `used` is how many it has already."""
-
-    def __init__(self, used: int = 0) -> None:
-        self._used = used
-        self.values: list[str | list[str]] = []
-
-    def add(self, value: str | list[str]) -> str:
-        """Take a value (a list is a text[]) and return its placeholder, `$n`."""
-        self.values.append(value)
-        return f"${self._used + len(self.values)}"
-
-
-def render_filters(table: Table, filters: Sequence[Filter], parameters: Parameters, alias: str = "r") -> str:
+def render_filters(table: Table, filters: Sequence[Filter], bound: Bound, alias: str = "r") -> str:
     """Render the filters, joined by AND, to stand in a WHERE beside other terms of an AND; none are `true`.
 
     Raise UnknownColumnError for a column that the table does not have.
     """
-    return " AND ".join(_filter(table, each, parameters, alias) for each in filters) or "true"
+    return " AND ".join(_filter(table, each, bound, alias) for each in filters) or "true"
 
 
-def render_order(table: Table, order: Sequence[OrderTerm], parameters: Parameters, alias: str = "r") -> str:
+def render_order(table: Table, order: Sequence[OrderTerm], bound: Bound, alias: str = "r") -> str:
     """Render what follows ORDER BY; empty for no order. Raise UnknownColumnError."""
     terms = []
     for term in order:
-        sql, _ = _operand(table, term.field, parameters, alias)
+        sql, _ = _operand(table, term.field, bound, alias)
         direction = " DESC" if term.descending else ""
         nulls = f" NULLS {term.nulls.upper()}" if term.nulls else ""
         terms.append(sql + direction + nulls)
@@ -66,14 +54,14 @@ def render_order(table: Table, order: Sequence[OrderTerm], parameters: Parameter
 def render_select(
     table: Table,
     select: Sequence[Selected | Literal["*"]] | None,
-    parameters: Parameters,
+    bound: Bound,
     alias: str = "r",
 ) -> str:
     """Render the target list; None is `*`: all columns but the mark. Raise UnknownColumnError, QueryError."""
     targets: list[str] = []
     for item in ("*",) if select is None else select:
         if isinstance(item, Selected):
-            targets.append(_target(table, item, parameters, alias))
+            targets.append(_target(table, item, bound, alias))
         else:
             targets += [f"{alias}.{quote(name)}" for name in table.visible]
     if len(targets) > _MAX_TARGETS:
@@ -88,7 +76,7 @@ def _column(table: Table, name: str) -> Column:
         raise UnknownColumnError(name, table.name) from None
 
 
-def _operand(table: Table, field: Field, parameters: Parameters, alias: str) -> tuple[str, str]:
+def _operand(table: Table, field: Field, bound: Bound, alias: str) -> tuple[str, str]:
     """Render a column or a place inside it. Return the SQL, and the type that a value compared is cast to."""
     column = _column(table, field.column)
     sql, type_ = f"{alias}.{quote(column.name)}", column.base_type
@@ -98,7 +86,7 @@ def _operand(table: Table, field: Field, parameters: Parameters, alias: str) -> 
         # As in PostgREST: a path leads into arrays and composites too.
         sql, type_ = f"pg_catalog.to_jsonb({sql})", "jsonb"
     for step in field.path:
-        key = parameters.add(str(step.key)) + "::text"
+        key = bound.add(str(step.key))
         arrow = "->>" if step.as_text else "->"
         sql += f" OPERATOR(pg_catalog.{arrow}) " + (f"CAST({key} AS integer)" if isinstance(step.key, int) else key)
     return f"({sql})", "text" if field.path[-1].as_text else type_
@@ -108,16 +96,16 @@ def _is_enum_domain(column: Column) -> bool:
     return bool(column.enum_labels) and column.type != column.base_type
 
 
-def _filter(table: Table, filter_: Filter, parameters: Parameters, alias: str) -> str:
+def _filter(table: Table, filter_: Filter, bound: Bound, alias: str) -> str:
     if isinstance(filter_, Condition):
-        sql = _condition(table, filter_, parameters, alias)
+        sql = _condition(table, filter_, bound, alias)
         return f"NOT ({sql})" if filter_.negated else sql
-    members = [_filter(table, member, parameters, alias) for member in filter_.members]
+    members = [_filter(table, member, bound, alias) for member in filter_.members]
     return ("NOT (" if filter_.negated else "(") + f" {filter_.operator.upper()} ".join(members) + ")"
 
 
-def _condition(table: Table, condition: Condition, parameters: Parameters, alias: str) -> str:
-    operand, type_ = _operand(table, condition.field, parameters, alias)
+def _condition(table: Table, condition: Condition, bound: Bound, alias: str) -> str:
+    operand, type_ = _operand(table, condition.field, bound, alias)
     if not condition.field.path and _is_enum_domain(table.columns[condition.field.column]):
         # `domain = enum` has no operator, unlike other domains; the cast costs nothing and keeps the index.
         operand = f"CAST({operand} AS {type_})"
@@ -125,15 +113,15 @@ def _condition(table: Table, condition: Condition, parameters: Parameters, alias
     if isinstance(value, tuple):
         if condition.operator != "in":
             raise QueryError(f"{condition.field.column}: {condition.operator} takes one value")
-        return _in(operand, _symbol(table, condition.field, "="), type_, value, parameters)
+        return _in(operand, _symbol(table, condition.field, "="), type_, value, bound)
     match condition.operator:
         case "eq" | "neq" | "gt" | "gte" | "lt" | "lte":
             compares = _symbol(table, condition.field, _COMPARISONS[condition.operator])
-            return f"{operand} {compares} CAST({parameters.add(value)}::text AS {type_})"
+            return f"{operand} {compares} CAST({bound.add(value)} AS {type_})"
         case "like" | "ilike":
             # No cast: PostgreSQL says itself which types have patterns (42883 for the others).
             matches = _symbol(table, condition.field, _PATTERNS[condition.operator])
-            return f"{operand} {matches} {parameters.add(value.replace('*', '%'))}::text"
+            return f"{operand} {matches} {bound.add(value.replace('*', '%'))}"
         case "is":
             if value not in _IS:
                 raise QueryError(f"{condition.field.column}: is takes {', '.join(_IS)}")
@@ -148,17 +136,17 @@ def _symbol(table: Table, field: Field, symbol: str) -> str:
     return f"OPERATOR(pg_catalog.{symbol})" if field.path else operator(_column(table, field.column), symbol)
 
 
-def _in(operand: str, equals: str, type_: str, values: tuple[str, ...], parameters: Parameters) -> str:
+def _in(operand: str, equals: str, type_: str, values: tuple[str, ...], bound: Bound) -> str:
     """One parameter however long the list: one statement text, and no limit of bound values."""
-    placeholder = parameters.add(list(values))
+    placeholder = bound.add(list(values), "text[]")
     if type_.endswith("[]"):
         # There are no arrays of arrays to cast to.
-        return f"{operand} {equals} ANY (SELECT CAST(v AS {type_}) FROM pg_catalog.unnest({placeholder}::text[]) AS v)"
-    return f"{operand} {equals} ANY (CAST({placeholder}::text[] AS {type_}[]))"
+        return f"{operand} {equals} ANY (SELECT CAST(v AS {type_}) FROM pg_catalog.unnest({placeholder}) AS v)"
+    return f"{operand} {equals} ANY (CAST({placeholder} AS {type_}[]))"
 
 
-def _target(table: Table, item: Selected, parameters: Parameters, alias: str) -> str:
-    sql, _ = _operand(table, item.field, parameters, alias)
+def _target(table: Table, item: Selected, bound: Bound, alias: str) -> str:
+    sql, _ = _operand(table, item.field, bound, alias)
     if item.cast is not None:
         if item.field.column == MARK_COLUMN:
             raise QueryError(f"select: {MARK_COLUMN} is a string, as tokens are in all JSON: it takes no cast")

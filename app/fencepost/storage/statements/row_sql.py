@@ -1,7 +1,7 @@
 """Pieces of SQL that every fenced statement is made of: key predicates, resource names, JSON rows, typed bodies.
 
-In each statement the table is `r`. Key values are bound as text, one parameter per key column from $1 on, and cast in
-SQL: PostgreSQL alone reads values.
+In each statement the table is `r`. Key values are bound as text, one parameter for each key column, and cast in SQL:
+PostgreSQL alone reads values.
 
 Statements run under the role's search_path, and there an operator or function of exactly the arguments' types is
 preferred to one that needs a coercion: who may create in such a schema could make a `=` of two varchar, and the gateway
@@ -12,7 +12,9 @@ searched first, has the exact one: bigint < bigint, text || text.
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
+from fencepost.storage.statements.parameters import key_part
 from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
@@ -117,23 +119,30 @@ def key_order(table: Table, alias: str) -> str:
 
 
 def key_parameter(table: Table, position: int) -> str:
-    """Cast the key's parameter number `position` (from 1) to its column's type, without length or domain."""
-    return f"CAST(${position}::text AS {table.columns[table.key[position - 1]].base_type})"
+    """Cast the parameter of a key column, counted from 0, to the column's type, without length or domain."""
+    return f"CAST({key_part(position)} AS {table.columns[table.key[position]].base_type})"
 
 
 def key_match(table: Table) -> str:
-    """Match the row whose key the first parameters give."""
+    """Match the row whose key the parameters give."""
     return " AND ".join(
         f"r.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, position)}"
-        for position, name in enumerate(table.key, 1)
+        for position, name in enumerate(table.key)
     )
 
 
 def parameter_resource(table: Table, prefix: str) -> str:
-    """Name the resource whose key the first parameters give."""
+    """Name the resource whose key the parameters give."""
     return resource_sql(
         prefix,
-        [(table.columns[name].base_name, key_parameter(table, n)) for n, name in enumerate(table.key, 1)],
+        [(table.columns[name].base_name, key_parameter(table, n)) for n, name in enumerate(table.key)],
+    )
+
+
+def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
+    """Render a row's scope."""
+    return resource_sql(
+        scope.prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in scope.columns]
     )
 
 
@@ -176,8 +185,3 @@ def lock_clause(table: Table, verb: Literal["update", "delete"], columns: Iterab
     """Lock as the write itself will: a weaker lock first would invite a deadlock on the way up."""
     strong = verb == "delete" or not table.unique_columns.isdisjoint(columns)
     return "FOR UPDATE OF r" if strong else "FOR NO KEY UPDATE OF r"
-
-
-def suppressed_if(name: str, condition: str, rest: str) -> str:
-    """Undo the statement (FP403) when rows passed the fence and were not written. `rest` fills the other columns."""
-    return f"SELECT fencepost.suppressed({literal(name)}), {rest} WHERE {condition}"

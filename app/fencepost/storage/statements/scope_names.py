@@ -8,14 +8,12 @@ import asyncpg
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import undoing
-from fencepost.storage.statements.fenced import Key
-from fencepost.storage.statements.fenced_many import TooManyRows
+from fencepost.storage.statements.given import key_texts, unnested
+from fencepost.storage.statements.many import TooManyRows
+from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.query import Filter
-from fencepost.storage.statements.query_sql import Parameters, render_filters
-from fencepost.storage.statements.row_sql import (
-    operator,
-    resource_sql,
-)
+from fencepost.storage.statements.query_sql import render_filters
+from fencepost.storage.statements.row_sql import key_match, operator, resource_sql, row_scope
 from fencepost.storage.tables.catalog import Column, Table, quote
 
 _WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_catalog.text"}
@@ -25,29 +23,10 @@ _ALWAYS_FIT: Final = {"int2": 4, "int4": 9}
 """So many characters of an integer fit into its type."""
 
 
-def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
-    """Render a row's scope."""
-    return resource_sql(
-        scope.prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in scope.columns]
-    )
-
-
-def key_match(table: Table, key: Key, parameters: Parameters) -> str:
-    """Match the row with this key."""
-    return " AND ".join(
-        f"r.{quote(name)} {operator(table.columns[name], '=')}"
-        f" CAST({parameters.add(value)}::text AS {table.columns[name].base_type})"
-        for name, value in zip(table.key, key, strict=True)
-    )
-
-
 async def scope_of_row(connection: Connection, table: Table, scope: Scope, key: Key) -> str | None:
     """Read a row's scope, without a lock: its columns never change. None: there is no row."""
-    parameters = Parameters()
-    condition = key_match(table, key, parameters)
-    found: str | None = await connection.fetchval(
-        f"SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {condition}", *parameters.values
-    )
+    text = f"SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {key_match(table)}"
+    found: str | None = await compiled(text, OF_KEY).value(connection, key)
     return found
 
 
@@ -55,26 +34,19 @@ async def scope_named(
     connection: Connection, table: Table, scope: Scope, key: Key, columns: Sequence[str], body: str
 ) -> str | None:
     """Render the scope that key and body name together, from typed values; None: one of them is null."""
-    parameters = Parameters()
+    bound = Bound()
     values = dict(zip(table.key, key, strict=True))
     parts = []
     from_body = tuple(name for name in scope.columns if name not in values and name in columns)
     for name in scope.columns:
         column = table.columns[name]
-        value = (
-            f"CAST({parameters.add(values[name])}::text AS {column.base_type})"
-            if name in values
-            else f"b.{quote(name)}"
-        )
+        value = f"CAST({bound.add(values[name])} AS {column.base_type})" if name in values else f"b.{quote(name)}"
         parts.append((column.base_name, value))
     source = (
-        f" FROM json_to_record({parameters.add(body)}::json) AS b({full_columns(table, from_body)})"
-        if from_body
-        else ""
+        f" FROM json_to_record({bound.add(body, 'json')}) AS b({full_columns(table, from_body)})" if from_body else ""
     )
-    found: str | None = await connection.fetchval(
-        f"SELECT {resource_sql(scope.prefix, parts)}{source}", *parameters.values
-    )
+    statement = compiled(f"SELECT {resource_sql(scope.prefix, parts)}{source}", bound.parameters)
+    found: str | None = await statement.value(connection, None)
     return found
 
 
@@ -97,13 +69,13 @@ async def scopes_matching(
     connection: Connection, table: Table, scope: Scope, filters: tuple[Filter, ...], limit: int
 ) -> list[str] | TooManyRows:
     """Render the scopes of the rows that match, each once; no more than `limit` rows may match."""
-    parameters = Parameters()
-    condition = render_filters(table, filters, parameters)
-    rows = await connection.fetch(
+    bound = Bound()
+    condition = render_filters(table, filters, bound)
+    rows = await compiled(
         f"SELECT m.scope, count(*) AS rows FROM (SELECT {row_scope(table, scope)} AS scope FROM {table.sql_name} AS r"
         f" WHERE {condition} LIMIT {limit + 1}) AS m GROUP BY m.scope",
-        *parameters.values,
-    )
+        bound.parameters,
+    ).fetch(connection, None)
     return TooManyRows(limit) if sum(row["rows"] for row in rows) > limit else [row["scope"] for row in rows]
 
 
@@ -111,17 +83,16 @@ async def scopes_typed(
     connection: Connection, table: Table, scope: Scope, values: Sequence[tuple[str, ...]]
 ) -> list[str]:
     """Render scopes from the texts of their columns' values, in the order given."""
-    names = [f"v{n}" for n in range(len(scope.columns))]
-    parts = []
-    for name, column in zip(names, (table.columns[c] for c in scope.columns), strict=True):
-        wanted = _WIDEST.get(column.base_name, column.base_type)
-        parts.append((column.base_name, f"CAST(x.{name} AS {wanted})"))
-    arrays = ", ".join(f"pg_catalog.unnest(${n}::text[])" for n in range(1, len(names) + 1))
-    rows = await connection.fetch(
-        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM ROWS FROM ({arrays}) WITH ORDINALITY AS"
-        f" x({', '.join(names)}, o) ORDER BY x.o",
-        *([value[n] for value in values] for n in range(len(names))),
-    )
+    texts = [key_texts(n) for n, _ in enumerate(scope.columns)]
+    columns = [table.columns[c] for c in scope.columns]
+    given = unnested(texts)
+    parts = [
+        (column.base_name, f"CAST({text} AS {_WIDEST.get(column.base_name, column.base_type)})")
+        for column, text in zip(columns, given.texts, strict=True)
+    ]
+    rows = await compiled(
+        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM {given.source} ORDER BY {given.place}", texts
+    ).fetch(connection, values)
     return [row["scope"] for row in rows]
 
 
@@ -141,16 +112,16 @@ def _column_may_change(column: Column, value: str) -> bool:
 
 async def stores(connection: Connection, table: Table, scope: Scope, values: Sequence[str]) -> bool:
     """Whether a row of the table can have these values of its scope, which can be read as the types."""
-    parameters = Parameters()
+    bound = Bound()
     tests = []
     for name, value in zip(scope.columns, values, strict=True):
         column = table.columns[name]
         wanted = _WIDEST.get(column.base_name, column.base_type)
-        named = f"CAST({parameters.add(value)}::text AS {wanted})"
+        named = f"CAST({bound.add(value)} AS {wanted})"
         tests.append(f"{named} {operator(column, '=')} CAST(CAST({named} AS {column.type}) AS {wanted})")
     try:
         async with undoing(connection):
-            same: bool = await connection.fetchval(f"SELECT {' AND '.join(tests)}", *parameters.values)
+            same: bool = await compiled(f"SELECT {' AND '.join(tests)}", bound.parameters).value(connection, None)
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # too large, or a domain's CHECK
         return False
     return same

@@ -20,7 +20,8 @@ import asyncpg
 from fencepost.fencing.resource import MalformedResourceError, Resource, decode_segment, parse_resource
 from fencepost.fencing.token import EXTERNAL
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.asking import exists
+from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import MARK, issued_by, key_match, parameter_resource
 from fencepost.storage.statements.scope_names import scopes_typed
 from fencepost.storage.tables.catalog import MARK_COLUMN, Catalog, Fence, Table
@@ -111,7 +112,8 @@ async def _find(connection: Connection, catalog: Catalog, text: str) -> _Marked:
         )
     try:
         async with connection.transaction():
-            name: str = await connection.fetchval(f"SELECT {parameter_resource(table, fence.name)}", *named.key)
+            text = f"SELECT {parameter_resource(table, fence.name)}"
+            name: str = await compiled(text, OF_KEY).value(connection, named.key)
     except asyncpg.DataError as error:
         raise ResetError(f"{text}: {error}.") from error
     return _Marked(fence.name, name, fence, table, named.key)
@@ -163,14 +165,13 @@ async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Res
     table, key = marked.table, marked.key
     live = None
     if table is not None and key is not None:
-        live = await connection.fetchval(
-            f"SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)} FOR NO KEY UPDATE OF r", *key
-        )
+        lock = f"SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)} FOR NO KEY UPDATE OF r"
+        live = await compiled(lock, OF_KEY).value(connection, key)
     old: int | None = await connection.fetchval(
         "SELECT fencepost.held_floor($1)" if marked.is_floor else "SELECT fencepost.held_mark($1, $2)",
         *((marked.resource,) if marked.is_floor else (marked.resource, live)),
     )
-    if table is not None and key is not None and live is None and await _is_there(connection, table, key):
+    if table is not None and key is not None and live is None and await exists(connection, table, key):
         raise _Appeared
     if not old:
         raise ResetError(f"{marked.resource} has no mark: there is nothing to mend.")
@@ -178,23 +179,15 @@ async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Res
     await connection.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", marked.name, marked.resource, old, new)
     if table is not None and key is not None and live is not None:
         await connection.execute("SET LOCAL row_security TO DEFAULT")  # the table's own triggers may fire
-        number = len(key) + 1
-        changed = await connection.fetch(
-            f"UPDATE {table.sql_name} AS r SET {MARK} = ${number}::bigint WHERE {key_match(table)} RETURNING r.{MARK}",
-            *key,
-            new,
-        )
+        bound = Bound()
+        changed = await compiled(
+            f"UPDATE {table.sql_name} AS r SET {MARK} = {bound.add(new, 'bigint')} WHERE {key_match(table)}"
+            f" RETURNING r.{MARK}",
+            (*OF_KEY, *bound.parameters),
+        ).fetch(connection, key)
         if [row[MARK_COLUMN] for row in changed] != [new]:
             raise ResetError(f"{marked.resource}: a trigger or rule of {table.name} keeps its mark from being written.")
     return Reset(marked.resource, old, new)
-
-
-async def _is_there(connection: Connection, table: Table, key: Key) -> bool:
-    """Look again for a row, in a statement after the mark was locked: an INSERT may have ended meanwhile."""
-    found: bool = await connection.fetchval(
-        f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})", *key
-    )
-    return found
 
 
 async def _lowest(connection: Connection, marked: _Marked, old: int, to: int | None) -> int:
@@ -244,8 +237,10 @@ async def _highest_other(connection: Connection, marked: _Marked, old: int) -> i
     if table is None:
         return highest
     other = f"NOT ({key_match(table)}) AND " if key is not None else ""
-    below = f"r.{MARK} < ${len(key or ()) + 1}::bigint"
-    live: int | None = await connection.fetchval(
-        f"SELECT pg_catalog.max(r.{MARK}) FROM {table.sql_name} AS r WHERE {other}{below}", *(key or ()), old
-    )
+    bound = Bound()
+    live: int | None = await compiled(
+        f"SELECT pg_catalog.max(r.{MARK}) FROM {table.sql_name} AS r"
+        f" WHERE {other}r.{MARK} < {bound.add(old, 'bigint')}",
+        (*OF_KEY, *bound.parameters),
+    ).value(connection, key or ())
     return max(highest, live or 0)

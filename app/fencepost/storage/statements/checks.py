@@ -1,0 +1,66 @@
+"""What only PostgreSQL can tell of keys and values: whether two spellings are one key, and what a column can store."""
+
+from typing import Any
+
+import asyncpg
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
+from fencepost.storage.statements.row_sql import body_columns, key_parameter, operator
+from fencepost.storage.tables.catalog import Table, quote
+
+
+async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:
+    """Whether the key columns that the body names have the path's values: compared as their types, not as text."""
+    bound = Bound()
+    source = f"json_to_record({bound.add(body, 'json')}) AS b({body_columns(table, named)})"
+    tests = " AND ".join(
+        # Not IS NOT DISTINCT FROM, which looks for its `=` along the search_path.
+        f"(b.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, table.key.index(name))}) IS TRUE"
+        for name in named
+    )
+    statement = compiled(f"SELECT {tests} FROM {source}", (*bound.parameters, *OF_KEY))
+    result: bool = await statement.value(connection, key)
+    return result
+
+
+async def fits(connection: Connection, table: Table, key: Key) -> bool:
+    """Whether the path's key values survive storing: 1.234 would become 1.23 in numeric(5,2), another row's key."""
+    tests = " AND ".join(
+        f"{key_parameter(table, n)} {operator(table.columns[name], '=')}"
+        f" CAST({key_parameter(table, n)} AS {table.columns[name].type})"
+        for n, name in enumerate(table.key)
+    )
+    result: bool = await compiled(f"SELECT {tests}", OF_KEY).value(connection, key)
+    return result
+
+
+async def converts_key(connection: Connection, table: Table, position: int, value: str) -> bool:
+    """Whether a key value can be read as its column's type."""
+    bound = Bound()
+    return await _runs(connection, f"SELECT CAST({bound.add(value)} AS {_key_type(table, position)})", bound)
+
+
+async def converts_value(connection: Connection, table: Table, column: str, body: str) -> bool:
+    """Whether every value that the body (an object, or an array of them) has for a column can be read as its type."""
+    bound = Bound()
+    function = "json_to_recordset" if body.lstrip().startswith("[") else "json_to_record"
+    return await _runs(
+        connection,
+        f"SELECT pg_catalog.count(b.{quote(column)})"
+        f" FROM {function}({bound.add(body, 'json')}) AS b({quote(column)} {table.columns[column].type})",
+        bound,
+    )
+
+
+def _key_type(table: Table, position: int) -> str:
+    return table.columns[table.key[position]].base_type
+
+
+async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
+    statement: Any = compiled(text, bound.parameters)
+    try:
+        await statement.fetch(connection, None)
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # a domain's CHECK is the latter
+        return False
+    return True

@@ -1,0 +1,82 @@
+"""Rows that a request names, by keys or by the elements of a JSON array, as a source that statements join with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fencepost.storage.statements.parameters import BODY, Key, Parameter
+from fencepost.storage.statements.row_sql import ORDINAL, body_columns, operator, resource_sql
+from fencepost.storage.tables.catalog import Table, quote
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """`source` stands in a FROM; `values` are the SQL of the columns that it gives, typed as in the table."""
+
+    source: str
+    values: Mapping[str, str]
+    place: str
+    """The SQL of its number, from 1."""
+
+    def match(self, table: Table) -> str:
+        """Match the table's row `r` that has the key."""
+        return " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} {self.values[c]}" for c in table.key)
+
+    def resource(self, table: Table, prefix: str) -> str:
+        """Name the resource with the key; null where a part of the key has no value."""
+        return resource_sql(prefix, [(table.columns[c].base_name, self.values[c]) for c in table.key])
+
+    def key_order(self, table: Table) -> str:
+        """Order by the key as the table's own columns would: values from elsewhere have the database's collation."""
+        ordered = []
+        for column in table.key:
+            collation = table.columns[column].collation
+            ordered.append(self.values[column] + ("" if collation is None else f" COLLATE {collation}"))
+        return ", ".join([*ordered, self.place])
+
+
+@cache
+def key_texts(position: int) -> Parameter[Sequence[Key]]:
+    """Give the parameter for a column of several keys, counted from 0: an array of texts."""
+    return Parameter(f"keys {position}", "text[]", lambda keys: [key[position] for key in keys])
+
+
+@dataclass(frozen=True, slots=True)
+class Unnested:
+    """Arrays of texts side by side, as rows of `x`."""
+
+    source: str
+    texts: tuple[str, ...]
+    """The SQL of each array's element."""
+    place: str = "x.o"
+    """The SQL of the row's number, from 1."""
+
+
+def unnested(arrays: Sequence[Parameter[Any]]) -> Unnested:
+    """Give the rows of arrays of equal lengths."""
+    names = [f"k{n}" for n, _ in enumerate(arrays)]
+    called = ", ".join(f"pg_catalog.unnest({array})" for array in arrays)
+    source = f"ROWS FROM ({called}) WITH ORDINALITY AS x({', '.join([*names, 'o'])})"
+    return Unnested(source, tuple(f"x.{name}" for name in names))
+
+
+def keys(table: Table) -> Given:
+    """Give rows by their keys; run for a sequence of keys."""
+    rows = unnested([key_texts(n) for n, _ in enumerate(table.key)])
+    return Given(rows.source, typed(table, rows.texts), rows.place)
+
+
+def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
+    """Cast the texts of a key to its columns' types."""
+    return {c: f"CAST({text} AS {table.columns[c].base_type})" for c, text in zip(table.key, texts, strict=True)}
+
+
+def elements(table: Table, columns: Sequence[str]) -> Given:
+    """Give the elements of the body, a JSON array."""
+    names = ", ".join(quote(c) for c in columns)
+    source = (
+        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)})) WITH ORDINALITY"
+        f" AS b({names}, {ORDINAL})"
+    )
+    return Given(source, {c: f"b.{quote(c)}" for c in columns}, f"b.{ORDINAL}")

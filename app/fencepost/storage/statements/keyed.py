@@ -1,0 +1,248 @@
+"""Statements that write one row by its key: verdict and data change in one statement, one round trip (R4).
+
+UPDATE and DELETE reach a row only if its mark lets them: no row in the answer is a question (R5), which the next
+statement asks (asking.py). An INSERT has no mark of a row to compare with: its trigger judges (R6).
+
+`wait` is what they do about a row that another transaction has locked:
+block   wait for it: the write is alone in its transaction, or at least its own
+skip    leave the row, which then is not in the answer: no batch waits for a row. Nor is a duplicate key an error in a
+        batch, where it would undo the other writes
+
+Every answer has the columns number (of the write in its batch), json, mark, resource.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.mark import mark_of
+from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
+from fencepost.storage.statements.row_sql import (
+    ORDINAL,
+    body_columns,
+    json_row,
+    key_match,
+    key_order,
+    key_parameter,
+    literal,
+    lock_clause,
+    operator,
+    row_resource,
+)
+from fencepost.storage.tables.catalog import ProtectedTable, Table, quote
+
+Wait = Literal["block", "skip"]
+Batch = Sequence[RowWrite]
+
+
+@dataclass(frozen=True, slots=True)
+class FencedRow:
+    """A row as an accepted operation left it: its JSON text, its mark, and its name where it was asked for."""
+
+    json: str
+    mark: int
+    resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an UPDATE sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
+
+    `target` is the SELECT list of the answer.
+    """
+
+    columns: tuple[str, ...]
+    body: str
+    target: str
+    defaults: tuple[str, ...] = ()
+    named: bool = False
+    """Whether the answer shall carry the resource's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatement:
+    """A statement that writes."""
+
+    statement: Statement[RowWrite]
+    wait: Wait
+
+    @property
+    def sql(self) -> str:
+        """Its text."""
+        return self.statement.sql
+
+    async def rows(self, connection: Connection, write: RowWrite) -> list[FencedRow]:
+        """Run it for one write, of one row or several."""
+        return [FencedRow(row[1], row[2], row[3]) for row in await self.statement.fetch(connection, write)]
+
+    async def run(self, connection: Connection, batch: Batch) -> list[FencedRow | None]:
+        """Run it for each write, in a batch with one Sync for all; None where nothing came back."""
+        if self.wait == "block":
+            return [next(iter(await self.rows(connection, write)), None) for write in batch]
+        arguments = []
+        for number, write in enumerate(batch):
+            write.number = number
+            arguments.append(self.statement.arguments(write))
+        found: list[FencedRow | None] = [None] * len(batch)
+        # Columns by position: a name's look-up costs more.
+        for row in await connection.fetchmany(self.statement.sql, arguments):
+            found[row[0]] = FencedRow(row[1], row[2], row[3])
+        return found
+
+
+def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> WriteStatement:
+    """Write the UPDATE of a row: PATCH, the first half of PUT, and claims, which set nothing but the mark.
+
+    `careful`: see gateway/writes/fence.py.
+    """
+    mark = mark_of(table)
+    sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
+    sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
+    sets += [f"{column} = {value}" for column, value in mark.set]
+    passes = f"{key_match(table)} AND {mark.passes}"
+    lock = lock_clause(table, "update", (*change.columns, *change.defaults))
+    answer = _answer(table, change.target, mark.shown, wait, named=change.named)
+    if not sets:  # in a scope: the row as it is
+        return _compiled(f"SELECT {answer} FROM {table.sql_name} AS r WHERE {passes} {lock}", wait)
+    write = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{_body(table, change.columns)}"
+    careful = careful or table.may_suppress
+    return _reached(table, write, passes, lock, f" RETURNING {answer}", wait, careful=careful)
+
+
+def delete(table: ProtectedTable, target: str, wait: Wait) -> WriteStatement:
+    """Write the DELETE of a row. In a table whose rows have marks it is a call: its trigger needs the token, which the
+    function binds to this table, and the token is left as the key's mark (R6).
+    """
+    mark = mark_of(table)
+    passes = f"{key_match(table)} AND {mark.passes}"
+    lock = lock_clause(table, "delete", ())
+    if table.fence.scope is not None:
+        answer = _answer(table, target, mark.shown, wait)
+        write = f"DELETE FROM {table.sql_name} AS r"
+        return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
+    key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
+    call = f"{table.fence.delete_function}({key}, {TOKEN}, {bool(target)}) AS r"
+    held = f" WHERE {_held(table, passes, lock)}" if wait == "skip" else ""
+    return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call}{held}", wait)
+
+
+def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
+    """Write the INSERT of the row that a PUT names: the key from the path, the rest from the body or by default."""
+    values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
+    values |= {quote(c): f"b.{quote(c)}" for c in change.columns}
+    insert = _insert(table, values, _body(table, change.columns))
+    answer = _answer(table, change.target, mark_of(table).shown, wait)
+    if wait == "skip":
+        return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
+    return _compiled(
+        f"WITH i AS ({insert} RETURNING {answer}) SELECT * FROM i"
+        f" UNION ALL {_suppressed(table, 'NOT EXISTS (SELECT FROM i)')}",
+        wait,
+    )
+
+
+def insert(table: ProtectedTable, columns: tuple[str, ...], target: str, wait: Wait) -> WriteStatement:
+    """Write the INSERT of a POST: of the one row in a JSON array (skip), or of all its rows or none (block).
+
+    Refusals by mark come as FP409 from the trigger.
+    """
+    answer = _answer(table, target, mark_of(table).shown, wait, named=True)
+    names = {quote(c): quote(c) for c in columns}
+    if wait == "skip":
+        source = (
+            f"json_to_recordset({BODY}) AS b({body_columns(table, columns)})"
+            if columns
+            else f"json_array_elements({BODY}) AS b({ORDINAL})"
+        )
+        return _compiled(f"{_insert(table, names, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
+    return _compiled(_insert_all(table, columns, names, answer), wait)
+
+
+def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str, str], answer: str) -> str:
+    """Insert by key, the order in which everybody takes locks, and answer in the body's order."""
+    listed = "".join(f"{name}, " for name in names)
+    source = (
+        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)}))"
+        if columns
+        else f"json_array_elements({BODY})"
+    )
+    if not columns:
+        listed, known = "", f"ignored, {ORDINAL}"
+    else:
+        known = f"{listed}{ORDINAL}"
+    elements = f"SELECT {listed}{ORDINAL} FROM {source} WITH ORDINALITY AS x({known})"
+    missing = _suppressed(table, "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)")
+    if table.key and set(table.key) <= set(columns):
+        order = key_order(table, "b")
+        returned = "".join(f", r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+        match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
+        chosen = (
+            f"SELECT * FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON {match}"
+            f" ORDER BY b.{ORDINAL}) AS a"
+        )
+    else:  # keys that the database makes collide with nobody's
+        order, returned, chosen = f"b.{ORDINAL}", "", "SELECT * FROM i"
+    return (
+        f"WITH b AS MATERIALIZED ({elements}),"
+        f" i AS ({_insert(table, names, f' FROM b ORDER BY {order}')} RETURNING {answer}{returned})"
+        f" {chosen} UNION ALL {missing}"
+    )
+
+
+def _insert(table: ProtectedTable, values: dict[str, str], source: str) -> str:
+    stored = values | dict(mark_of(table).inserted)
+    return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) SELECT {', '.join(stored.values())}{source}"
+
+
+def _reached(
+    table: ProtectedTable,
+    write: str,
+    passes: str,
+    lock: str,
+    returning: str,
+    wait: Wait,
+    *,
+    careful: bool = False,
+) -> WriteStatement:
+    """Let a write reach its row if it passes, and is not held (skip).
+
+    Somebody's BEFORE trigger may keep the row from being written, and that looks like a mark that refused. Then, and in
+    a scope, whose mark has been raised already: lock the row first, and undo everything when it passed and yet was not
+    written.
+    """
+    if wait == "skip":
+        return _compiled(f"{write} WHERE {passes} AND {_held(table, passes, lock)}{returning}", wait)
+    if not careful and table.fence.scope is None:
+        return _compiled(f"{write} WHERE {passes}{returning}", wait)
+    kept_back = "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)"
+    return _compiled(
+        f"WITH hit AS MATERIALIZED (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}),"
+        f" w AS ({write} WHERE {passes} AND EXISTS (SELECT FROM hit){returning})"
+        f" SELECT * FROM w UNION ALL {_suppressed(table, kept_back)}",
+        wait,
+    )
+
+
+def _held(table: Table, passes: str, lock: str) -> str:
+    """Lock the row, if nobody else has. It depends on parameters only, so it is evaluated once, before the rest."""
+    return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
+
+
+def _answer(table: ProtectedTable, target: str, mark: str, wait: Wait, *, named: bool = False) -> str:
+    number = str(NUMBER) if wait == "skip" else "0"
+    name = row_resource(table, table.fence.name) if named else "''"
+    return f"{number} AS number, {json_row(target)}::text AS json, {mark} AS mark, {name} AS resource"
+
+
+def _suppressed(table: ProtectedTable, condition: str) -> str:
+    name = table.fence.name
+    return f"SELECT 0, fencepost.suppressed({literal(name)}), NULL::bigint, NULL::text WHERE {condition}"
+
+
+def _body(table: Table, columns: tuple[str, ...]) -> str:
+    return f" FROM json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
+
+
+def _compiled(text: str, wait: Wait) -> WriteStatement:
+    return WriteStatement(compiled(text, OF_WRITES), wait)

@@ -1,0 +1,235 @@
+"""Statements that write several rows: all or nothing over the rows that were met, in one statement (R10).
+
+b        of an array: its elements, with their places in the body
+hit      the rows that match, locked in key order; a row that changed while we waited is judged as it is now
+verdict  whether the write may go on: no mark refuses, and no more rows were met than may be (filter), or a row for each
+         element (array)
+w        the write, only then
+
+Rows that come to match a filter meanwhile are neither judged nor written. An array that was not written is a question
+(R5), which the next statement asks of every key. In a table with a scope the marks were judged before
+(gateway/writes/scoped.py has the order), and rows outside of the scopes that were entered are not met.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.given import elements
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.mark import mark_of
+from fencepost.storage.statements.parameters import BODY, OF_WRITES, Bound, RowWrite, Statement, compiled
+from fencepost.storage.statements.query import Filter
+from fencepost.storage.statements.query_sql import render_filters
+from fencepost.storage.statements.row_sql import (
+    FOUND_MARK,
+    ORDINAL,
+    body_columns,
+    json_row,
+    literal,
+    lock_clause,
+    operator,
+    resource_sql,
+)
+from fencepost.storage.tables.catalog import ProtectedTable, quote
+
+LISTED_REFUSALS: Final = 1000
+"""How many refused rows an answer lists; the rest is counted."""
+_FEW: Final = "LIMIT (SELECT 2147483647)"
+"""Of a LIMIT that is no constant the planner believes that it leaves a tenth: 10 of the 100 rows that it expects of any
+JSON. So it looks each key up in the index, and reads no table of some thousand rows twice for an array of hundred."""
+
+_PASSES: Final = "(SELECT passes FROM verdict)"
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """One row whose mark refused the token."""
+
+    resource: str
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyRows:
+    """The filter matches more rows than one request may touch."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManyWritten:
+    """The rows as the write left them (for DELETE: as they were), as JSON, in key order."""
+
+    rows: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRefused:
+    """At least one row refused the token; nothing was written."""
+
+    rows: list[RefusedRow]
+
+
+ManyOutcome = ManyWritten | ManyRefused | TooManyRows
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Nothing was written. `met`: the elements (from 0) whose rows were found and locked."""
+
+    met: frozenset[int]
+
+
+def by_filter(
+    table: ProtectedTable, filters: tuple[Filter, ...], change: Change | None, target: str, limit: int
+) -> Statement[RowWrite]:
+    """Write the UPDATE (or the DELETE, if change is None) of all rows that match, at most `limit`, or of none."""
+    bound, mark = Bound(), mark_of(table)
+    conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
+    columns = change.columns if change is not None else ()
+    values = {c: f"b.{quote(c)}" for c in columns}
+    source = f", json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
+    kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
+    hit = (
+        f"SELECT {', '.join(_met(table, change, target))} FROM {table.sql_name} AS r WHERE {conditions}"
+        f" ORDER BY {_key(table)} LIMIT {limit + 1} {_lock(table, change)}"
+    )
+    return compiled(
+        f"WITH hit AS MATERIALIZED ({hit}), bad AS MATERIALIZED (SELECT * FROM hit WHERE {mark.refuses}),"
+        f" verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= {limit} AS passes"
+        f" FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),"
+        f" w AS ({_write(table, change, target, values, source, kept)})" + _answer_by_filter(table, limit),
+        (*OF_WRITES, *bound.parameters),
+    )
+
+
+def _answer_by_filter(table: ProtectedTable, limit: int) -> str:
+    """List rows that were written, or that refused, or how many too many there are."""
+    name = table.fence.name
+    keys = ", ".join(f"k{n}" for n, _ in enumerate(table.key))
+    resource = resource_sql(name, [(table.columns[c].base_name, f"bad.k{n}") for n, c in enumerate(table.key)])
+    return (
+        f" SELECT * FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY {keys}) AS a"
+        f" UNION ALL SELECT * FROM (SELECT 'refused', {resource}, bad.{FOUND_MARK} FROM bad"
+        f" ORDER BY {keys} LIMIT {LISTED_REFUSALS}) AS refused"
+        f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
+        f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(name)}), NULL FROM verdict"
+        f" WHERE passes AND hits > (SELECT count(*) FROM w)"
+    )
+
+
+def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
+    """Write the UPDATE of the rows that the elements of a JSON array name, each with its own values, or of none."""
+    mark, given = mark_of(table), elements(table, (*table.key, *change.columns))
+    values = {c: f"hit.v{n}" for n, c in enumerate(change.columns)}
+    hit = [*_met(table, change, change.target), *(f"b.{quote(c)} AS v{n}" for n, c in enumerate(change.columns))]
+    match = " AND ".join((given.match(table), *mark.within))
+    # An element without a key meets no row, and two with one key meet the same: both show in the number of rows.
+    distinct = ", ".join(f"hit.k{n}" for n, _ in enumerate(table.key))
+    return compiled(
+        f"WITH b AS MATERIALIZED (SELECT * FROM {given.source} {_FEW}),"
+        f" hit AS MATERIALIZED (SELECT {', '.join(hit)}, b.{ORDINAL} FROM b JOIN {table.sql_name} AS r ON {match}"
+        f" ORDER BY {_key(table)} {_lock(table, change)}),"
+        f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT {distinct} FROM hit) AS rows)"
+        f" = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE {mark.refuses}) AS passes),"
+        f" w AS ({_write(table, change, change.target, values, '', [f'hit.{ORDINAL}'])})"
+        f" SELECT * FROM (SELECT w.json, w.{ORDINAL} AS element FROM w ORDER BY w.{ORDINAL}) AS written"
+        f" UNION ALL SELECT NULL, hit.{ORDINAL} FROM hit WHERE NOT {_PASSES}"
+        f" UNION ALL SELECT fencepost.suppressed({literal(table.fence.name)}), NULL::bigint"
+        f" WHERE {_PASSES} AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)",
+        OF_WRITES,
+    )
+
+
+def _key(table: ProtectedTable) -> str:
+    return ", ".join(f"r.{quote(c)}" for c in table.key)
+
+
+def _lock(table: ProtectedTable, change: Change | None) -> str:
+    return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.columns)
+
+
+def _met(table: ProtectedTable, change: Change | None, target: str) -> list[str]:
+    """List what is known of each row that is met, once it is locked."""
+    mark = mark_of(table)
+    met = [f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key)]
+    met.append(f"{mark.shown} AS {FOUND_MARK}")
+    if _sets_nothing(table, change):
+        met.append(f"{json_row(target)}::text AS json")
+    return met
+
+
+def _sets_nothing(table: ProtectedTable, change: Change | None) -> bool:
+    """Whether the rows are only locked, and answered as they are: no column is given, and their mark is the scope's."""
+    return change is not None and not (change.columns or mark_of(table).set)
+
+
+def _write(
+    table: ProtectedTable,
+    change: Change | None,
+    target: str,
+    values: Mapping[str, str],
+    source: str,
+    kept: Sequence[str],
+) -> str:
+    """Write the rows of `hit`, if the verdict is that the write passes. `kept`: what the answer is ordered by."""
+    if _sets_nothing(table, change):
+        return f"SELECT {', '.join(('hit.json', *kept))} FROM hit WHERE {_PASSES}"
+    same = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} hit.k{n}" for n, c in enumerate(table.key))
+    returning = f"RETURNING {', '.join((f'{json_row(target)}::text AS json', *kept))}"
+    if change is None:
+        return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
+    sets = [f"{quote(c)} = {value}" for c, value in values.items()]
+    sets += [f"{column} = {value}" for column, value in mark_of(table).set]
+    return f"UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source} WHERE {same} AND {_PASSES} {returning}"
+
+
+async def write_matching(
+    connection: Connection,
+    table: ProtectedTable,
+    filters: tuple[Filter, ...],
+    write: RowWrite,
+    change: Change | None,
+    target: str,
+    limit: int,
+) -> ManyOutcome:
+    """Change (or delete) every row that matches, or none."""
+    statement = by_filter(table, filters, change, target, limit)
+    if change is None and table.fence.scope is None:
+        # In a transaction of its own: the DELETE's trigger needs the token first, and a setting made in the same
+        # statement would not be there for every row (the planner decides).
+        async with connection.transaction():
+            await _present_token(connection, table, write)
+            rows = await statement.fetch(connection, write)
+    else:
+        rows = await statement.fetch(connection, write)
+    if any(row["what"] == "too many" for row in rows):
+        return TooManyRows(limit)
+    refused = [RefusedRow(row["value"], row["mark"]) for row in rows if row["what"] == "refused"]
+    return ManyRefused(refused) if refused else ManyWritten([row["value"] for row in rows])
+
+
+async def _present_token(connection: Connection, table: ProtectedTable, write: RowWrite) -> None:
+    """Set the token for the triggers of this table. Without them (a table that only looks like the protected one) it
+    would be emptied without leaving marks: that is FP000.
+    """
+    ready = await connection.fetchval(
+        "SELECT pg_catalog.set_config('fencepost.token', $1, true) FROM fencepost.protected p"
+        " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)",
+        f"{table.fence.name}={write.token}",
+        table.sql_name,
+    )
+    if ready is None:
+        await connection.execute("SELECT fencepost.outdated($1)", table.name)
+
+
+async def write_elements(
+    connection: Connection, table: ProtectedTable, write: RowWrite, change: Change
+) -> list[str] | Unwritten:
+    """Write every element's row (they come back in the body's order), or none."""
+    rows = await by_array(table, change).fetch(connection, write)
+    if rows and rows[0]["json"] is not None:
+        return [row["json"] for row in rows]
+    return Unwritten(frozenset(row["element"] - 1 for row in rows))
