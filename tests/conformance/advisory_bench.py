@@ -10,10 +10,9 @@ from pathlib import Path
 
 import asyncpg
 from tests.support.interleave import Connection, eventually
-from tests.support.postgres import server_bin_dir
+from tests.support.postgres import new_directory, server_bin_dir
 from tests.support.processes import all_gone, descendants
 from tests.support.servers import free_port
-from tests.support.standby import new_directory
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.locks.advisory.source import AdvisorySource, from_url

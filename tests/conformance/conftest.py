@@ -19,6 +19,12 @@ from fencepost.locks.source import Grant, Holder, Source
 BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes", "kubernetes_shim")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
 
+EACH_BENCH = [
+    name if name in {"redis", "advisory"} else pytest.param(name, marks=pytest.mark.long(f"tests with {name}"))
+    for name in BENCHES
+]
+"""The same as parameters: what one that starts in a moment shows is not waited for with the others in `make test`."""
+
 _numbers = itertools.count(1)
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +37,7 @@ def start_bench(name: str, directory: Path) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.fixture(scope="session", params=BENCHES)
+@pytest.fixture(scope="session", params=EACH_BENCH)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run one source's service for the session; skips where its server is not installed."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:

@@ -18,6 +18,8 @@ from fencepost.locks.etcd.api import Api, target
 from fencepost.locks.etcd.source import EtcdSource
 from fencepost.locks.source import Grant, Holder, Source, SourceError
 
+pytestmark = pytest.mark.long("tests of etcd")
+
 LONG = 20.0
 TTL = 1000
 

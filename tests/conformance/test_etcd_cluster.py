@@ -13,6 +13,8 @@ from fencepost.locks.etcd.api import RefusedError
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceUnavailableError
 
+pytestmark = pytest.mark.long("tests of etcd")
+
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdBench]:

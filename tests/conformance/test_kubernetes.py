@@ -21,6 +21,8 @@ from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 
+pytestmark = pytest.mark.long("tests of Kubernetes")
+
 ROOT = Path(__file__).parents[2]
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 LOCK = "orders/order-123"

@@ -24,6 +24,8 @@ from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
 
+pytestmark = pytest.mark.long("tests of Kubernetes")
+
 LOCK = "orders/order-123"
 GATEWAY = {"token": "gateway-token"}
 OURS = "fencepost"

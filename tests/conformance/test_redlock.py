@@ -21,6 +21,8 @@ from fencepost.locks.source import (
     SourceUnavailableError,
 )
 
+pytestmark = pytest.mark.long("tests of Redlock")
+
 Opened = Callable[[str], Source]
 
 LONG_MS = 60_000

@@ -25,6 +25,8 @@ from fencepost.locks.zookeeper.nodes import parent_of
 from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
 
+pytestmark = pytest.mark.long("tests of ZooKeeper")
+
 LONG = 30.0
 
 

@@ -12,8 +12,7 @@ import asyncpg
 import pytest
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
 from tests.support.interleave import eventually
-from tests.support.postgres import clone, in_database
-from tests.support.standby import new_directory
+from tests.support.postgres import clone, in_database, new_directory
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.errors import QuarantinedError

@@ -20,14 +20,15 @@ from click.testing import CliRunner, Result
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database, server_bin_dir
+from tests.support.postgres import in_database, new_directory, server_bin_dir
 from tests.support.servers import free_port
-from tests.support.standby import new_directory
 
 from fencepost.cli.main import main
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
 
 class Copied:

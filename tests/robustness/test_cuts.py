@@ -20,6 +20,8 @@ from tests.support.racing import owner
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.long("storms")
+
 CUTS = 500
 WITHIN = 120.0  # seconds, of which it takes about twenty
 

@@ -12,6 +12,8 @@ from tests.robustness.ddl_storm.sabotage import SABOTAGE
 from tests.robustness.ddl_storm.storm import Storm, rage, server
 from tests.support.postgres import server_bin_dir
 
+pytestmark = pytest.mark.long("storms of DDL and restores")
+
 OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 3000)
 CONTROL = 3000
 

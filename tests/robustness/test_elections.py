@@ -17,7 +17,10 @@ from tests.support.interleave import eventually
 from tests.support.lease_http import running
 from tests.support.servers import Server, free_port
 
-pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
+pytestmark = [
+    pytest.mark.long("holders, leaders and gateways that are paused or killed"),
+    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session"),
+]
 
 
 async def led_and_followed(contest: Contest, first_url: str, second_url: str) -> tuple[Candidate, Candidate, int]:

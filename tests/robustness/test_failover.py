@@ -20,6 +20,8 @@ from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
 
+pytestmark = pytest.mark.long("failovers")
+
 SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
 CREATE TABLE public.jobs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');

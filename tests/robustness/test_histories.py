@@ -29,6 +29,8 @@ from tests.support.in_process import in_process
 from tests.support.interleave import eventually
 from tests.support.postgres import in_database, server_bin_dir
 
+pytestmark = pytest.mark.long("failovers")
+
 
 @pytest.fixture(params=["embedded-18", "debian-15"])
 def bin_dir(request: pytest.FixtureRequest) -> Path:

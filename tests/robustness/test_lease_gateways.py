@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,11 +17,14 @@ import pytest
 from tests.support.interleave import Connect, Connection, eventually
 from tests.support.lease_gateways import in_line, look_on
 from tests.support.lease_http import post, release, running
+from tests.support.postgres import new_directory
 from tests.support.serving import Gateway, serving
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage import demo
 from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
 WAIT = 30_000
 
@@ -100,8 +102,7 @@ async def test_twenty_waiters_at_two_gateways_are_served_in_the_order_in_which_t
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     """Run a PostgreSQL of our own, on a port of its own, which can be restarted."""
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
-    directory.chmod(0o755)
+    directory = new_directory()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
     try:

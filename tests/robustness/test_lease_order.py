@@ -7,9 +7,7 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -19,13 +17,15 @@ from tests.support.interleave import Connection
 from tests.support.lease_gateways import Side, open_side
 from tests.support.lease_history import Grant, History
 from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
-from tests.support.postgres import clone, in_database
+from tests.support.postgres import clone, in_database, new_directory
 from tests.support.processes import all_gone, descendants
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.gateway.leases.acquire import hashed
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
 EXPIRE_ANY = """
 UPDATE fencepost.leases SET expires_at = least(expires_at, clock_timestamp() - $1 * interval '1 s')
@@ -227,12 +227,6 @@ async def one_lease(side: Side, history: History, rng: random.Random) -> None:
 
 
 # PostgreSQL is killed
-
-
-def new_directory() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
-    directory.chmod(0o755)
-    return directory
 
 
 @pytest.fixture

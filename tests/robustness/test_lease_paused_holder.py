@@ -20,6 +20,8 @@ from tests.support.lease_paused_holder import LOCK
 
 from fencepost.storage import demo
 
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
+
 ROUNDS = 20
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.robustness.test_failover import (
     acquire,
     bin_dir,
@@ -22,6 +23,8 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
 from tests.support.postgres import in_database
 from tests.support.standby import Pair
+
+pytestmark = pytest.mark.long("failovers")
 
 __all__ = ["bin_dir"]  # a fixture
 

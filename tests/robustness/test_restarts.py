@@ -18,13 +18,14 @@ import pytest
 from tests.client.gateways import gateway_process
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.interleave import eventually
-from tests.support.postgres import in_database, server_bin_dir
+from tests.support.postgres import in_database, new_directory, server_bin_dir
 from tests.support.servers import free_port
-from tests.support.standby import new_directory
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
 WITHIN = 120.0  # seconds, of which it takes about twenty
 

@@ -11,6 +11,8 @@ from tests.support.racing import owner
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.long("storms")
+
 HOLDERS = 8
 WITHIN = 60.0  # seconds
 

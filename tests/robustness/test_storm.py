@@ -14,6 +14,8 @@ from tests.support.racing import owner
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.long("storms")
+
 WITHIN = 30.0  # seconds, of which the storm itself takes a few
 
 StartGateways = Callable[[int], Awaitable[list[str]]]

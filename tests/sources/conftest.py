@@ -10,13 +10,13 @@ import asyncpg
 import httpx
 import pytest
 from tests.conformance.bench import Bench
-from tests.conformance.conftest import BENCHES, start_bench
+from tests.conformance.conftest import EACH_BENCH, start_bench
 from tests.support.in_process import in_process
 
 from fencepost.storage.protecting.protect import protect
 
 
-@pytest.fixture(scope="session", params=BENCHES)
+@pytest.fixture(scope="session", params=EACH_BENCH)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a lock service, once for each of them."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:

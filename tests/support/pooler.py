@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from tests.support.postgres import new_directory
 from tests.support.servers import Server, free_port, listens
-from tests.support.standby import new_directory
 
 SETTINGS = "extra_float_digits, idle_session_timeout, statement_timeout, client_connection_check_interval"
 KEEPALIVES = "tcp_keepalives_idle, tcp_keepalives_interval, tcp_keepalives_count, tcp_user_timeout"

@@ -55,13 +55,19 @@ def first_server() -> str:
     return "embedded-18"
 
 
-@contextmanager
-def server_directory() -> Iterator[Path]:
-    """Give a directory that other users can walk through, and remove it afterwards."""
+def new_directory() -> Path:
+    """Make a directory that other users can walk through. Who asked for it removes it."""
     # Not tmp_path: its parents are 0700, and as root PostgreSQL runs as another user.
     in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_NEEDED
     directory = Path(tempfile.mkdtemp(prefix="fencepost-", dir=_MEMORY if in_memory else None))
     directory.chmod(0o755)
+    return directory
+
+
+@contextmanager
+def server_directory() -> Iterator[Path]:
+    """Give such a directory, and remove it afterwards."""
+    directory = new_directory()
     try:
         yield directory
     finally:

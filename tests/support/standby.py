@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 from tests.support.interleave import Connection, eventually
+from tests.support.postgres import new_directory
 from tests.support.servers import free_port
 
 from fencepost.embedded.binaries import Binaries, reachable_binaries
@@ -246,12 +246,6 @@ async def _connected(url: str) -> AsyncIterator[Connection]:
         yield connection
     finally:
         await connection.close()
-
-
-def new_directory() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-"))
-    directory.chmod(0o755)  # PostgreSQL runs as another user
-    return directory
 
 
 async def _answers(url: str) -> bool:

@@ -20,10 +20,9 @@ from tests.robustness.ddl_storm.oracle import Oracle
 from tests.robustness.ddl_storm.restores import Restores
 from tests.robustness.ddl_storm.world import World
 from tests.support.interleave import Connection
-from tests.support.postgres import in_database
+from tests.support.postgres import in_database, new_directory
 from tests.support.processes import all_gone, descendants
 from tests.support.serving import STARTS_WITHIN, launch
-from tests.support.standby import new_directory
 
 from fencepost.embedded.binaries import Binaries, reachable_binaries
 from fencepost.embedded.process import Account
