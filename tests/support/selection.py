@@ -7,7 +7,7 @@
   differently (its catalogs, our DDL, triggers, statements and migrations).
 
 Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows it only through the gateway.
-A test that is asked for by name (`file.py::test`, `-k`, `-m`) always runs.
+A test that is asked for by name (`file.py::test`, `-k`, `-m`) always runs. So do the long tests of a file that is named.
 """
 
 import os
@@ -33,13 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take away what is not for this run."""
-    first = first_server()
-    by_name = any("::" in argument for argument in config.args) or config.option.keyword or config.option.markexpr
+    first, everything, long_too = first_server(), _everything(config), _named_files(config)
     left: Counter[str] = Counter()
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        kind = None if by_name or config.option.all else _kind(item, first)
+        kind = None if everything else _kind(item, first, long_too=long_too)
         if kind is not None:
             left[kind] += 1
         (others if kind is not None or _nowhere(item, first) else chosen).append(item)
@@ -47,6 +46,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
     config.stash[LEFT] = dict(left)
+
+
+def _everything(config: pytest.Config) -> bool:
+    """Whether all that was collected runs: it was asked for with --all, or by name."""
+    by_name = any("::" in argument for argument in config.args)
+    return bool(by_name or config.option.all or config.option.keyword or config.option.markexpr)
+
+
+def _named_files(config: pytest.Config) -> bool:
+    """Whether the command line names files, and not folders."""
+    return all(argument.endswith(".py") for argument in config.args)
 
 
 def _server(item: pytest.Item) -> str | None:
@@ -61,11 +71,11 @@ def _nowhere(item: pytest.Item, first: str) -> bool:
     return item.path.parent.name in ONE_SERVER and _server(item) not in {None, first}
 
 
-def _kind(item: pytest.Item, first: str) -> str | None:
+def _kind(item: pytest.Item, first: str, *, long_too: bool) -> str | None:
     """Give what a test is that `make test-all` alone runs, in the plural; None when `make test` runs it."""
     if _nowhere(item, first):
         return None
-    if marker := item.get_closest_marker("long"):
+    if not long_too and (marker := item.get_closest_marker("long")):
         return str(marker.args[0])
     server = _server(item)
     if server not in {None, first} and item.get_closest_marker("versions") is None:
