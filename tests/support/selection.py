@@ -7,7 +7,7 @@
   differently (its catalogs, our DDL, triggers, statements and migrations).
 
 Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows it only through the gateway.
-A test that is asked for by name (`file.py::test`, `-k`, `-m`) always runs. So do the long tests of a file that is named.
+A test that is asked for by name (`file.py::test`, `-k`, `-m`) always runs; so do the long tests of a named file.
 """
 
 import os
