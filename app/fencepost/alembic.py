@@ -142,18 +142,18 @@ def _apply(
     bind = op.get_bind()
     try:
         _require_schema(bind, table)
-        plan = _driven(planning(cast("Connection", _Bound(bind))))
+        plan = _run_without_waiting(planning(cast("Connection", _Bound(bind))))
         _run(bind, [*plan.statements, *(plan.afterwards if validate else [])], wait)
     except ProtectError as error:
         raise CommandError(str(error)) from error
     except DBAPIError as error:
-        said = _explained(error, wait)
+        said = _explain(error, wait)
         if said is None:
             raise
         raise CommandError(f"{table}: {said}") from error
 
 
-def _explained(error: DBAPIError, wait: float) -> str | None:
+def _explain(error: DBAPIError, wait: float) -> str | None:
     """Say what a refusal of PostgreSQL's means here; None: it is nobody's fault but ours."""
     state = _sqlstate(error)
     if state in _BUSY:
@@ -172,7 +172,7 @@ def _require_schema(bind: SyncConnection, table: str) -> None:
     """Refuse where the statements would mean something else, or nothing."""
     if bind.dialect.name != "postgresql":
         raise CommandError(f"{table}: Fencepost protects tables of PostgreSQL, and this is {bind.dialect.name}.")
-    schema = _driven(versions.fit(cast("Connection", _Bound(bind))))
+    schema = _run_without_waiting(versions.fit(cast("Connection", _Bound(bind))))
     with bind.begin_nested():
         isolation = bind.scalar(text("SELECT current_setting('transaction_isolation')"))
     if not schema.works:
@@ -191,7 +191,7 @@ def _run(bind: SyncConnection, statements: Sequence[str], wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
         try:
-            with bind.begin_nested(), _settings_kept(bind):
+            with bind.begin_nested(), _keep_settings(bind):
                 for statement in (
                     f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}",
                     "SET LOCAL search_path = pg_catalog, pg_temp",
@@ -208,7 +208,7 @@ def _run(bind: SyncConnection, statements: Sequence[str], wait: float) -> None:
 
 
 @contextmanager
-def _settings_kept(bind: SyncConnection) -> Iterator[None]:
+def _keep_settings(bind: SyncConnection) -> Iterator[None]:
     before = {name: bind.scalar(text("SELECT current_setting(:name)"), {"name": name}) for name in _KEPT}
     yield
     # An error rolls back to the savepoint, which takes them back as well.
@@ -230,7 +230,7 @@ def _sqlstate(error: DBAPIError) -> str | None:
     return None if state is None else str(state)
 
 
-def _driven(work: Coroutine[Any, Any, T]) -> T:
+def _run_without_waiting(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never waits: all that it awaits is _Bound's, which has its answers at once."""
     try:
         work.send(None)

@@ -102,7 +102,7 @@ def _about(seconds: float) -> float:
 
 
 @asynccontextmanager
-async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
+async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     """Run all of it until the block ends."""
     queue = upkeep.locks.queue
     listener = Listener(
@@ -123,8 +123,8 @@ async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(work) for work in works]
     try:
         with (
-            _reloading_on_hangup(upkeep.reload),
-            _stopping_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop),
+            _reload_on_hangup(upkeep.reload),
+            _stop_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop),
         ):
             yield
     finally:
@@ -134,7 +134,7 @@ async def running(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _reloading_on_hangup(reload: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
+def _reload_on_hangup(reload: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
     """Reload the catalog on SIGHUP."""
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[None]] = set()
@@ -151,7 +151,7 @@ def _reloading_on_hangup(reload: Callable[[], Coroutine[Any, Any, None]]) -> Ite
 
 
 @contextmanager
-def _stopping_at_once(*stops: Callable[[], None]) -> Iterator[None]:
+def _stop_at_once(*stops: Callable[[], None]) -> Iterator[None]:
     """Call these once the process is asked to stop. Who waits or watches is sent away: the server would wait for them
     otherwise.
     """

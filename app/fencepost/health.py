@@ -16,7 +16,7 @@ from fencepost import wire
 from fencepost.gateway.core import Gateway
 from fencepost.observe.events import PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
-from fencepost.source_wiring import described_sources, known_sources
+from fencepost.source_wiring import describe_sources, list_sources
 from fencepost.storage.connections.origin import OriginStatus
 from fencepost.storage.errors import StorageError, translated
 from fencepost.storage.schema import versions
@@ -48,7 +48,7 @@ class Question(Generic[T]):
     async def answer(self) -> T | None:
         """Give the answer; None: there is none within WAIT."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._answered())
+            self._asking = asyncio.create_task(self._ask_in_time())
         await asyncio.wait([self._asking], timeout=WAIT)
         return self._asking.result() if self._asking.done() else None
 
@@ -58,7 +58,7 @@ class Question(Generic[T]):
             self._asking.cancel()
             await asyncio.wait([self._asking])
 
-    async def _answered(self) -> T | None:
+    async def _ask_in_time(self) -> T | None:
         if self._silent_since is None:
             self._silent_since = asyncio.get_running_loop().time()
         try:
@@ -91,7 +91,7 @@ class Health:
         if known is not None:
             return known
         silence = f"no answer from PostgreSQL for {self._readiness.silence:.1f} s"
-        return self._described(silence, "unknown", None, {}, ready=False)
+        return self._readiness_body(silence, "unknown", None, {}, ready=False)
 
     async def measure(self) -> None:
         """Bring the metrics up to date, as far as PostgreSQL answers."""
@@ -105,7 +105,7 @@ class Health:
         self._metrics.writes_waiting(self._gateway.group.waiting)
         self._metrics.count()
 
-    def _described(
+    def _readiness_body(
         self, database: str, schema: str, origin: OriginStatus | None, sources: dict[str, str], *, ready: bool
     ) -> wire.Readiness:
         loaded = self._gateway.catalog.current
@@ -133,12 +133,12 @@ class Health:
                 database += "; all connections of this process are in use"
         ready = schema is not None and schema.works and origin is not None and origin.accepted
         described = "unknown" if schema is None else schema.describe()
-        return self._described(database, described, origin, await described_sources(gateway), ready=ready)
+        return self._readiness_body(database, described, origin, await describe_sources(gateway), ready=ready)
 
     async def _ask_figures(self) -> Literal[True] | None:
         if not (await self._count_locks() and await self._measure_sizes()):
             return None
-        for each in await known_sources(self._gateway):
+        for each in await list_sources(self._gateway):
             self._metrics.source(each.name, each.generation, frozen=each.frozen is not None)
         return True
 

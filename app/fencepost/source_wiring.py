@@ -128,18 +128,18 @@ async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emi
             emit(QueueFailed(f"leases of lock services that ended could not be forgotten: {error}"))
 
 
-async def known_sources(gateway: Gateway) -> list[KnownSource]:
+async def list_sources(gateway: Gateway) -> list[KnownSource]:
     """List the sources as the database knows them; none when it cannot be asked."""
     with suppress(StorageError):
         async with gateway.database.spare() as connection:
             with translated(writing=False):
-                return await sources.known(connection)
+                return await sources.list_known(connection)
     return []
 
 
-async def described_sources(gateway: Gateway) -> dict[str, str]:
+async def describe_sources(gateway: Gateway) -> dict[str, str]:
     """Say of each source how it stands, for /readyz. A frozen one does not make the gateway unready: writes go on."""
     return {
         each.name: each.describe() + ("" if each.name in gateway.sources else "; not configured at this gateway")
-        for each in await known_sources(gateway)
+        for each in await list_sources(gateway)
     }

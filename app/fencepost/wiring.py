@@ -112,11 +112,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _opened(settings, dsn, emit, configured) as gateway:
+        async with _open(settings, dsn, emit, configured) as gateway:
             runtime.gateway, runtime.health = gateway, Health(gateway, metrics)
             _rest_from_garbage()
             try:
-                async with _published(runtime.health, metrics, log):
+                async with _publish(runtime.health, metrics, log):
                     yield
             finally:
                 await runtime.health.close()
@@ -153,7 +153,7 @@ def _rest_from_garbage() -> None:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence[Configured]) -> AsyncIterator[Gateway]:
+async def _open(settings: Settings, dsn: str, emit: Emit, configured: Sequence[Configured]) -> AsyncIterator[Gateway]:
     """Connect, read the catalog, start what runs beside the requests; all of it ends with the block."""
 
     def loaded(catalog: Catalog) -> None:
@@ -169,7 +169,7 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
     )
     catalog = CatalogCache(database, [name.strip() for name in settings.schemas.split(",") if name.strip()], loaded)
     queue = Queue(database, settings.max_waiters, lambda reason: emit(QueueFailed(reason)))
-    gateway = _assembled(settings, database, catalog, queue, emit)
+    gateway = _assemble(settings, database, catalog, queue, emit)
     stopping = Stopping(settings.shutdown_timeout)
     try:
         try:
@@ -182,7 +182,7 @@ async def _opened(settings: Settings, dsn: str, emit: Emit, configured: Sequence
             settings.lease_history, settings.mark_retention, settings.idempotency_retention
         )
         async with (
-            background.running(
+            background.run_upkeep(
                 dsn, background.Upkeep(database, catalog, gateway.locks, retention, emit, gateway.watches, stopping)
             ),
             sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
@@ -207,7 +207,7 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _assembled(settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit) -> Gateway:
+def _assemble(settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit) -> Gateway:
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     locks = PostgresLocks(database, queue, leases, at_once=at_once)
@@ -224,13 +224,13 @@ def _assembled(settings: Settings, database: Database, catalog: CatalogCache, qu
 
 
 @asynccontextmanager
-async def _published(health: Health, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
+async def _publish(health: Health, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
     """Publish again and again what another worker may be asked for, and what was not logged."""
 
     async def publish() -> None:
         while True:
             health.publish()
-            log.tell_withheld()
+            log.log_withheld()
             await asyncio.sleep(PUBLISHED_EVERY)
 
     publishing = asyncio.create_task(publish())
@@ -239,4 +239,4 @@ async def _published(health: Health, metrics: Metrics, log: logs.EventLog) -> As
     finally:
         publishing.cancel()
         metrics.count()
-        log.tell_withheld()
+        log.log_withheld()

@@ -21,7 +21,7 @@ def state(pid: int) -> str:
 @asynccontextmanager
 async def running(*command: str, may_go_on: bool) -> AsyncIterator[Child]:
     relay = Relay()
-    with relay.listening():
+    with relay.handle_signals():
         child = relay.start(command, dict(os.environ), may_go_on=lambda: may_go_on)
         try:
             yield child

@@ -9,7 +9,7 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hashed
+from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
 from fencepost.gateway.writes.keyed import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
 
@@ -215,7 +215,9 @@ async def test_a_secret_that_is_used_for_other_locks_is_refused_even_at_the_same
         assert isinstance(other, Problem)
         assert (other.name, other.detail.split(":")[0]) == ("FP016", "X-Lease-Secret")
         under_way = await race.begin(race.a)
-        await race.a.execute("SELECT fencepost.acquire('{a}', $1, 'o', 60000, 1, '{}', NULL, NULL, 0)", hashed("both"))
+        await race.a.execute(
+            "SELECT fencepost.acquire('{a}', $1, 'o', 60000, 1, '{}', NULL, NULL, 0)", hash_secret("both")
+        )
         pid = await gateway_pid(gateway)
         waiting = await race.waits_at(pid, ask(gateway, asking("b", secret="both")))
         await under_way.commit()

@@ -10,7 +10,7 @@ from tests.support.interleave import Connect, Connection, blocked, eventually
 from tests.support.lease_gateways import Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import builtin as leases
 
@@ -81,7 +81,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
 
 
 def plainly(name: str, secret: str) -> leases.Wanted:
-    return leases.Wanted((name,), hashed(secret), secret, MINUTE, 1, (), 0, keep_place=False)
+    return leases.Wanted((name,), hash_secret(secret), secret, MINUTE, 1, (), 0, keep_place=False)
 
 
 async def test_a_place_whose_answer_got_lost_is_one_place(
@@ -91,7 +91,7 @@ async def test_a_place_whose_answer_got_lost_is_one_place(
     lost = losing_answers(monkeypatch, "acquire", 1)
     waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=20_000))
     await in_line(observer, "waiter")
-    await side.locks.release(holder.lease_id or 0, hashed("holder"))
+    await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
     assert (await asyncio.wait_for(waiting, 5)).verdict == "granted"
     assert [answer.verdict for answer in lost] == ["queued"]
     assert await observer.fetchval("SELECT last_value FROM fencepost.tickets") == 1
@@ -103,7 +103,7 @@ async def test_what_a_holder_asked_for_and_did_not_hear_of_is_not_known(
     side: Side, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = await side.acquire("x", secret="mine")
-    lease_id, secret = got.lease_id or 0, hashed("mine")
+    lease_id, secret = got.lease_id or 0, hash_secret("mine")
     verbs: dict[str, Callable[[], Awaitable[object]]] = {
         "renew": lambda: side.locks.renew(lease_id, secret, None),
         "mint": lambda: side.locks.mint(lease_id, secret, 1),
@@ -123,7 +123,7 @@ async def test_waiters_of_a_release_whose_answer_got_lost_are_served(
     waiting = await side.wait(observer, "x", secret="waiter")
     lost = losing_answers(monkeypatch, "release", 1)
     with pytest.raises(OutcomeUnknownError):
-        await side.locks.release(holder.lease_id or 0, hashed("holder"))
+        await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
     assert len(lost[0]) == 1, "whom it was to wake"
     assert (await asyncio.wait_for(waiting, 3)).verdict == "granted"
 

@@ -12,7 +12,7 @@ from tests.support.interleave import Connect, Connection, eventually
 from tests.support.lease_gateways import Side, Tries, in_line, open_side, out_of_line
 from tests.support.lease_racing import MINUTE
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.leases import builtin as leases
@@ -31,7 +31,7 @@ class Two:
     observer: Connection
 
     async def release(self, acquired: Acquired, secret: str) -> None:
-        assert await self.two.locks.release(acquired.lease_id or 0, hashed(secret))
+        assert await self.two.locks.release(acquired.lease_id or 0, hash_secret(secret))
 
     async def waiting(self) -> list[str]:
         rows = await self.observer.fetch("SELECT DISTINCT ticket, owner FROM fencepost.live_waiters ORDER BY ticket")
@@ -63,7 +63,7 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
         got = granted(await waiting)
         served.append(secret)
         tokens.append(got.tokens[0])
-        assert await side.locks.release(got.lease_id or 0, hashed(secret))
+        assert await side.locks.release(got.lease_id or 0, hash_secret(secret))
 
     waiters = []
     names = [f"waiter {number}" for number in range(20)]
@@ -164,7 +164,7 @@ async def test_who_has_hung_up_does_not_take_the_lock(gateways: Two, monkeypatch
         gone.set_result(None)  # the lock is free, and it is the first
         assert (await asyncio.wait_for(first, SOON)).verdict == "queued"
     granted(await asyncio.wait_for(second, SOON))
-    assert tries.by_secret[hashed("first")] == 1
+    assert tries.by_secret[hash_secret("first")] == 1
 
 
 async def test_a_repeated_request_keeps_the_place_when_the_first_one_hangs_up_later(gateways: Two) -> None:
@@ -176,7 +176,7 @@ async def test_a_repeated_request_keeps_the_place_when_the_first_one_hangs_up_la
     again = asyncio.create_task(gateways.two.acquire("x", secret="first", wait_ms=20_000))
     await eventually(
         lambda: gateways.observer.fetchval(
-            "SELECT visit <> $1 FROM fencepost.waiters WHERE secret_hash = $2", visit, hashed("first")
+            "SELECT visit <> $1 FROM fencepost.waiters WHERE secret_hash = $2", visit, hash_secret("first")
         ),
         what="the repeat in line",
     )
@@ -266,7 +266,7 @@ async def test_a_gateway_takes_only_so_many_waiters(database: str, connect: Conn
         with pytest.raises(UnavailableError, match="2 requests wait"):
             await side.acquire("x", secret="third", wait_ms=1000)
         assert (await side.acquire("x", secret="third")).verdict == "held", "who does not wait is not counted"
-        assert await side.locks.release(holder.lease_id or 0, hashed("holder"))
+        assert await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
         granted(await asyncio.wait_for(waiting[0], SOON))
         waiting[1].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -318,7 +318,7 @@ async def test_a_stream_of_single_locks_does_not_starve_who_wants_both(gateways:
             secret = f"{name} {next(numbers)}"
             got = granted(await side.acquire(name, secret=secret, wait_ms=20_000))
             taken += 1
-            assert await side.locks.release(got.lease_id or 0, hashed(secret))
+            assert await side.locks.release(got.lease_id or 0, hash_secret(secret))
 
     streams = [asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "a"), (gateways.two, "b"))] + [
         asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "b"), (gateways.two, "a"))

@@ -12,7 +12,7 @@ from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
 from tests.support.racing import Race, open_gateway, open_race, outcome
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.leases.acquire import Granted, hashed
+from fencepost.gateway.leases.acquire import Granted, hash_secret
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
@@ -37,7 +37,7 @@ async def test_a_waiter_whose_secret_got_another_lock_leaves_no_ghost(connect: C
         holder = await side.acquire("a", secret="holder")
         waiting = await side.wait(observer, "a", secret="clumsy")
         assert (await side.acquire("b", secret="clumsy")).verdict == "granted"
-        assert await side.locks.release(holder.lease_id or 0, hashed("holder"))
+        assert await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
         assert (await waiting).verdict == "mismatch"
         await out_of_line(observer, "clumsy")
         assert (await side.acquire("a", secret="next")).verdict == "granted"
@@ -60,7 +60,7 @@ async def test_a_poll_does_not_throw_a_waiter_of_the_same_secret_out(leasing: Le
 async def test_a_lease_that_is_being_renewed_is_not_ended_by_its_secrets_next_use(leasing: LeaseRace) -> None:
     mine = await leasing.acquire(leasing.a, "a", secret="mine", ttl_ms=SHORT)
     renewing = await leasing.begin(leasing.a)
-    assert await leases.extend(leasing.a, mine.lease_id or 0, hashed("mine"), ttl_ms=MINUTE) is not None
+    assert await leases.extend(leasing.a, mine.lease_id or 0, hash_secret("mine"), ttl_ms=MINUTE) is not None
     await leasing.run_out(mine.lease_id)  # as far as others can see
     other = await leasing.waits(leasing.b, outcome(leasing.acquire(leasing.b, "b", secret="mine")))
     await renewing.commit()
@@ -107,7 +107,7 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         await writing.rollback()
         granted = await task
         assert granted.lease.lease_id is not None
-        assert await gateway.locks.renew(granted.lease.lease_id, hashed("mine"), None) is not None
+        assert await gateway.locks.renew(granted.lease.lease_id, hash_secret("mine"), None) is not None
 
 
 async def test_locks_that_claim_the_same_thing_overtake_each_other_and_nobody_is_told(race: Race) -> None:
@@ -120,7 +120,7 @@ async def test_locks_that_claim_the_same_thing_overtake_each_other_and_nobody_is
                 answer = await ask(gateway, asking(f"lock-{number}", secret=secret, claims=("orders/k",)))
                 assert isinstance(answer, Granted), answer
                 assert answer.lease.lease_id is not None
-                assert await gateway.locks.release(answer.lease.lease_id, hashed(secret))
+                assert await gateway.locks.release(answer.lease.lease_id, hash_secret(secret))
 
         await asyncio.gather(*(take(number) for number in range(6)))
 
@@ -151,7 +151,7 @@ async def test_a_grant_that_waits_for_a_row_keeps_nobodys_lease_from_being_renew
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
         await blocks_somebody(race.a, race.observer)
         assert mine.lease.lease_id is not None
-        renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hashed("mine"), None), 2)
+        renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hash_secret("mine"), None), 2)
         assert renewed is not None
         await writing.rollback()
         assert sum(isinstance(answer, Granted) for answer in await asyncio.gather(*stuck)) == 1

@@ -12,7 +12,7 @@ from fencepost.cli.main import main
 from fencepost.storage.inspecting import prepared as inspect_prepared
 from fencepost.storage.protecting.protect import ProtectError, protect
 from fencepost.storage.statements.row_sql import literal
-from fencepost.storage.upkeep.prepared import all_prepared, holding
+from fencepost.storage.upkeep.prepared import all_prepared, lock_holders
 
 pytestmark = pytest.mark.versions
 
@@ -117,7 +117,7 @@ async def test_doctor_names_those_that_hold_a_protected_table(
     assert line.startswith("WARNING  prepared: the prepared transaction 'p' of ")
     assert "seconds ago, holds locks on parts: writes" in line
     assert "COMMIT PREPARED 'p' or ROLLBACK PREPARED 'p', in the database test_" in line
-    assert await holding(owner, "t") == []
+    assert await lock_holders(owner, "t") == []
 
 
 async def test_doctor_names_old_ones_of_every_database(
@@ -142,4 +142,4 @@ async def test_doctor_says_so_where_a_lock_keeps_it_from_looking(
     assert found.exit_code == 1, found.output
     assert "WARNING  prepared: the prepared transaction 'ddl'" in found.output
     assert "ERROR    locks: a protected table has been locked" in found.output
-    assert await holding(owner, "parts") != []
+    assert await lock_holders(owner, "parts") != []

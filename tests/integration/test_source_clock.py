@@ -5,13 +5,13 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
 
-from fencepost.gateway.leases.acquire import hashed
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.gateway.leases.acquire import hash_secret
+from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.of_sources import Granting
+from fencepost.storage.leases.sourced import Granting
 
 SOURCE = "zk"
-SECRET = hashed("secret")
+SECRET = hash_secret("secret")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
     assert 0 < lease.remaining_ms <= MINUTE
     [state] = await source_leases.lock_states(db, SOURCE, None, None, 10)
     assert 0 < (state.remaining_ms or 0) <= MINUTE
-    _, found = await source_leases.begun(db, SOURCE, "x", SECRET)
+    _, found = await source_leases.find_by_secret(db, SOURCE, "x", SECRET)
     assert found is not None
     assert 0 < found[1].remaining_ms <= MINUTE, "with which its hold is renewed"
     for shown in (lease.expires_at, state.expires_at, found[1].expires_at):
@@ -58,16 +58,16 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
 
 async def test_the_keeper_of_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
     """Else the hold of a holder that is dead would stay for as long as the step was."""
-    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, hashed("another"))
+    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
     await step_back(db)
-    due = await source_leases.over(db, [mine])
+    due = await source_leases.due_in(db, [mine])
     assert 50_000 < due[mine] <= MINUTE
     assert 50 < await left(db, mine) <= MINUTE / 1000
     assert await left(db, other) > MINUTE / 1000
 
 
 async def test_sweeping_counts_all_leases_anew_and_waits_for_none(db: asyncpg.Connection, connect: Connect) -> None:
-    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, hashed("another"))
+    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
     await step_back(db)
     writer = await connect()
     transaction = writer.transaction()

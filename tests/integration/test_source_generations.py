@@ -34,7 +34,7 @@ async def scoped(connect: Connect) -> asyncpg.Connection:
     owner = await connect()
     await owner.execute("SET search_path = public")
     await sources.register(owner, SOURCE, "redis", "source", verifies=True)
-    await sources.verified(owner, SOURCE, 1000)
+    await sources.record_verified(owner, SOURCE, 1000)
     await owner.execute(ITEMS)
     await protect(owner, "items", source=SOURCE, scope="account/{account}")
     await owner.execute("BEGIN; SET LOCAL fencepost.token = '30'; INSERT INTO items VALUES (1, 1); COMMIT")

@@ -21,7 +21,7 @@ from tests.support.postgres import clone, in_database, new_directory
 from tests.support.processes import all_gone, descendants
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.schema.migrate import upgrade
 
@@ -218,12 +218,12 @@ async def one_lease(side: Side, history: History, rng: random.Random) -> None:
     grant = Grant(locks, began, history.tick(), [int(token) for token in got.tokens])
     history.grants.append(grant)
     for _ in range(rng.randint(0, 3)):
-        minted = await side.locks.mint(got.lease_id or 0, hashed(secret), rng.randint(1, 3))
+        minted = await side.locks.mint(got.lease_id or 0, hash_secret(secret), rng.randint(1, 3))
         if minted is None:
             return
         grant.tokens += [int(token) for token in minted.minted]
     if rng.random() < 0.6:
-        await side.locks.release(got.lease_id or 0, hashed(secret))
+        await side.locks.release(got.lease_id or 0, hash_secret(secret))
 
 
 # PostgreSQL is killed

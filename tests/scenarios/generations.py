@@ -6,7 +6,7 @@ The table is of the built-in source, which has issued ISSUED tokens. See races.p
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
@@ -103,7 +103,7 @@ async def a_grant_under_way_is_over_once_the_generation_is_raised(race: Race) ->
     raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
     await grant.commit()
     first = await raising << 48
-    assert await leases.extend(race.a, lease_id, hashed("mine"), tokens=1) is None
+    assert await leases.extend(race.a, lease_id, hash_secret("mine"), tokens=1) is None
     assert await leases.inspect(race.a, lease_id) is None
     assert await granted(race.a, "mine") == first, "the lock is free"
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from tests.support.lease_racing import MINUTE, SHORT, LeaseRace
 from tests.support.racing import outcome
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired
 
@@ -27,7 +27,7 @@ async def assert_lost(race: LeaseRace, lease: Acquired, secret: str) -> None:
     assert await race.renew(race.a, lease.lease_id, secret) is None, "renewed"
     assert await race.mint(race.a, lease.lease_id, secret) is None, "minted"
     assert await leases.inspect(race.a, lease.lease_id or 0) is None, "it looks alive"
-    assert await leases.lost(race.a, lease.lease_id or 0) is not None, "it looks unknown, or alive"
+    assert await leases.find_ended(race.a, lease.lease_id or 0) is not None, "it looks unknown, or alive"
 
 
 async def token_is_drawn_after_the_wait(race: LeaseRace) -> None:
@@ -62,7 +62,7 @@ async def acquirer_reads_the_clock_after_the_wait(race: LeaseRace) -> None:
     """R9: an acquirer that waits while the holder renews finds it held; while the time runs out, free."""
     first = granted(await race.acquire(race.a, "x", secret="first", ttl_ms=SHORT))
     renewing = await race.begin(race.a)
-    assert await leases.extend(race.a, first.lease_id or 0, hashed("first"), ttl_ms=MINUTE)
+    assert await leases.extend(race.a, first.lease_id or 0, hash_secret("first"), ttl_ms=MINUTE)
     waiter = await race.waits(race.b, race.acquire(race.b, "x", secret="second"))
     await race.run_out(first.lease_id)  # as far as anybody else can see
     await renewing.commit()

@@ -119,7 +119,7 @@ async def history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
     await race.expire(old.lease_id)
     granted(await race.acquire(race.b, "x", secret="new", owner="new"))
     await sweep_all(race.observer, 3600)
-    lost = await leases.lost(race.observer, old.lease_id or 0)
+    lost = await leases.find_ended(race.observer, old.lease_id or 0)
     assert lost is not None
     assert lost.superseded_by is not None
     assert '"new"' in lost.superseded_by
@@ -127,7 +127,7 @@ async def history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
         owner = await race.observer.fetchval("SELECT owner FROM fencepost.issued_to($1)", token)
         assert owner == "old", f"token {token}: {owner}"
     await sweep_all(race.observer, 0)
-    assert await leases.lost(race.observer, old.lease_id or 0) is None
+    assert await leases.find_ended(race.observer, old.lease_id or 0) is None
 
 
 SWEEP_SCENARIOS: tuple[LeaseScenario, ...] = (

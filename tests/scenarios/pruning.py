@@ -8,7 +8,7 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.upkeep import generations, pruning
 from fencepost.storage.upkeep.pruning import Batch, Horizon
@@ -27,7 +27,7 @@ async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
 
 async def released(connection: Connection, race: Race, name: str) -> None:
     lease_id = await race.observer.fetchval("SELECT max(lease_id) FROM fencepost.leases WHERE names = $1", [name])
-    assert await connection.fetchval("SELECT fencepost.release($1, $2, NULL)", lease_id, hashed(name)) is not None
+    assert await connection.fetchval("SELECT fencepost.release($1, $2, NULL)", lease_id, hash_secret(name)) is not None
 
 
 async def absent(race: Race, key: str, token: int) -> None:

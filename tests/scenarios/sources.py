@@ -32,7 +32,7 @@ async def open_source_race(connect: Connect, dsn: str, rule: Rule) -> Race:
 
 async def issue(connection: Connection, token: int) -> None:
     """Let the source have issued this token and all below."""
-    await sources.verified(connection, SOURCE, token)
+    await sources.record_verified(connection, SOURCE, token)
 
 
 async def bumped(connection: Connection) -> None:
@@ -170,7 +170,7 @@ async def a_new_generation_begins_above_the_old_one(race: Race) -> None:
     await bumped(race.observer)
     state = await sources.state(race.observer, SOURCE, "k")
     assert (state.generation, state.issued) == (1, FIRST)
-    [known] = await sources.known(race.observer)
+    [known] = await sources.list_known(race.observer)
     assert known.describe() == "generation 1, nothing issued yet"
     assert await sources.raise_source(race.observer, SOURCE, "above", (7 << 48) + 3) == 8
     await issue(race.observer, (7 << 48) + 9)

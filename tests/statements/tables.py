@@ -123,7 +123,7 @@ async def make(connection: Connection) -> None:
     """Make the tables, protected."""
     await connection.execute(SQL)
     await sources.register(connection, "etcd", "etcd", "source", verifies=True)
-    await sources.verified(connection, "etcd", FIRST_ISSUED)
+    await sources.record_verified(connection, "etcd", FIRST_ISSUED)
     await connection.execute(f"SELECT setval('fencepost.tokens', {FIRST_ISSUED})")
     for rows in TABLES:
         await protect(connection, rows.path, **rows.options)

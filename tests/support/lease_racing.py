@@ -15,7 +15,7 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, eventually, start
 from tests.support.racing import owner, racer
 
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, Lease, Wanted
 
@@ -61,7 +61,7 @@ def wanted(
     wait_ms: int = 0,
     keep_place: bool = False,
 ) -> Wanted:
-    return Wanted(names, hashed(secret), owner, ttl_ms, tokens, claims, wait_ms, keep_place)
+    return Wanted(names, hash_secret(secret), owner, ttl_ms, tokens, claims, wait_ms, keep_place)
 
 
 @dataclass
@@ -110,20 +110,20 @@ class LeaseRace:
         return got
 
     async def renew(self, connection: Connection, lease_id: int | None, secret: str) -> Lease | None:
-        return await leases.extend(connection, lease_id or 0, hashed(secret), ttl_ms=-1)
+        return await leases.extend(connection, lease_id or 0, hash_secret(secret), ttl_ms=-1)
 
     async def mint(self, connection: Connection, lease_id: int | None, secret: str, count: int = 1) -> Lease | None:
-        return await leases.extend(connection, lease_id or 0, hashed(secret), tokens=count)
+        return await leases.extend(connection, lease_id or 0, hash_secret(secret), tokens=count)
 
     async def release(self, connection: Connection, lease_id: int | None, secret: str) -> bool:
         """Release at another gateway than the waiters'. False: it is held by another."""
-        woken = await leases.release(connection, lease_id or 0, hashed(secret), ELSEWHERE)
+        woken = await leases.release(connection, lease_id or 0, hash_secret(secret), ELSEWHERE)
         assert not woken, f"waiters of another gateway: {woken}"
         return woken is not None
 
     async def release_here(self, connection: Connection, lease_id: int | None, secret: str) -> list[UUID] | None:
         """Release at the waiters' own gateway; returns whom it is to wake."""
-        return await leases.release(connection, lease_id or 0, hashed(secret), self.gateway)
+        return await leases.release(connection, lease_id or 0, hash_secret(secret), self.gateway)
 
     async def beat(self, *visits: UUID, left: tuple[UUID, ...] = ()) -> dict[UUID, int]:
         return dict(await leases.beat(self.observer, self.gateway, list(visits), list(left)))
@@ -179,7 +179,7 @@ class LeaseRace:
 
     async def tickets(self, secret: str) -> list[int]:
         rows = await self.observer.fetch(
-            "SELECT ticket FROM fencepost.waiters WHERE secret_hash = $1 ORDER BY name", hashed(secret)
+            "SELECT ticket FROM fencepost.waiters WHERE secret_hash = $1 ORDER BY name", hash_secret(secret)
         )
         return [row[0] for row in rows]
 

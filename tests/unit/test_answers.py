@@ -3,7 +3,7 @@
 import pytest
 
 from fencepost.gateway.core import Done
-from fencepost.http.responses.answers import fence_headers, kept, one
+from fencepost.http.responses.answers import fence_headers, keep_answer, one
 from fencepost.http.responses.raw import RawResponse
 
 
@@ -18,6 +18,6 @@ def test_a_scope_is_sent_as_it_is_but_for_what_a_header_cannot_carry(scope: str,
 def test_what_is_recorded_is_what_is_given() -> None:
     done = Done(['{"a":1}'], 7)
     response = RawResponse(200, [(b"x", b"y")], b"body")
-    record = kept(done, response)
+    record = keep_answer(done, response)
     assert one(done) is response
     assert (record.status, record.headers, record.body) == (200, (("x", "y"),), b"body")

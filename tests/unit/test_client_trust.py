@@ -28,7 +28,7 @@ async def test_once_it_has_ended_it_never_comes_back() -> None:
     assert trust.holds()
     await clock.advance(0.2)
     assert not trust.holds()
-    assert not trust.renewed(28.6)
+    assert not trust.record_renewal(28.6)
     assert not trust.holds()
     assert trust.remaining == 0.0
 
@@ -37,9 +37,9 @@ async def test_a_renewal_counts_from_its_start_and_an_older_one_takes_nothing_ba
     clock = ManualClock(0.0)
     trust = Trust(clock, Timings.of(30.0, 0.0), started=0.0)
     await clock.advance(20.0)
-    assert trust.renewed(15.0)
+    assert trust.record_renewal(15.0)
     assert trust.until == 45.0
-    assert trust.renewed(12.0)
+    assert trust.record_renewal(12.0)
     assert trust.until == 45.0
 
 
@@ -50,7 +50,7 @@ async def test_even_a_clock_that_goes_back_revives_nothing() -> None:
     assert not trust.holds()
     await clock.suspend(-20.0)
     assert not trust.holds()
-    assert not trust.renewed(9.0)
+    assert not trust.record_renewal(9.0)
 
 
 @pytest.mark.parametrize(("ttl", "margin"), [(30.0, 1.5), (0.1, 0.02), (3600.0, 180.0)])

@@ -9,7 +9,7 @@ from tests.client.manual_clock import ManualClock, settled
 
 from fencepost.locks.source import SourceUnavailableError
 from fencepost.locks.sourced.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sourced as source_leases
 
 
 class Stage:
@@ -23,7 +23,7 @@ class Stage:
         self.looks: list[float] = []
         self.troubles: list[str] = []
         self.hanging: set[str] = set()
-        monkeypatch.setattr(source_leases, "over", self._over)
+        monkeypatch.setattr(source_leases, "due_in", self._over)
         monkeypatch.setattr(source_leases, "end", self._end)
         self.keeper = HoldKeeper(
             self,  # type: ignore[arg-type]

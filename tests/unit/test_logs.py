@@ -31,7 +31,7 @@ def test_a_flood_of_refusals_is_counted_and_not_logged_one_by_one(logged: list[s
         log.on_event(refused("FP001"))
     log.on_event(refused("FP002"))
     assert len(logged) == MOST_REFUSALS
-    log.tell_withheld()
+    log.log_withheld()
     assert [(entry["code"], entry["count"]) for entry in logged[MOST_REFUSALS:]] == [("FP001", 20), ("FP002", 1)]
 
 
@@ -39,7 +39,7 @@ def test_after_that_refusals_are_logged_again(logged: list[structlog.typing.Even
     log = EventLog()
     for _ in range(MOST_REFUSALS + 1):
         log.on_event(refused("FP001"))
-    log.tell_withheld()
+    log.log_withheld()
     log.on_event(refused("FP001"))
-    log.tell_withheld()
+    log.log_withheld()
     assert [entry["event"] for entry in logged[MOST_REFUSALS:]] == ["refused, and not logged one by one", "refused"]

@@ -18,7 +18,7 @@ def origin(
 
 def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
     """Ask, hear the answer at once, and write if one may."""
-    watch.heard(answer, watch.met)
+    watch.compare_position(answer, watch.met)
     watch.accepts(answer)
     return watch.problem(answer)
 
@@ -44,17 +44,17 @@ def test_answers_that_arrive_in_another_order_than_they_were_given_in_are_no_cop
     seen(watch, origin(1000))
     early = watch.met  # a question is sent here, and read at 1500 by the server
     assert seen(watch, origin(2000)) is None
-    watch.heard(origin(1500), early)
+    watch.compare_position(origin(1500), early)
     assert watch.problem(origin(1500)) is None
-    watch.heard(origin(1500), None)  # sent before anything was met
+    watch.compare_position(origin(1500), None)  # sent before anything was met
     assert watch.problem(origin(1500)) is None
 
 
 def test_a_position_of_another_timeline_or_generation_is_not_compared() -> None:
     watch = Watch()
     seen(watch, origin(1000))
-    watch.heard(origin(10, location=replace(HERE, timeline=2)), watch.met)
-    watch.heard(origin(10, 2, "y"), watch.met)
+    watch.compare_position(origin(10, location=replace(HERE, timeline=2)), watch.met)
+    watch.compare_position(origin(10, 2, "y"), watch.met)
     assert watch.problem(origin(1000)) is None
 
 
@@ -92,7 +92,7 @@ def test_a_change_is_reported_once() -> None:
     told: list[OriginStatus] = []
     watch = Watch(told.append)
     for answer in (origin(5), origin(6), origin(5), origin(4)):
-        watch.heard(answer, watch.met)
+        watch.compare_position(answer, watch.met)
         watch.accepts(answer)
         watch.judge(answer)
     assert [standing.accepted for standing in told] == [True, False]

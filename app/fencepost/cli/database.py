@@ -44,10 +44,10 @@ def on_database(settings: Settings, work: Callable[[asyncpg.Connection], Awaitab
         finally:
             await connection.close()
 
-    return reporting(run)
+    return run_command(run)
 
 
-def reporting(run: Callable[[], Awaitable[T]]) -> T:
+def run_command(run: Callable[[], Awaitable[T]]) -> T:
     """Run to the end, turning what can go wrong with a database into one line."""
 
     async def main() -> T:

@@ -13,7 +13,7 @@ from fencepost.storage.inspecting.overview import Finding
 from fencepost.storage.leases import sources
 
 
-def configured_sources(settings: Settings) -> list[Configured]:
+def read_configured_sources(settings: Settings) -> list[Configured]:
     """Read FENCEPOST_SOURCES. Raises ClickException."""
     try:
         return read_sources(settings)
@@ -27,7 +27,7 @@ async def examine_sources(connection: asyncpg.Connection, configured: Sequence[C
     """
     here = {each.name: each for each in configured}
     findings, asked = [], []
-    for known in await sources.known(connection):
+    for known in await sources.list_known(connection):
         subject = f"source {known.name}"
         if known.frozen is not None:
             mend = f"fencepost source bump {known.name} --reason …"

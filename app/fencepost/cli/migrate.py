@@ -3,7 +3,7 @@
 import asyncpg
 import click
 
-from fencepost.cli.database import database_url, on_database, reporting
+from fencepost.cli.database import database_url, on_database, run_command
 from fencepost.cli.options import settings_options
 from fencepost.settings import Settings
 from fencepost.storage.protecting import partitions
@@ -71,7 +71,7 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
         click.echo(migration.upgrade_sql(owner) + script)
         return
     url = database_url(settings)
-    reporting(lambda: migration.upgrade(url, owner=owner))
+    run_command(lambda: migration.upgrade(url, owner=owner))
 
     async def grant_all(connection: asyncpg.Connection) -> bool:
         async with connection.transaction():

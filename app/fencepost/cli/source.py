@@ -24,7 +24,7 @@ def source(context: click.Context, settings: Settings) -> None:
     context.obj = settings
     if context.invoked_subcommand is not None:
         return
-    known = on_database(settings, sources.known)
+    known = on_database(settings, sources.list_known)
     for each in known:
         tables = ", ".join(each.tables) or "no table"
         click.echo(f"{each.name} ({each.kind}): {each.describe()}; {tables}")

@@ -7,7 +7,7 @@ import asyncpg
 import click
 
 from fencepost.cli.database import database_url, on_database
-from fencepost.cli.doctor_sources import configured_sources, examine_sources
+from fencepost.cli.doctor_sources import examine_sources, read_configured_sources
 from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.settings import Settings
@@ -73,10 +73,10 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
         await inspect.protected_tables(connection),
         await inspect.unprotected_tables(connection),
         await leases.lock_states(connection, None, None, _MOST_LOCKS),
-        await pruning.counted(connection),
+        await pruning.count_marks(connection),
         await pruning.raised_floors(connection),
         await inspect_glass.newest_uses(connection, _MOST_USES),
-        await sources.known(connection),
+        await sources.list_known(connection),
     )
 
 
@@ -190,7 +190,7 @@ def doctor(settings: Settings) -> None:
     """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
     when there is an error.
     """
-    configured = configured_sources(settings)
+    configured = read_configured_sources(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspect.examine_server(connection)

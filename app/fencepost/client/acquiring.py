@@ -18,7 +18,7 @@ from fencepost.client.answers import GrantAnswer
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LockHeld
 from fencepost.client.exchange import Call, Exchange
-from fencepost.client.retry import retrying
+from fencepost.client.retry import run_with_retry
 
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
@@ -84,7 +84,7 @@ async def acquire(exchange: Exchange, wish: Wish) -> GrantAnswer:
     while True:
         started, wait = clock.now(), left()
         try:
-            return await retrying(exchange.retry, clock, attempt)
+            return await run_with_retry(exchange.retry, clock, attempt)
         except LockHeld as held:
             if wait <= WAIT_SLICE or not left():
                 raise

@@ -93,7 +93,7 @@ def delete_where(table: str, filters: Filters, token: int) -> Call:
     return _write("DELETE", collection_path(table), token, None, params=_some(filters))
 
 
-def checked_token(token: int) -> int:
+def check_token(token: int) -> int:
     """Return the token if it can be one (R11)."""
     if isinstance(token, bool) or not isinstance(token, int):
         raise TypeError(f"token {token!r}: a token is an int")

@@ -46,7 +46,7 @@ class Campaign(Lock):
             raise TypeError(f"a campaign ended with {term!r}")
         return term
 
-    def _made(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
+    def _make_lease(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
         return Term(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
 
 

@@ -17,7 +17,7 @@ from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable, error
 from fencepost.client.idempotency import KEY_HEADER, key_header
 from fencepost.client.jsontext import dumps, loads
 from fencepost.client.problem import Problem
-from fencepost.client.retry import Retry, retrying
+from fencepost.client.retry import Retry, run_with_retry
 
 Pairs: TypeAlias = Sequence[tuple[str, str]]
 
@@ -79,7 +79,7 @@ def foreign_errors(call: Call) -> Iterator[None]:
     except _NEVER_BUILT as error:
         raise Unavailable(f"{_shown(call)} could not be built: {_reason(error)}", may_repeat=False) from error
     except (httpx.HTTPError, httpx.StreamError) as error:
-        raise _unanswered(call, _reason(error)) from error
+        raise _no_answer(call, _reason(error)) from error
 
 
 class Exchange:
@@ -104,7 +104,7 @@ class Exchange:
 
         def connections(limits: httpx.Limits) -> httpx.AsyncClient:
             return httpx.AsyncClient(
-                base_url=_checked(url),
+                base_url=_check_url(url),
                 headers=headers,
                 timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
                 limits=limits,
@@ -190,7 +190,7 @@ class Exchange:
 
     async def repeat(self, call: Call) -> Answer:
         """Send a request, again if that can help and the client's `retry` allows it."""
-        return await retrying(self.retry, self.clock, lambda: self.once(call), once=call.once)
+        return await run_with_retry(self.retry, self.clock, lambda: self.once(call), once=call.once)
 
     def _body(self, call: Call, response: httpx.Response) -> object:
         if response.content == _NOTHING_READ:
@@ -198,7 +198,7 @@ class Exchange:
         try:
             return loads(response.content, decimals=self._decimals)
         except ValueError as error:
-            raise _unanswered(call, f"the answer {response.status_code} is not JSON") from error
+            raise _no_answer(call, f"the answer {response.status_code} is not JSON") from error
 
 
 def _problem(response: httpx.Response) -> Problem:
@@ -216,7 +216,7 @@ def _problem(response: httpx.Response) -> Problem:
     )
 
 
-def _unanswered(call: Call, reason: str) -> ApiError:
+def _no_answer(call: Call, reason: str) -> ApiError:
     if call.writes:
         return OutcomeUnknown(
             f"{_shown(call)} was sent, and its answer is not known: {reason}. It may have landed, or may still",
@@ -234,7 +234,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _checked(url: str) -> httpx.URL:
+def _check_url(url: str) -> httpx.URL:
     """Read the gateway's URL; ValueError if it is none."""
     try:
         read = httpx.URL(url)

@@ -14,7 +14,7 @@ _NOT_IN_PATHS = ("", ".", "..")
 def resource_of(table: str, key: Key) -> str:
     """Return the name of a row, `orders/order-1`: what its lock is called, and what is claimed."""
     values = key if isinstance(key, tuple) else (key,)
-    return f"{quote(table, safe='')}/{','.join(_encoded(value) for value in values)}"
+    return f"{quote(table, safe='')}/{','.join(_encode(value) for value in values)}"
 
 
 def collection_path(table: str) -> str:
@@ -42,7 +42,7 @@ def canonical(resource: str) -> str:
     return resource_of(unquote(table), tuple(unquote(value) for value in key.split(",")))
 
 
-def _encoded(value: Scalar) -> str:
+def _encode(value: Scalar) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise TypeError(f"key value {value!r}: a key is made of str, int or UUID")
     return quote(str(value), safe="")

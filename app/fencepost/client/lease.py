@@ -13,7 +13,7 @@ from fencepost.client.errors import ApiError, LeaseLost, LossReason
 from fencepost.client.exchange import Answer, Call, Exchange
 from fencepost.client.idempotency import new_key
 from fencepost.client.keys import canonical
-from fencepost.client.retry import retrying
+from fencepost.client.retry import run_with_retry
 from fencepost.client.tokens import TokenPool
 from fencepost.client.trust import Timings, Trust
 from fencepost.client.turns import OperationTurns
@@ -136,7 +136,7 @@ class Lease:
             self.check()
             return await self._exchange.once(call)
 
-        return await retrying(self._exchange.retry, self._exchange.clock, attempt, once=call.once)
+        return await run_with_retry(self._exchange.retry, self._exchange.clock, attempt, once=call.once)
 
     async def release(self) -> None:
         """Give the lock back. Errors are logged, not raised: a release that is not delivered is left to the TTL.
@@ -171,7 +171,7 @@ class Lease:
         except LeaseLost as gone:
             self.end("gone", gone.problem)
             raise
-        return self._trust.renewed(started)
+        return self._trust.record_renewal(started)
 
     def end(self, reason: LossReason, problem: "Problem | None" = None) -> None:
         """End trust for good, and tell those who wait for it. Only the first reason counts."""

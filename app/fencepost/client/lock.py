@@ -70,7 +70,7 @@ class Lock:
         if self._used:
             raise RuntimeError("each lock() is entered once: call lock() again")
         self._used = True
-        self._lease = lease = await self._granted()
+        self._lease = lease = await self._acquire()
         if self._cancel_on_loss:
             self._body = asyncio.current_task()
             self._cancelling = self._body.cancelling() if self._body else 0
@@ -93,7 +93,7 @@ class Lock:
             lost = await lease.lost
             raise LeaseLost(str(lost), lost.problem, reason=lost.reason) from error
 
-    async def _granted(self) -> Lease:
+    async def _acquire(self) -> Lease:
         """Acquire. Whatever may have been granted when that fails is given back."""
         try:
             granted = await acquire(self._exchange, self._wish)
@@ -112,9 +112,9 @@ class Lock:
         now = self._exchange.clock.now()
         timings = Timings.of(granted.ttl, self._margin)
         if not granted.repeated and now < granted.started + granted.ttl - timings.renew_after:
-            return self._made(granted, timings, granted.started)
+            return self._make_lease(granted, timings, granted.started)
         # The lease is not handed out with this trust: it only bounds how long the renewal may take.
-        lease = self._made(granted, timings, now)
+        lease = self._make_lease(granted, timings, now)
         if not await renew_in_time(lease, self._exchange.clock):
             raise LeaseLost(
                 f"{lease!r} was granted and lost again before it could be used: a ttl of {granted.ttl} s is too short "
@@ -123,7 +123,7 @@ class Lock:
             )
         return lease
 
-    def _made(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
+    def _make_lease(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
         return Lease(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
 
     async def _watch(self, lease: Lease) -> None:

@@ -44,7 +44,7 @@ class Problem:
     def superseded_by(self) -> Superseded | None:
         """Who came after the caller."""
         found = self.members.get("superseded_by")
-        return _superseded(found) if isinstance(found, Mapping) else None
+        return _read_superseded(found) if isinstance(found, Mapping) else None
 
     def text(self, name: str) -> str | None:
         """Return a member that is a string, or None."""
@@ -73,7 +73,7 @@ def as_time(found: object) -> datetime | None:
         return None
 
 
-def _superseded(found: Mapping[str, Any]) -> Superseded:
+def _read_superseded(found: Mapping[str, Any]) -> Superseded:
     def text(name: str) -> str | None:
         return found[name] if isinstance(found.get(name), str) else None
 

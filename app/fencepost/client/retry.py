@@ -49,7 +49,7 @@ class Retry:
 DEFAULT_RETRY: Final = Retry()
 
 
-async def retrying(policy: Retry, clock: Clock, attempt: Callable[[], Awaitable[T]], *, once: bool = False) -> T:
+async def run_with_retry(policy: Retry, clock: Clock, attempt: Callable[[], Awaitable[T]], *, once: bool = False) -> T:
     """Run `attempt` until it succeeds, cannot be repeated, or has been run often enough; then its error is raised.
 
     `once`: doing it twice is not doing it once, so an unknown outcome ends it. When one attempt's outcome is unknown

@@ -40,8 +40,8 @@ class SyncCampaign(SyncLock):
             raise TypeError(f"a campaign ended with {term!r}")
         return term
 
-    def _made(self, lease: Lease) -> SyncLease:
-        return SyncTerm(lease, self._loop) if isinstance(lease, Term) else super()._made(lease)
+    def _make_lease(self, lease: Lease) -> SyncLease:
+        return SyncTerm(lease, self._loop) if isinstance(lease, Term) else super()._make_lease(lease)
 
 
 class SyncElections:

@@ -198,13 +198,13 @@ class SyncLock:
                 await self._lock.__aexit__(None, None, None)
 
         try:
-            return self._made(self._loop.run(enter))
+            return self._make_lease(self._loop.run(enter))
         except BaseException:
             # Ctrl-C may come when the lock is ours already: nobody would leave it then.
             self._loop.run(leave_if_entered)
             raise
 
-    def _made(self, lease: Lease) -> SyncLease:
+    def _make_lease(self, lease: Lease) -> SyncLease:
         return SyncLease(lease, self._loop)
 
     def __exit__(

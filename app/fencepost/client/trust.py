@@ -84,7 +84,7 @@ class Trust:
             self._ended = True
         return not self._ended
 
-    def renewed(self, started: float) -> bool:
+    def record_renewal(self, started: float) -> bool:
         """Count from `started`, when a renewal that succeeded was sent. False: it came too late, trust has ended."""
         if not self.holds():
             return False

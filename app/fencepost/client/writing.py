@@ -46,5 +46,5 @@ class Writer:
                 self._unscoped.discard(table)
             return answer
         if lease is None and token is not None:
-            return await self._exchange.repeat(call(calls.checked_token(token)).under(key))
+            return await self._exchange.repeat(call(calls.check_token(token)).under(key))
         raise TypeError("a write takes exactly one of lease= and token=")

@@ -48,11 +48,11 @@ class _Watch:
                 found = Problem(
                     DATABASE_UNAVAILABLE, f"PostgreSQL did not say within {LOOK_WITHIN:g} s who leads.", retry_after=1
                 )
-            self._tell(found)
+            self._notify(found)
             if not isinstance(found, Problem):
                 await asyncio.sleep(EVERY)
 
-    def _tell(self, found: Election | Problem) -> None:
+    def _notify(self, found: Election | Problem) -> None:
         before, self.state = self.state, found
         if isinstance(before, Election) and isinstance(found, Election) and before.led_by == found.led_by:
             return
@@ -81,7 +81,7 @@ class Subscription:
             limit = None if within == math.inf else within
             await asyncio.wait(waited_for, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if self._stopping.done():
-            return _stopping()
+            return _stopping_problem()
         if watch.version == self._seen:
             if watch.task.done():
                 watch.task.result()  # raises what it failed with
@@ -116,7 +116,7 @@ class Watches:
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_future()
         if self._stopped or self._count >= self._most:
-            yield Subscription(_stopping() if self._stopped else self._too_many(), self._stopping)
+            yield Subscription(_stopping_problem() if self._stopped else self._too_many(), self._stopping)
             return
         watch = self._watches.get(key)
         if watch is None or watch.task.done():
@@ -144,5 +144,5 @@ class Watches:
             self._stopping.set_result(None)
 
 
-def _stopping() -> Problem:
+def _stopping_problem() -> Problem:
     return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=RETRY_AFTER)

@@ -90,14 +90,14 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
                 current_token=mark,
             )
         case Unissued():
-            return _unissued(verdict)
+            return _unissued_problem(verdict)
         case Beyond():
-            return _beyond(verdict)
+            return _beyond_ceiling(verdict)
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
 
 
-def _beyond(verdict: Beyond) -> Problem:
+def _beyond_ceiling(verdict: Beyond) -> Problem:
     """Tell that a token is above the ceiling of an external table (R12)."""
     resource, presented, highest, jump = verdict.resource, verdict.presented, verdict.highest, verdict.max_jump
     if jump is None:
@@ -117,7 +117,7 @@ def _beyond(verdict: Beyond) -> Problem:
     )
 
 
-def _unissued(verdict: Unissued) -> Problem:
+def _unissued_problem(verdict: Unissued) -> Problem:
     """Tell that a token's source does not know it: not yet, or not in this generation (R12)."""
     resource, presented, issued, source = verdict.resource, verdict.presented, verdict.issued, verdict.source
     kind = UNISSUED_TOKEN

@@ -110,11 +110,15 @@ async def on_table(
     outcome, doubt = await _attempt(table, name, use)
     try:
         if doubt is not None and await gateway.catalog.has_changed(name, table):
-            table = find(await gateway.catalog.begun_after(arrived), name)
+            table = find(await gateway.catalog.loaded_after(arrived), name)
             outcome, doubt = await _attempt(table, name, use)
         if doubt in ("session", "dropped"):  # all sessions are new by now; what has the function's name now is found
             outcome, _ = await _attempt(table, name, use)
-        if isinstance(outcome, Problem) and outcome.type is UNISSUED_TOKEN and await _verified(gateway, table, outcome):
+        if (
+            isinstance(outcome, Problem)
+            and outcome.type is UNISSUED_TOKEN
+            and await _source_has_issued(gateway, table, outcome)
+        ):
             outcome, _ = await _attempt(table, name, use)
     except UnavailableError as error:
         outcome = unavailable(error)
@@ -130,7 +134,7 @@ async def on_table(
     return outcome
 
 
-async def _verified(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
+async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
     """Whether the table's source says that it has issued the token after all (`protect --verify`)."""
     fence = table.fence if table is not None else None
     if fence is None or not fence.verify or refused.presented_token is None:
@@ -152,7 +156,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
     except RefusedError as error:
         if error.sqlstate == SUPPRESSED and table.row_security:
             return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
-        return problem_of_refused(error, table), _doubt(error)
+        return problem_of_refused(error, table), _doubt_of(error)
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the write landed: {error}"
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
@@ -161,7 +165,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
     return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE else None
 
 
-def _doubt(error: RefusedError) -> Doubt:
+def _doubt_of(error: RefusedError) -> Doubt:
     if error.of_an_old_plan:
         return "session"
     if error.of_a_dropped_object:

@@ -49,7 +49,7 @@ _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
 SUPPRESSED: Final = "FP403"
 UNISSUED: Final = "FP018"
 
-_TOLD: Final[dict[str, frozenset[str]]] = {
+_DETAIL_MEMBERS: Final[dict[str, frozenset[str]]] = {
     "FP400": frozenset(),
     "FP409": frozenset({"presented", "mark"}),
     "FP428": frozenset(),
@@ -66,9 +66,9 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
     """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
     request's own.
     """
-    if error.sqlstate in _TOLD and (told := _told(error)) is not None:
+    if error.sqlstate in _DETAIL_MEMBERS and (told := _read_detail(error)) is not None:
         if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, told.get("resource")):
-            return _moved(error, table, told["resource"])
+            return _moved_problem(error, table, told["resource"])
         return _of_trigger(error, told)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
@@ -92,13 +92,13 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
     )
 
 
-def _told(error: RefusedError) -> dict[str, str] | None:
+def _read_detail(error: RefusedError) -> dict[str, str] | None:
     """Read what our functions say in DETAIL; None: it was somebody else who raised this SQLSTATE."""
     try:
         told = json.loads(error.detail or "{}")
     except ValueError:
         return None
-    return told if isinstance(told, dict) and _TOLD[error.sqlstate] <= told.keys() else None
+    return told if isinstance(told, dict) and _DETAIL_MEMBERS[error.sqlstate] <= told.keys() else None
 
 
 def _is_moved(error: RefusedError, table: Table, resource: str | None) -> bool:
@@ -112,7 +112,7 @@ def _is_moved(error: RefusedError, table: Table, resource: str | None) -> bool:
     return _OUR_TRIGGER.search(outermost) is not None
 
 
-def _moved(error: RefusedError, table: Table, resource: str) -> Problem:
+def _moved_problem(error: RefusedError, table: Table, resource: str) -> Problem:
     # The gateway enters the scopes that the request names, and no other: who holds one need not hold the other.
     return Problem(
         DATABASE_REFUSED,

@@ -41,7 +41,7 @@ async def naming_the_holder(database: Database, emit: Emit, table: Table | None,
         # the caller to try again, with a token that can never be accepted.
         emit(HolderUnknown(fence.name, str(error) or f"no answer within {WITHIN:g} s"))
         return refused
-    return refused if found is None else _told(refused, found)
+    return refused if found is None else _add_holder(refused, found)
 
 
 async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
@@ -50,7 +50,7 @@ async def holder_of(connection: Connection, token: int, source: str) -> Issued |
         return await issued_to(connection, token, source)
 
 
-def _told(refused: Problem, by: Issued) -> Problem:
+def _add_holder(refused: Problem, by: Issued) -> Problem:
     extra = {**refused.extra, "superseded_by": by.body()}
     if refused.type is SPENT_TOKEN:  # it is the caller's own, or a copy of it
         return replace(refused, extra=extra)

@@ -70,7 +70,7 @@ class Edge:
             await self._app(inner, receive, send_with_id)
         except asyncio.CancelledError:  # the time for stopping is up
             if not status:
-                await problem_response(_stopped(scope["method"]))(scope, receive, send_with_id)
+                await problem_response(_stopping_problem(scope["method"]))(scope, receive, send_with_id)
             raise
         except ClientDisconnect:
             status = HUNG_UP  # while it was sending; nobody is left to hear an answer
@@ -83,16 +83,16 @@ class Edge:
             )
             await problem_response(problem)(scope, receive, send_with_id)
         finally:
-            self._finished(scope, status, time.perf_counter() - started)
+            self._on_finish(scope, status, time.perf_counter() - started)
 
-    def _finished(self, scope: Scope, status: int, seconds: float) -> None:
+    def _on_finish(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._done(method, _route(scope), status, seconds)
         if self._access_log:
             log.info("request", method=method, path=scope["path"], status=status, ms=round(seconds * 1000, 2))
 
 
-def _stopped(method: str) -> Problem:
+def _stopping_problem(method: str) -> Problem:
     """Say what is known of a request that the gateway, stopping, works on no longer."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=1)

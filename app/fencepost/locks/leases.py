@@ -71,7 +71,7 @@ class Leases(Protocol):
         """Look at a live lease; None: it is lost, or unknown."""
         ...
 
-    async def lost(self, lease_id: int) -> LostLease | None:
+    async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
         ...
 

@@ -74,7 +74,7 @@ class EventLog:
     """Logs events. A refusal is news (somebody's lock was lost), an acceptance is not.
 
     A client that tries again and again must not fill the disk, nor take the time of others: MOST_REFUSALS are logged
-    one by one between two calls of `tell_withheld`, and it counts the rest.
+    one by one between two calls of `log_withheld`, and it counts the rest.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class EventLog:
                 return
         _log(level, event)
 
-    def tell_withheld(self) -> None:
+    def log_withheld(self) -> None:
         """Say how many refusals were not logged since the last call."""
         withheld, self._withheld, self._refusals = self._withheld, Counter(), 0
         for (table, verb, code), count in withheld.items():

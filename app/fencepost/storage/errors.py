@@ -144,15 +144,15 @@ def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> Storage
     return RefusedError(error)
 
 
-_OURS_TO_SAY: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_LOCAL_ERRORS: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What is raised on this side of the connection, and says nothing of how the statement ended."""
 
 
 def interrupted(error: BaseException) -> bool:
     """Whether a statement may still be under way on the connection that this was met on."""
     if isinstance(error, UnavailableError):
-        return isinstance(error.__cause__, _OURS_TO_SAY)
-    return not isinstance(error, Exception) or isinstance(error, (OutcomeUnknownError, *_OURS_TO_SAY))
+        return isinstance(error.__cause__, _LOCAL_ERRORS)
+    return not isinstance(error, Exception) or isinstance(error, (OutcomeUnknownError, *_LOCAL_ERRORS))
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def translated(*, writing: bool) -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _map_server_error(error, writing=writing) from error
-    except _OURS_TO_SAY as error:
+    except _LOCAL_ERRORS as error:
         reason = str(error) or type(error).__name__
         if writing:
             raise OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}") from error

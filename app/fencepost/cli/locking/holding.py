@@ -24,7 +24,7 @@ from fencepost.client import ApiError, Client, Lease, LeaseLost, Lock, LockHeld,
 from fencepost.client.trust import Timings
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
-_TELL_AFTER: Final = 0.5  # seconds of waiting
+_SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
 _LOGGER: Final = logging.getLogger("fencepost.client")
 _CLOCK: Final = SystemClock()
 _PATIENT: Final = Retry(attempts=1_000_000_000)
@@ -63,7 +63,7 @@ class Job:
         """Tell which command does this."""
         return "fencepost lock" if self.election is None else "fencepost elect"
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Tell the user. Whoever closed our stderr does not want to know."""
         with contextlib.suppress(OSError):
             click.echo(f"{self.program}: {text}", err=True)
@@ -103,13 +103,13 @@ def run_and_exit(job: Job) -> None:
 async def run_under_lock(job: Job) -> Outcome:
     """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
     relay = Relay()
-    with relay.listening(), _client_log(job):
+    with relay.handle_signals(), _client_log(job):
         try:
             if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
                 async with Client(job.url) as client:
                     await client.leader(job.election, source=job.source)
-            while (outcome := await _hold(job, relay)).lost and job.again and relay.waits_again():
-                job.say(f"campaigning again for {job.election}")
+            while (outcome := await _hold(job, relay)).lost and job.again and relay.command_ended():
+                job.print_line(f"campaigning again for {job.election}")
         except asyncio.CancelledError:
             if relay.stopped_by is None:
                 raise
@@ -117,7 +117,7 @@ async def run_under_lock(job: Job) -> Outcome:
         except ApiError as error:
             code = exit_codes.of_error(error, held=job.held_code, lost=job.lost_code)
             if code != 0 or job.verbose:
-                job.say(_told(error, job))
+                job.print_line(_describe_error(error, job))
             return Outcome(code)
         else:
             return outcome
@@ -131,7 +131,7 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     async with client:
-        telling = asyncio.create_task(_tell_who_holds(client, job))
+        telling = asyncio.create_task(_show_holder(client, job))
         try:
             async with lock as lease:
                 telling.cancel()
@@ -139,7 +139,7 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
         except LeaseLost as lost:  # before the command was started
             if not job.again:
                 raise
-            job.say(_told(lost, job))
+            job.print_line(_describe_error(lost, job))
             return Outcome(job.lost_code, lost=True)
         finally:
             telling.cancel()
@@ -157,12 +157,12 @@ def _lock(client: Client, job: Job) -> Lock:
 async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     token = await lease.next_token()
     if job.verbose:
-        job.say(f"acquired {job.shown}: lease {lease.id}, token {token}")
+        job.print_line(f"acquired {job.shown}: lease {lease.id}, token {token}")
         lease.check()  # whoever reads our stderr may be slow
     try:
         child = relay.start(job.command, _environment(job, lease, token), may_go_on=lambda: lease.trusted)
     except OSError as error:
-        job.say(f"cannot run {job.command[0]}: {error.strerror}")
+        job.print_line(f"cannot run {job.command[0]}: {error.strerror}")
         return Outcome(exit_codes.NOT_FOUND if isinstance(error, FileNotFoundError) else exit_codes.NOT_EXECUTABLE)
     await _ended_or_lost(child, lease)
     try:
@@ -174,7 +174,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
         # Releasing it will probably fail too, and adds nothing to what we have to say.
         _LOGGER.setLevel(logging.ERROR)
         could_not = f"; could not end process {', '.join(map(str, left))}" if left else ""
-        job.say(f"lost {job.shown}, the command was ended: {_told(lost, job)}{could_not}")
+        job.print_line(f"lost {job.shown}, the command was ended: {_describe_error(lost, job)}{could_not}")
         if not left:
             child.exit_code()  # which is ours, and nobody's: it is only taken from the kernel
         return Outcome(job.lost_code, lost=not left)
@@ -212,20 +212,20 @@ def _environment(job: Job, lease: Lease, token: int) -> dict[str, str]:
     }
 
 
-async def _tell_who_holds(client: Client, job: Job) -> None:
+async def _show_holder(client: Client, job: Job) -> None:
     if not job.verbose:
         return
-    await asyncio.sleep(_TELL_AFTER)
+    await asyncio.sleep(_SHOW_HOLDER_AFTER)
     try:
         for name in job.names:
             for state in await client.locks(name, source=job.source):
                 held = f"held by {state.owner} since {_time(state.granted_at)}" if state.held else "free"
-                job.say(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
+                job.print_line(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
     except ApiError as error:
-        job.say(f"waiting for {job.shown}: {error}")
+        job.print_line(f"waiting for {job.shown}: {error}")
 
 
-def _told(error: ApiError, job: Job) -> str:
+def _describe_error(error: ApiError, job: Job) -> str:
     match error:
         case LockHeld(holder=str(holder)):
             until = _time(error.held_until)

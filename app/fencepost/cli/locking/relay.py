@@ -52,14 +52,14 @@ class Relay:
         return self._terminal.exists
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Handle signals until the block ends. One that ends the wait cancels the current task."""
         loop = asyncio.get_running_loop()
         waiting = asyncio.current_task(loop)
         assert waiting is not None  # noqa: S101 - for the type
-        self._terminal = Terminal.controlling()
+        self._terminal = Terminal.open_controlling()
         for number in _PASSED:
-            self._handle(number, functools.partial(self._received, number, waiting))
+            self._handle(number, functools.partial(self._on_signal, number, waiting))
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         try:
             yield
@@ -76,10 +76,10 @@ class Relay:
         """
         self._may_go_on = may_go_on
         self._handle(signal.SIGTSTP, self._pass_stop)
-        self._child = Child.start(command, environment, handled=self._handled, on_stop=self._stopped)
+        self._child = Child.start(command, environment, handled=self._handled, on_stop=self._on_command_stopped)
         return self._child
 
-    def waits_again(self) -> bool:
+    def command_ended(self) -> bool:
         """The command has ended, and signals are about our wait again. False: we were asked to end meanwhile."""
         self._child = None
         if signal.SIGTSTP in self._handled:
@@ -98,7 +98,7 @@ class Relay:
             if number not in self._handled:
                 self._handled.append(number)
 
-    def _received(self, number: signal.Signals, waiting: asyncio.Task[object]) -> None:
+    def _on_signal(self, number: signal.Signals, waiting: asyncio.Task[object]) -> None:
         if self._child is None:
             if number in _ENDING and self.stopped_by is None:
                 self.stopped_by = number
@@ -117,7 +117,7 @@ class Relay:
         if self._child is not None:
             self._child.look()
 
-    def _stopped(self, number: int) -> None:
+    def _on_command_stopped(self, number: int) -> None:
         """The command was stopped: lend it what it needs, or stop as it did."""
         child = self._child
         if child is None or number not in _STOPPING or not self._terminal.exists:

@@ -19,7 +19,7 @@ class Terminal:
         self._lent = False
 
     @classmethod
-    def controlling(cls) -> Self:
+    def open_controlling(cls) -> Self:
         """Open it."""
         try:
             return cls(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))

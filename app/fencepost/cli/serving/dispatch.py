@@ -55,7 +55,7 @@ class WorkerChannel:
     handed: int = 0
     taken: int = 0
     open: int = 0
-    heard_at: float = 0.0
+    reported_at: float = 0.0
     clogged: bool = False
 
     @property
@@ -130,11 +130,11 @@ class Dispatcher(threading.Thread):
             lane = self._new.get()
 
             def hear(lane: WorkerChannel = lane) -> None:
-                self._hear(lane)
+                self._read_reports(lane)
 
             self._selector.register(lane.channel, selectors.EVENT_READ, hear)
 
-    def _hear(self, lane: WorkerChannel) -> None:
+    def _read_reports(self, lane: WorkerChannel) -> None:
         """Read a worker's reports, of which the last one counts, or learn that it takes no more."""
         try:
             said = lane.channel.recv(256 * REPORT.size)
@@ -146,7 +146,7 @@ class Dispatcher(threading.Thread):
         if lane not in self._lanes:
             self._lanes.append(lane)
         lane.taken, lane.open = REPORT.unpack(said[-REPORT.size :])
-        lane.heard_at, lane.clogged = self._clock(), False
+        lane.reported_at, lane.clogged = self._clock(), False
         if self._in_hand is not None:
             connection, self._in_hand = self._in_hand, None
             self._hand(connection)
@@ -185,7 +185,7 @@ class Dispatcher(threading.Thread):
         """Choose the lane for the next connection."""
         now = self._clock()
         free = [lane for lane in self._lanes if not lane.full and self._in_hand is None]
-        return min(free, key=lambda lane: (now - lane.heard_at > SILENT_AFTER, lane.load), default=None)
+        return min(free, key=lambda lane: (now - lane.reported_at > SILENT_AFTER, lane.load), default=None)
 
     def _hand(self, connection: socket.socket) -> None:
         """Hand a connection to the worker with the fewest; keep it in hand when none can take it."""

@@ -129,7 +129,7 @@ async def _claim_scopes(
                 found = await scope_marks(connection, scoped.scope, [name])
             done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
         elif refused := await scoped.enter(connection, [name]):
-            await _overtaken_or_refused(connection, scoped.refused(refused[0]), scoped.table.fence.name, token, source)
+            await _roll_back(connection, scoped.refused(refused[0]), scoped.table.fence.name, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
     return done
@@ -141,12 +141,10 @@ async def _claim(
     outcome = await claim_on(connection, table, key, token)
     if isinstance(outcome, Done):
         return outcome
-    return await _overtaken_or_refused(connection, outcome, table.name, token, source)
+    return await _roll_back(connection, outcome, table.name, token, source)
 
 
-async def _overtaken_or_refused(
-    connection: Connection, outcome: Problem, name: str, token: Token, source: str
-) -> NoReturn:
+async def _roll_back(connection: Connection, outcome: Problem, name: str, token: Token, source: str) -> NoReturn:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise RefusedClaim(outcome)

@@ -69,7 +69,7 @@ class Granted:
         return LeaseId(self.source, self.lease.lease_id)
 
 
-def hashed(secret: str) -> bytes:
+def hash_secret(secret: str) -> bytes:
     """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching."""
     return hashlib.sha256(secret.encode()).digest()
 
@@ -80,7 +80,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
     outcome, doubtful = await _attempt(gateway, request, gone)
     if doubtful:
         try:
-            await gateway.catalog.begun_after(arrived)
+            await gateway.catalog.loaded_after(arrived)
         except UnavailableError as error:
             outcome = _problem_of(error, request)
         else:
@@ -109,7 +109,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
         locks = gateway.locks_of(request.source)
         try:
             if locks is not None:
-                await locks.release(lease.lease_id, hashed(request.secret))
+                await locks.release(lease.lease_id, hash_secret(request.secret))
         except (StorageError, SourceError) as error:
             return _problem_of(error, request)  # which nobody reads; the lease's time will run out
     return outcome
@@ -129,7 +129,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in
         return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
     wanted = Wanted(
         request.locks,
-        hashed(request.secret),
+        hash_secret(request.secret),
         request.owner,
         request.ttl_ms,
         request.tokens,
@@ -154,10 +154,10 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in
         return _problem_of(error, request), False
     except StorageError as error:
         return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
-    return _granted_or_held(attempted, request), False
+    return _grant_or_problem(attempted, request), False
 
 
-def _granted_or_held(attempted: Attempted, request: Acquire) -> Granted | Problem:
+def _grant_or_problem(attempted: Attempted, request: Acquire) -> Granted | Problem:
     acquired = attempted.acquired
     match acquired.verdict:
         case "repeated" if request.owner_given and acquired.owner != request.owner:
@@ -167,7 +167,7 @@ def _granted_or_held(attempted: Attempted, request: Acquire) -> Granted | Proble
             names = tuple(sorted(request.locks, key=str.encode))
             return Granted(request.source, acquired, names, claims, attempted.waited_ms)
         case "held" | "queued":
-            return held(acquired, request.source)
+            return lock_held(acquired, request.source)
         case "mismatch":
             return _mismatch()
 
@@ -179,7 +179,7 @@ def _mismatch() -> Problem:
     )
 
 
-def held(acquired: Acquired, source: str = BUILTIN) -> Problem:
+def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
     """Say who is in the way."""
     if source != BUILTIN:
         by = "somebody" if acquired.owner is None else acquired.owner

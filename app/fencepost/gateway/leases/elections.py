@@ -7,7 +7,7 @@ from fencepost.election.state import PREFIX, Election, election_of, lock_of
 from fencepost.election.watching import Subscription
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.leases.held import locks
+from fencepost.gateway.leases.verbs import locks
 
 PAGE = 1000
 
@@ -42,7 +42,7 @@ async def elections(gateway: Gateway, source: str, after: str, limit: int) -> li
 
 
 @asynccontextmanager
-async def watching(gateway: Gateway, source: str, name: str) -> AsyncIterator[Subscription]:
+async def watch_election(gateway: Gateway, source: str, name: str) -> AsyncIterator[Subscription]:
     """Watch an election until the block ends."""
     async with gateway.watches.subscribe((source, name), lambda: observe(gateway, source, name)) as subscription:
         yield subscription

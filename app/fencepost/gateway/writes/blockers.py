@@ -29,10 +29,12 @@ async def naming_the_blocker(database: Database, table: Table | None, refused: P
     try:
         async with asyncio.timeout(WITHIN), database.connection() as connection:
             with translated(writing=False):
-                found = await prepared.holding(connection, name)
+                found = await prepared.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy to say more than is known
         found = []
     if not found:
         return replace(refused, hint=hint)
     gids = [each.gid for each in found]
-    return replace(refused, hint=prepared.told(found), extra={**refused.extra, "prepared_transactions": gids})
+    return replace(
+        refused, hint=prepared.describe_holders(found), extra={**refused.extra, "prepared_transactions": gids}
+    )

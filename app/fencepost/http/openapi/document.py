@@ -11,7 +11,7 @@ from typing import Any, Final
 from fencepost.http.openapi.answers import ERRORS, HEADERS, PARAMETERS, PROBLEM
 from fencepost.http.openapi.examples import example_changes, example_insert, example_named_changes, example_row
 from fencepost.http.openapi.paths import TableNames, table_paths
-from fencepost.http.openapi.types import column_schema, required, writable
+from fencepost.http.openapi.types import column_schema, is_required, writable
 from fencepost.storage.tables.catalog import Catalog, Table
 
 Part = dict[str, Any]
@@ -93,7 +93,7 @@ def table_schemas(table: Table, component: str) -> Part:
     changes = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in free.items()}
     # What names a row is always there, though the database may have made it.
     key = {name: {k: v for k, v in columns[name].items() if k not in ("default", "readOnly")} for name in table.key}
-    needed = [name for name in settable if required(table.columns[name])]
+    needed = [name for name in settable if is_required(table.columns[name])]
     return {
         component: row,
         f"{component}.insert": _body(settable, needed, example_insert(table)),

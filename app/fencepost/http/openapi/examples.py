@@ -7,7 +7,7 @@ They are made from names and types alone, so that the document never shows anybo
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fencepost.http.openapi.types import required, writable
+from fencepost.http.openapi.types import is_required, writable
 from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table
 
 _BY_TYPE: Final[dict[str, Any]] = {
@@ -67,7 +67,7 @@ def example_row(table: Table) -> dict[str, Any]:
 
 def example_insert(table: Table) -> dict[str, Any]:
     """Make the least that an insert must say: the key and the columns without a default."""
-    chosen = [name for name in table.visible if required(table.columns[name]) or _in_key(table, name)]
+    chosen = [name for name in table.visible if is_required(table.columns[name]) or _in_key(table, name)]
     if len(chosen) == len(table.key):
         chosen += example_changes(table).keys()
     return {name: example_value(table, table.columns[name]) for name in chosen}

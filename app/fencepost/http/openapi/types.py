@@ -131,7 +131,7 @@ def writable(column: Column) -> bool:
     return not column.generated and column.identity != "always"
 
 
-def required(column: Column) -> bool:
+def is_required(column: Column) -> bool:
     """Say whether an insert must name the column: NOT NULL, and nothing else gives it a value."""
     return writable(column) and not column.nullable and column.default is None and not column.identity
 

@@ -155,7 +155,7 @@ def _require_all(row: dict[str, Any], columns: tuple[str, ...], number: int) -> 
 def require_form_of_patch(query: Query, count: int | None) -> None:
     """Refuse a PATCH of a collection that says twice which rows it means, or not at all. `count`: as read_changes."""
     if count is None and not query.filters:
-        raise RequestError(whole_table("PATCH"))
+        raise RequestError(refuse_whole_table("PATCH"))
     if count is not None and query.filters:
         raise RequestError(
             bad_request(
@@ -166,7 +166,7 @@ def require_form_of_patch(query: Query, count: int | None) -> None:
         )
 
 
-def whole_table(method: str) -> Problem:
+def refuse_whole_table(method: str) -> Problem:
     """Refuse a write that names no rows."""
     array = " For many rows, each with changes of its own: an array of objects that have their keys."
     return bad_request(

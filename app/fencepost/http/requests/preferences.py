@@ -86,7 +86,7 @@ def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
 @lru_cache(maxsize=256)  # clients send the same few with every request
 def _read(prefer: bytes, route: Route) -> Preferences:
     wanted: dict[str, str] = {}
-    for name, value in _listed(prefer.decode("latin-1")):
+    for name, value in _split_items(prefer.decode("latin-1")):
         _require_known(name, value, route)
         if wanted.setdefault(name, value) != value:
             raise _bad(f"{name}={wanted[name]} and {name}={value} contradict each other.")
@@ -104,14 +104,14 @@ def _read(prefer: bytes, route: Route) -> Preferences:
     )
 
 
-def _listed(text: str) -> list[tuple[str, str]]:
+def _split_items(text: str) -> list[tuple[str, str]]:
     """Split into names, in lower case, and values without quotes; empty where there is none."""
     if not _WELL_FORMED.fullmatch(text):
         raise _bad(f"{text[:100]!r}: a quotation mark is not closed.")
-    return [_named(item.strip(" \t")) for item in _ITEM.findall(text) if item.strip(" \t")]
+    return [_parse_item(item.strip(" \t")) for item in _ITEM.findall(text) if item.strip(" \t")]
 
 
-def _named(item: str) -> tuple[str, str]:
+def _parse_item(item: str) -> tuple[str, str]:
     first, *parameters = [part.strip(" \t") for part in _PART.findall(item)]
     if any(parameters):
         raise _bad(f"{item[:100]}: {first} takes no parameter after a semicolon; preferences are joined by commas.")

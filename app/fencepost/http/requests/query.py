@@ -86,9 +86,9 @@ def parse_select(text: str) -> tuple[Selected | Literal["*"], ...] | None:
     if not text.strip():
         return None
     cursor = Cursor(text, f"select={text}")
-    items = [_selected(cursor)]
+    items = [_select_item(cursor)]
     while cursor.accept_spaced(","):
-        items.append(_selected(cursor))
+        items.append(_select_item(cursor))
     cursor.expect_end("a comma, ::type or the end")
     return tuple(items)
 
@@ -144,7 +144,7 @@ def _size(filter_: Filter) -> int:
     return 1 if isinstance(filter_, Condition) else 1 + sum(_size(member) for member in filter_.members)
 
 
-def _selected(cursor: Cursor) -> Selected | Literal["*"]:
+def _select_item(cursor: Cursor) -> Selected | Literal["*"]:
     cursor.skip_spaces()
     if cursor.sees("..."):
         raise cursor.error(_EMBEDDING)

@@ -19,7 +19,7 @@ from fencepost.storage.statements.idempotency import Recorded
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
-_TOLD = (Problem, Replayed)
+_SAME_ON_EVERY_ROUTE = (Problem, Replayed)
 """What is answered the same way on every route."""
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
@@ -52,7 +52,7 @@ def _not_one(done: Done) -> Response:
     )
 
 
-def recorded(response: Response) -> Recorded:
+def to_recorded(response: Response) -> Recorded:
     """Keep an answer for those who repeat the request."""
     headers = tuple(
         (name.decode("latin-1"), value.decode("latin-1"))
@@ -62,7 +62,7 @@ def recorded(response: Response) -> Recorded:
     return Recorded(response.status_code, headers, bytes(response.body))
 
 
-def replayed(outcome: Replayed) -> Response:
+def replay(outcome: Replayed) -> Response:
     """Give an answer that was given before."""
     answer = outcome.answer
     if answer is None:
@@ -72,18 +72,18 @@ def replayed(outcome: Replayed) -> Response:
     return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
 
 
-def kept(done: Done, response: Response) -> Recorded:
+def keep_answer(done: Done, response: Response) -> Recorded:
     """Keep an answer, which is also the one to give now."""
     done.response = response
-    return recorded(response)
+    return to_recorded(response)
 
 
-def _given(outcome: Outcome) -> Response:
+def _common_answer(outcome: Outcome) -> Response:
     """Answer with what does not depend on the route."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
-        return replayed(outcome)
+        return replay(outcome)
     if isinstance(outcome.response, Response):
         return outcome.response
     raise TypeError(f"no answer in {outcome}")
@@ -91,8 +91,8 @@ def _given(outcome: Outcome) -> Response:
 
 def one(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
-    if isinstance(outcome, _TOLD) or outcome.response is not None:
-        return _given(outcome)
+    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
+        return _common_answer(outcome)
     headers = _headers(outcome, preferences)
     if not preferences.shows(by_default=row_by_default):
         return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
@@ -112,7 +112,7 @@ def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) 
     return RawResponse(status, headers, body)
 
 
-def listed(outcome: Outcome, offset: int, preferences: Preferences, *, singular: bool) -> Response:
+def list_answer(outcome: Outcome, offset: int, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for a collection read, with PostgREST's Content-Range."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
@@ -136,10 +136,10 @@ def _location(resource: str) -> str:
     return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
 
 
-def created(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
+def post_answer(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
-    if isinstance(outcome, _TOLD) or outcome.response is not None:
-        return _given(outcome)
+    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
+        return _common_answer(outcome)
     headers = _headers(outcome, preferences)
     if outcome.resource:
         headers.append((b"location", _location(outcome.resource).encode("ascii")))
@@ -152,8 +152,8 @@ def created(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Re
 
 def many_written(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
-    if isinstance(outcome, _TOLD) or outcome.response is not None:
-        return _given(outcome)
+    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
+        return _common_answer(outcome)
     headers = _headers(outcome, preferences)
     count = len(outcome.rows)
     headers.append(_content_range(f"0-{count - 1}" if count else "*", count if preferences.count else None))

@@ -28,8 +28,8 @@ from fencepost.http.requests.bodies import (
     read_no_body,
     read_object,
     read_rows,
+    refuse_whole_table,
     require_form_of_patch,
-    whole_table,
 )
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import (
@@ -44,7 +44,7 @@ from fencepost.http.requests.headers import (
 )
 from fencepost.http.requests.preferences import Preferences, read_preferences
 from fencepost.http.requests.query import NO_QUERY, parse_query
-from fencepost.http.responses.answers import created, kept, listed, many_written, one
+from fencepost.http.responses.answers import keep_answer, list_answer, many_written, one, post_answer
 from fencepost.storage.statements.query import Query, QueryError
 
 PREFIX: Final = b"/v1/data/"
@@ -134,18 +134,18 @@ class DataRoutes:
         preferences = read_preferences(request.headers.get(b"prefer"), "list")
         table = table_name(request.headers, name, writing=False)
         outcome = await read_many(self._gateway(), ReadMany(table, query, preferences.count))
-        return listed(outcome, query.offset, preferences, singular=singular)
+        return list_answer(outcome, query.offset, preferences, singular=singular)
 
     async def patch_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
-        write = await self._changed(request, name, key, preferences)
+        write = await self._read_change(request, name, key, preferences)
         return one(await patch(self._gateway(), write), preferences)
 
     async def put_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
-        write = await self._changed(request, name, key, preferences)
+        write = await self._read_change(request, name, key, preferences)
         return one(await put(self._gateway(), write), preferences)
 
     async def delete_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
@@ -160,7 +160,7 @@ class DataRoutes:
         write = KeyedWrite(table, key, token, query.select, None, once, preferences.shows(by_default=False))
         return one(await delete(self._gateway(), write), preferences, row_by_default=False)
 
-    async def _changed(
+    async def _read_change(
         self, request: DataRequest, name: str, key: tuple[str, ...], preferences: Preferences
     ) -> KeyedWrite:
         token = read_token(request.raw_headers)
@@ -183,10 +183,10 @@ class DataRoutes:
             request.headers, request.receive, self._max_body_bytes, query.columns, complete=preferences.complete
         )
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text, lambda done: created(done, preferences, singular=singular))
+        once = read_once(request, table, body.text, lambda done: post_answer(done, preferences, singular=singular))
         most, shown = preferences.most, preferences.shows(by_default=True)
         write = Insert(table, token, body, count, query.select, singular, once, most, shown)
-        return created(await insert(self._gateway(), write), preferences, singular=singular)
+        return post_answer(await insert(self._gateway(), write), preferences, singular=singular)
 
     async def patch_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """PATCH /v1/data/{table}?filters with an object, or without filters and with an array."""
@@ -216,7 +216,7 @@ class DataRoutes:
         singular = wants_one(request.headers)
         query = _only(parse_query(request.query), "select", "filters")
         if not query.filters:
-            raise RequestError(whole_table("DELETE"))
+            raise RequestError(refuse_whole_table("DELETE"))
         await read_no_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
         once = read_once(request, table, "", lambda done: many_written(done, preferences, singular=singular))
@@ -233,7 +233,7 @@ def read_once(request: DataRequest, table: str, body: str, render: Render) -> On
     if key is None:
         return None
     payload = payload_hash(request.method, table.removeprefix("public."), request.row, request.query, body)
-    return Once(key, payload, lambda done: kept(done, render(done)))
+    return Once(key, payload, lambda done: keep_answer(done, render(done)))
 
 
 def _only(query: Query, *allowed: str) -> Query:

@@ -21,13 +21,13 @@ from fencepost.election.watching import Subscription
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.leases.elections import elections, observe, watching
+from fencepost.gateway.leases.elections import elections, observe, watch_election
 from fencepost.http.edge import HEAD
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
-from fencepost.http.routes.system import answered, json_response, problems
+from fencepost.http.routes.system import answer_or_problem, json_response, problems
 from fencepost.storage.statements.query import QueryError
 
 HEARTBEAT: Final = 10.0
@@ -105,7 +105,7 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
 
         For finding the leader, not for deciding who may write: the fence does that, by the term.
         """
-        return await answered(_observe(gateway(), request))
+        return await answer_or_problem(_observe(gateway(), request))
 
     @router.get(
         "/v1/elections/events",
@@ -118,7 +118,7 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
         """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
         changes for long. `elected` names the leader; `vacant` says that nobody leads.
         """
-        return await answered(_stream(gateway(), request))
+        return await answer_or_problem(_stream(gateway(), request))
 
     return router
 
@@ -157,9 +157,11 @@ async def _observe(gateway: Gateway, request: Request) -> Response:
     asked = _read(request, ("source", "name", "after", "limit"))
     if asked.name is None:
         listed = await elections(gateway, asked.source, asked.after, asked.limit)
-        return problem_response(listed) if isinstance(listed, Problem) else json_response([_told(e) for e in listed])
+        return (
+            problem_response(listed) if isinstance(listed, Problem) else json_response([_election(e) for e in listed])
+        )
     found = await observe(gateway, asked.source, asked.name)
-    return problem_response(found) if isinstance(found, Problem) else json_response(_told(found))
+    return problem_response(found) if isinstance(found, Problem) else json_response(_election(found))
 
 
 async def _stream(gateway: Gateway, request: Request) -> Response:
@@ -167,7 +169,7 @@ async def _stream(gateway: Gateway, request: Request) -> Response:
     if asked.name is None:
         raise _bad("query: name: which election? ?name=scheduler")
     async with AsyncExitStack() as stack:
-        subscription = await stack.enter_async_context(watching(gateway, asked.source, asked.name))
+        subscription = await stack.enter_async_context(watch_election(gateway, asked.source, asked.name))
         first = await subscription.next()
         if isinstance(first, Problem):
             return problem_response(first)
@@ -207,11 +209,11 @@ def _event(election: Election, last: int | None) -> bytes:
     return format_sse_event(
         event="vacant" if election.leader is None else "elected",
         id=None if last is None else str(last),
-        data_str=orjson.dumps(_told(election)).decode(),
+        data_str=orjson.dumps(_election(election)).decode(),
     )
 
 
-def _told(election: Election) -> dict[str, object]:
+def _election(election: Election) -> dict[str, object]:
     return {
         "name": election.name,
         "source": election.source,

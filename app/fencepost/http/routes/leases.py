@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from fencepost import wire
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Gateway
-from fencepost.gateway.leases import held as leases
+from fencepost.gateway.leases import verbs as leases
 from fencepost.gateway.leases.acquire import Granted, acquire
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_no_body
@@ -26,7 +26,7 @@ from fencepost.http.requests.leases import (
     require_secret,
 )
 from fencepost.http.requests.system import read_headers
-from fencepost.http.routes.system import answered, json_response, problems
+from fencepost.http.routes.system import answer_or_problem, json_response, problems
 from fencepost.storage.leases.builtin import Lease, LeaseId, LockState
 
 # The endpoints take the bare request, and document their parameters here: FastAPI's reading of one header and one path
@@ -115,7 +115,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         `claim` raises the marks of resources in the same transaction: whoever held the lock before is fenced from the
         moment of the grant, and `claims` has the rows as nobody older can change them any more.
         """
-        return await answered(_acquire(gateway(), max_body_bytes, request))
+        return await answer_or_problem(_acquire(gateway(), max_body_bytes, request))
 
     @router.get(
         "/v1/leases/{lease_id}",  # noqa: FAST003 - the endpoints take the bare request
@@ -126,7 +126,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def get_lease(request: Request) -> Response:
         """Tell the state of a live lease. It takes no secret and shows none."""
-        return await answered(_look(gateway(), request))
+        return await answer_or_problem(_look(gateway(), request))
 
     @router.post(
         "/v1/leases/{lease_id}/renew",  # noqa: FAST003
@@ -139,7 +139,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def post_renew(request: Request) -> Response:
         """Let the lease live for its TTL from now on. A lease whose time has run out cannot be renewed."""
-        return await answered(_renew(gateway(), max_body_bytes, request))
+        return await answer_or_problem(_renew(gateway(), max_body_bytes, request))
 
     @router.post(
         "/v1/leases/{lease_id}/tokens",  # noqa: FAST003
@@ -152,7 +152,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def post_tokens(request: Request) -> Response:
         """Draw fresh tokens, each good for one write of a resource under the rule strict."""
-        return await answered(_mint(gateway(), max_body_bytes, request))
+        return await answer_or_problem(_mint(gateway(), max_body_bytes, request))
 
     @router.delete(
         "/v1/leases/{lease_id}",  # noqa: FAST003
@@ -164,7 +164,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def delete_lease(request: Request) -> Response:
         """Give the locks back and wake the first waiter. Harmless when the lease is over already."""
-        return await answered(_release(gateway(), max_body_bytes, request))
+        return await answer_or_problem(_release(gateway(), max_body_bytes, request))
 
     @router.get(
         "/v1/locks",
@@ -175,7 +175,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def get_locks(request: Request) -> Response:
         """List locks that are held or waited for, by name. Idle locks do not appear: nothing is kept of them."""
-        return await answered(_list(gateway(), request))
+        return await answer_or_problem(_list(gateway(), request))
 
     return router
 
@@ -193,7 +193,7 @@ async def _acquire(gateway: Gateway, limit: int, request: Request) -> Response:
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     response = json_response(
-        _granted(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease_id}".encode())]
+        _grant_answer(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease_id}".encode())]
     )
     response.status_code = 201 if outcome.lease.verdict == "granted" else 200
     return response
@@ -205,7 +205,7 @@ async def _hang_up(request: Request, gone: "asyncio.Future[None]") -> None:
     gone.set_result(None)
 
 
-def _granted(granted: Granted, secret: str) -> dict[str, object]:
+def _grant_answer(granted: Granted, secret: str) -> dict[str, object]:
     lease = granted.lease
     tokens = [str(token) for token in lease.tokens]
     return {

@@ -24,7 +24,7 @@ from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import payload_hash, read_idempotency_key, read_token
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
-from fencepost.http.responses.answers import fence_headers, recorded, replayed
+from fencepost.http.responses.answers import fence_headers, replay, to_recorded
 from fencepost.http.responses.raw import JSON, NO_STORE, RawResponse
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.storage.statements.query import QueryError
@@ -99,7 +99,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
         A key without a row is claimed too; `row` is null then.
         """
-        return await answered(_claim(gateway, max_body_bytes, request))
+        return await answer_or_problem(_claim(gateway, max_body_bytes, request))
 
     @router.get(
         "/v1/fences",
@@ -114,12 +114,12 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     )
     async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
         """Tell a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
-        return await answered(_explain(gateway, request))
+        return await answer_or_problem(_explain(gateway, request))
 
     return router
 
 
-async def answered(answer: Awaitable[Response]) -> Response:
+async def answer_or_problem(answer: Awaitable[Response]) -> Response:
     """Give the answer, or that of what the request lacks."""
     try:
         return await answer
@@ -149,17 +149,17 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
     once = (
         None
         if key is None
-        else Once(key, payload_hash("claim", body["resource"]), lambda done: recorded(_claimed(done)))
+        else Once(key, payload_hash("claim", body["resource"]), lambda done: to_recorded(_claim_answer(done)))
     )
     outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token, once))
-    return _claimed(outcome)
+    return _claim_answer(outcome)
 
 
-def _claimed(outcome: Outcome) -> Response:
+def _claim_answer(outcome: Outcome) -> Response:
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
-        return replayed(outcome)
+        return replay(outcome)
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
     return json_response(body, fence_headers(outcome))

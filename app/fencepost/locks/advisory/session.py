@@ -45,7 +45,7 @@ _INTRODUCE: Final = "SELECT pg_backend_pid() AS pid, pg_is_in_recovery() AS stan
 
 
 @contextmanager
-def answered(server: str) -> Iterator[None]:
+def map_errors(server: str) -> Iterator[None]:
     """Turn asyncpg's and the socket's errors into a source's."""
     try:
         yield
@@ -103,7 +103,7 @@ class Asking:
 
     async def row(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
         """Ask; the answer is a row. Raises SourceError, within REQUEST_TIMEOUT."""
-        with answered(self._settings.server):
+        with map_errors(self._settings.server):
             async with asyncio.timeout(REQUEST_TIMEOUT), self._turn:
                 try:
                     connection = await self._connected()
@@ -145,12 +145,12 @@ class AdvisorySession:
         name = f"{PREFIX} {secrets.token_hex(8)}"
         # For pg_stat_activity and the server's log; PostgreSQL itself would mangle or refuse other characters.
         shown = f"{name} {re.sub('[^ -~]', '?', owner)}"[:_NAME_BYTES]
-        with answered(settings.server):
+        with map_errors(settings.server):
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 connection = await connect(
                     settings, application_name=shown, idle_session_timeout=str(ttl_ms), statement_timeout="0"
                 )
-        return cls(connection, name, _labelled(lock, owner), ttl_ms)
+        return cls(connection, name, _label_statement(lock, owner), ttl_ms)
 
     async def ask(self, statement: str, *arguments: Any) -> Any:
         """Run a statement under the session's label; returns its one value."""
@@ -198,7 +198,7 @@ class AdvisorySession:
                     continue
 
 
-def _labelled(lock: str, owner: str) -> str:
+def _label_statement(lock: str, owner: str) -> str:
     """Say whose session it is and what for, as a comment in ASCII: pg_stat_activity shows the latest statement."""
     for told in ({"owner": owner, "lock": lock}, {"owner": owner}, {"owner": owner[:_MOST_OWNER]}):
         # Without a * it can neither end the comment nor begin another one.

@@ -22,7 +22,7 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.locks.advisory.session import AdvisorySession, Asking, answered, owner_of
+from fencepost.locks.advisory.session import AdvisorySession, Asking, map_errors, owner_of
 from fencepost.locks.advisory.url import Key, Settings, parse
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import (
@@ -103,8 +103,8 @@ class AdvisorySource:
             return holder
         session = await self._begin(lock, owner, _within_limits(ttl_ms))
         try:
-            with answered(self._settings.server):
-                if await self._taken(session, key, lock, deadline):
+            with map_errors(self._settings.server):
+                if await self._take(session, key, lock, deadline):
                     self._keep(session)
                     return Grant(f"{session.pid}:{session.name}", ())
                 await session.free()
@@ -132,7 +132,7 @@ class AdvisorySource:
         """End the hold's session: by itself in its own process, else by its pid and name."""
         pid, name = _read(handle)
         if (mine := self._holds.pop(name, None)) is not None and not mine.connection.is_closed():
-            with answered(self._settings.server):
+            with map_errors(self._settings.server):
                 await mine.free()
         else:
             await self._end(pid, name)
@@ -192,7 +192,7 @@ class AdvisorySource:
             lost.hang_up()
         return False
 
-    async def _taken(self, session: AdvisorySession, key: Key, lock: str, deadline: float) -> bool:
+    async def _take(self, session: AdvisorySession, key: Key, lock: str, deadline: float) -> bool:
         """Take the lock in a session, or wait for it until the deadline."""
         left = deadline - asyncio.get_running_loop().time()
         async with asyncio.timeout(max(left, 0) + REQUEST_TIMEOUT):

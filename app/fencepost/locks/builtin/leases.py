@@ -203,9 +203,9 @@ class PostgresLocks(Leases):
         """Look at a live lease."""
         return await self._ask(lambda c: leases.inspect(c, lease_id))
 
-    async def lost(self, lease_id: int) -> LostLease | None:
+    async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
-        return await self._ask(lambda c: leases.lost(c, lease_id))
+        return await self._ask(lambda c: leases.find_ended(c, lease_id))
 
     async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
         """List locks that are held or waited for."""

@@ -15,9 +15,9 @@ from fencepost.locks.sourced.grants import Grants, ms_since
 from fencepost.storage.connections.connection import gateway_connection
 from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import OutcomeUnknownError, translated
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases.builtin import Lease
-from fencepost.storage.leases.of_sources import SourceLease
+from fencepost.storage.leases.sourced import SourceLease
 
 LATE: Final = 0.1
 """Share of the TTL that claims may take before the lease is renewed after them."""
@@ -63,11 +63,11 @@ class SourceClaims:
         except OutcomeUnknownError:
             raise  # repeated with the same secret, it finds the lease, and whether its claims were made
         except Exception:
-            if await self._grants.shielded(self._abandon(lease)):
+            if await self._grants.run_to_end(self._abandon(lease)):
                 return None
             raise
         except BaseException:
-            await self._grants.shielded(self._abandon(lease))
+            await self._grants.run_to_end(self._abandon(lease))
             raise
         if made is None:
             await self._abandon(lease)
@@ -87,26 +87,26 @@ class SourceClaims:
         tokens = lease.tokens
         for _ in range(OVERTAKEN_TRIES):
             with suppress(Overtaken):
-                return await self._claimed(lease, claim, tokens)
+                return await self._claim_once(lease, claim, tokens)
             more = await self._leases.mint(lease.lease_id, secret_hash, len(lease.tokens))
             if more is None:
                 return None
             tokens = tuple(more.minted)
         raise Overtaken
 
-    async def _claimed(
+    async def _claim_once(
         self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
     ) -> tuple[object, SourceLease] | None:
         async def attempt() -> tuple[object, SourceLease] | None:
             async with self._database.connection(writing=True) as connection:
                 with translated(writing=True):
                     async with connection.transaction():
-                        now = await source_leases.claiming(connection, lease.lease_id)
+                        now = await source_leases.lock_claims(connection, lease.lease_id)
                         if now is None:
                             return None
                         made, used = now[0], now[1] if now[0] else tokens
                         claims = await claim(connection, Token(used[0]), made)
-                        if not made and not await source_leases.claimed(connection, lease.lease_id, used):
+                        if not made and not await source_leases.record_claims(connection, lease.lease_id, used):
                             raise Overtaken
                 gateway_connection(connection).require_replicated()
                 return claims, replace(lease, tokens=used, claimed=True)

@@ -10,10 +10,10 @@ from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceErr
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import translated
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.builtin import Wanted
-from fencepost.storage.leases.of_sources import Granting, SourceLease
+from fencepost.storage.leases.sourced import Granting, SourceLease
 from fencepost.storage.leases.sources import State
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Grants:
         self.require_sound(before)
         lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
         since = time.monotonic()
-        grant = await self._taken(wanted, wait_s, gone)
+        grant = await self._ask_for_lock(wanted, wait_s, gone)
         if isinstance(grant, Holder):
             return grant
         try:
@@ -59,7 +59,7 @@ class Grants:
             if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):
                 return None
             before = await self.state(lock)
-            tokens = await self.drawn(lock, grant.handle, wanted.ttl_ms, count, before)
+            tokens = await self.draw(lock, grant.handle, wanted.ttl_ms, count, before)
         except BaseException:
             await self.give_back(lock, grant.handle)
             raise
@@ -68,7 +68,7 @@ class Grants:
             return None
         return Held(grant.handle, tokens, before, since)
 
-    async def _taken(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
+    async def _ask_for_lock(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
         """Ask the source for the lock, and stop asking when the client has gone."""
         asking = asyncio.ensure_future(
             self.source.acquire(
@@ -96,7 +96,7 @@ class Grants:
             return Holder()
         return asking.result()
 
-    async def drawn(self, lock: str, handle: str, ttl_ms: int, count: int, before: State) -> tuple[int, ...] | None:
+    async def draw(self, lock: str, handle: str, ttl_ms: int, count: int, before: State) -> tuple[int, ...] | None:
         """Draw tokens while the lock is held; None: it is not."""
         if self.source.capabilities.order == "database":
             drawn = await self.ask(lambda c: sources.draw(c, self.name, before.generation, count))
@@ -128,7 +128,7 @@ class Grants:
             if lease is None:
                 await self.give_back(lock, held.handle)
         if verdict in ("backwards", "frozen"):
-            raise await self.frozen(lock, just_now=verdict == "backwards")
+            raise await self.freeze_error(lock, just_now=verdict == "backwards")
         return lease
 
     async def give_back(self, lock: str, handle: str) -> None:
@@ -143,7 +143,7 @@ class Grants:
         await asyncio.shield(release())
 
     @staticmethod
-    async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         """Finish this, whoever is cancelled meanwhile."""
         return await asyncio.shield(work)
 
@@ -158,7 +158,7 @@ class Grants:
         if state.frozen is not None:
             raise self._frozen_error(state.frozen)
 
-    async def frozen(self, lock: str, *, just_now: bool) -> SourceFrozenError:
+    async def freeze_error(self, lock: str, *, just_now: bool) -> SourceFrozenError:
         """Make the error that says why the source is frozen."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
         if just_now and found.frozen is not None:

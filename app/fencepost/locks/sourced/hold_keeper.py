@@ -14,7 +14,7 @@ from typing import Any, Final
 from fencepost.locks.source import Source
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sourced as source_leases
 
 LOOKS_AGAIN: Final = 1.0
 """Seconds until it is tried again when PostgreSQL or the service could not be asked."""
@@ -105,7 +105,7 @@ class HoldKeeper:
     async def _look(self) -> float:
         """End the holds whose leases are over. Returns in how many seconds to look again."""
         try:
-            due: dict[int, int] = await self._ask(lambda c: source_leases.over(c, list(self._holds)))
+            due: dict[int, int] = await self._ask(lambda c: source_leases.due_in(c, list(self._holds)))
         except StorageError as error:
             self._failed(f"which leases are over cannot be asked: {error}")
             return LOOKS_AGAIN

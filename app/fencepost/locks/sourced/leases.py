@@ -26,10 +26,10 @@ from fencepost.locks.sourced.grants import Grants, Held, ms_since
 from fencepost.locks.sourced.hold_keeper import HoldKeeper
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
-from fencepost.storage.leases import of_sources as source_leases
+from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
-from fencepost.storage.leases.of_sources import SourceLease
+from fencepost.storage.leases.sourced import SourceLease
 
 if TYPE_CHECKING:
     from fencepost.storage.leases.sources import State
@@ -108,33 +108,37 @@ class SourceLocks(Leases):
             attempted = await self._attempt(wanted, claim, gone, began)
             if attempted is not None:
                 return attempted
-        return _attempted(_refused("held", wanted, Holder()), began)
+        return _attempted_since(_not_granted("held", wanted, Holder()), began)
 
     async def _attempt(
         self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
     ) -> Attempted | None:
         """Try once; None: what was granted came to nothing, and another try may do."""
-        before, found = await self._begun(wanted)
+        before, found = await self._look_up(wanted)
         if found is None:
             left = max(began + wanted.wait_ms / 1000 - time.monotonic(), 0)
             held = await self._grants.grant(wanted, before, left, gone)
             if not isinstance(held, Holder):
-                lease = None if held is None else await self._recorded(wanted, held)
+                lease = None if held is None else await self._record(wanted, held)
                 if held is None or lease is None:
                     return None
-                return await self._answered(lease, wanted, claim, int((held.since - began) * 1000), repeated=False)
-            _, found = await self._begun(wanted)  # the holder may be this very request, sent twice
+                return await self._claim_and_answer(
+                    lease, wanted, claim, int((held.since - began) * 1000), repeated=False
+                )
+            _, found = await self._look_up(wanted)  # the holder may be this very request, sent twice
             if found is None:
-                return _attempted(_refused("held", wanted, held), began)
+                return _attempted_since(_not_granted("held", wanted, held), began)
         source, known = found
         if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
-            return _attempted(_refused("mismatch", wanted, Holder()), began)
+            return _attempted_since(_not_granted("mismatch", wanted, Holder()), began)
         if not await self._holds(known, wanted.secret_hash):
             return None
-        return await self._answered(known, wanted, claim, 0, repeated=True)
+        return await self._claim_and_answer(known, wanted, claim, 0, repeated=True)
 
-    async def _begun(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
-        return await self._grants.ask(lambda c: source_leases.begun(c, self.name, wanted.names[0], wanted.secret_hash))
+    async def _look_up(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
+        return await self._grants.ask(
+            lambda c: source_leases.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
+        )
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
@@ -147,7 +151,7 @@ class SourceLocks(Leases):
             await self.over(lease_id)
             return None
         renewed = await self._grants.ask(
-            lambda c: source_leases.renewed(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
+            lambda c: source_leases.record_renewal(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
         )
         if renewed is None:  # over by our record meanwhile: the hold is nobody's
             await self._grants.give_back(lease.lock, lease.handle)
@@ -157,23 +161,23 @@ class SourceLocks(Leases):
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
         """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
-        found = await self._grants.ask(lambda c: source_leases.held(c, self.name, lease_id, secret_hash))
+        found = await self._grants.ask(lambda c: source_leases.find_held(c, self.name, lease_id, secret_hash))
         if found is None:
             return None
         before, lease = found
         self._grants.require_sound(before)
-        tokens = await self._grants.drawn(lease.lock, lease.handle, lease.ttl_ms, count, before)
+        tokens = await self._grants.draw(lease.lock, lease.handle, lease.ttl_ms, count, before)
         if tokens is None:  # lost; or still held, and its generation was raised
             await self._grants.give_back(lease.lock, lease.handle)
             await self.over(lease_id)
             return None
-        match await self._grants.ask(lambda c: source_leases.minted(c, lease_id, secret_hash, tokens, before)):
+        match await self._grants.ask(lambda c: source_leases.record_minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
                 return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
                 return None
             case verdict:
-                raise await self._grants.frozen(lease.lock, just_now=verdict == "backwards")
+                raise await self._grants.freeze_error(lease.lock, just_now=verdict == "backwards")
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is somebody else's."""
@@ -191,9 +195,9 @@ class SourceLocks(Leases):
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
         return None if lease is None else _public(lease, ())
 
-    async def lost(self, lease_id: int) -> LostLease | None:
+    async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
-        return await self._grants.ask(lambda c: source_leases.lost(c, self.name, lease_id))
+        return await self._grants.ask(lambda c: source_leases.find_ended(c, self.name, lease_id))
 
     async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
         """List the locks that are held under leases."""
@@ -207,7 +211,7 @@ class SourceLocks(Leases):
         number = token - (before.generation << GENERATION_BITS)
         if not 0 < number <= MOST_NATIVE or not await self.source.issued(number):
             return False
-        await self._grants.ask(lambda c: sources.verified(c, self.name, token))
+        await self._grants.ask(lambda c: sources.record_verified(c, self.name, token))
         return True
 
     async def sweep(self, keep_seconds: float) -> None:
@@ -216,13 +220,13 @@ class SourceLocks(Leases):
         while gone == FORGOTTEN_AT_ONCE:
             gone = await self._grants.ask(lambda c: source_leases.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
 
-    async def _recorded(self, wanted: Wanted, held: Held) -> SourceLease | None:
+    async def _record(self, wanted: Wanted, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
         if lease is not None and not self.source.capabilities.ttl_from_server:
             self._keeper.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
         return lease
 
-    async def _answered(
+    async def _claim_and_answer(
         self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
     ) -> Attempted | None:
         """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
@@ -272,7 +276,7 @@ class SourceLocks(Leases):
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
 
 
-def _refused(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
+def _not_granted(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
     return Acquired(
         "mismatch" if verdict == "mismatch" else "held",
         None,
@@ -289,7 +293,7 @@ def _refused(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
     )
 
 
-def _attempted(acquired: Acquired, began: float) -> Attempted:
+def _attempted_since(acquired: Acquired, began: float) -> Attempted:
     return Attempted(acquired, None, int((time.monotonic() - began) * 1000))
 
 

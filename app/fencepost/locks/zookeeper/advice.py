@@ -20,7 +20,7 @@ async def advice(settings: Settings, session: ZooKeeperSession) -> list[str]:
     found = await _permissions(settings, session)
     said = await asyncio.gather(*(_server(host, port) for host, port in settings.hosts))
     for (host, port), text in zip(settings.hosts, said, strict=True):
-        found += [f"ZooKeeper at {host}:{port} {what}." for what in _judged(text)]
+        found += [f"ZooKeeper at {host}:{port} {what}." for what in _judge_server(text)]
     conf = await asyncio.gather(*(_server(host, port, b"conf") for host, port in settings.hosts))
     for (host, port), text in zip(settings.hosts, conf, strict=True):
         found += [f"ZooKeeper at {host}:{port} {what}." for what in _limits(text or "", settings.session_timeout_s)]
@@ -53,7 +53,7 @@ async def _server(host: str, port: int, command: bytes = b"srvr") -> str | None:
         return None
 
 
-def _judged(said: str | None) -> list[str]:
+def _judge_server(said: str | None) -> list[str]:
     if said is None:
         return ["does not answer: with a majority of servers down nothing can be acquired"]
     if "not currently serving" in said:

@@ -98,9 +98,9 @@ class ZooKeeperSession:
     def _start(self) -> None:
         self._stop_seeking()
         self._started = self._loop.time()
-        self._client = self._connecting()
+        self._client = self._make_client()
 
-    def _connecting(self) -> Any:
+    def _make_client(self) -> Any:
         settings = self.settings
         client = KazooClient(
             hosts=settings.where,
@@ -109,7 +109,7 @@ class ZooKeeperSession:
             logger=_log,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_LONGEST_PAUSE),
         )
-        client.add_listener(lambda state: self._soon(self._turned, client, state))
+        client.add_listener(lambda state: self._soon(self._on_state, client, state))
         client.start_async()
         return client
 
@@ -139,7 +139,7 @@ class ZooKeeperSession:
         with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
             self._loop.call_soon_threadsafe(do, *what)
 
-    def _turned(self, client: Any, state: str) -> None:
+    def _on_state(self, client: Any, state: str) -> None:
         stands = state == KazooState.CONNECTED
         if client is self._client:
             (self._connected.set if stands else self._connected.clear)()
@@ -159,7 +159,7 @@ class ZooKeeperSession:
     def _seek(self) -> None:
         """Look for the servers without a past."""
         self._stop_seeking()
-        self._second = self._connecting()
+        self._second = self._make_client()
 
     def _stop_seeking(self) -> None:
         if self._timer is not None:

@@ -111,7 +111,7 @@ class ZooKeeperSource:
         parent = self._parent(lock)
         await self._session.ask(lock, lambda client: client.sync_async(parent))
         while queue := await self._queue(lock):
-            if (holder := await self._who(lock, queue[0])) is not None:
+            if (holder := await self._read_owner(lock, queue[0])) is not None:
                 return holder
         return None
 
@@ -154,7 +154,7 @@ class ZooKeeperSource:
                 return None if drawn is None else Grant(place.handle, drawn)
             ahead = queue[queue.index(place.node) - 1]
             if not await self._gone(lock, ahead, deadline):
-                return await self._who(lock, queue[0]) or Holder()
+                return await self._read_owner(lock, queue[0]) or Holder()
         return None
 
     async def _join(self, lock: str, guid: str, owner: str) -> QueueNode | None:
@@ -222,7 +222,7 @@ class ZooKeeperSource:
                 return False
         return True
 
-    async def _who(self, lock: str, node: str) -> Holder | None:
+    async def _read_owner(self, lock: str, node: str) -> Holder | None:
         path = f"{self._parent(lock)}/{node}"
         try:
             data, _ = await self._session.ask(lock, lambda client: client.get_async(path))

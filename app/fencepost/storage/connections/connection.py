@@ -90,7 +90,7 @@ class GatewayConnection(asyncpg.Connection):
         if row is None:
             raise RuntimeError("fencepost.origin() gave no row")
         self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
-        watch.heard(self.origin, before)
+        watch.compare_position(self.origin, before)
 
 
 def gateway_connection(connection: Connection) -> GatewayConnection:

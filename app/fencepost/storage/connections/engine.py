@@ -237,7 +237,7 @@ class Database:
             except (StandbyError, QuarantinedError) as error:
                 return OriginStatus(False, None, str(error))
             if not here and not new:
-                self._read_only.lifted()
+                self._read_only.clear()
                 return OriginStatus(True, generation, None)
             if not here:
                 self._expire()

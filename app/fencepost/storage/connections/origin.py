@@ -246,7 +246,7 @@ class Watch:
         self._changed = changed
         self._reported: OriginStatus | None = None
 
-    def heard(self, origin: Origin, before: Met | None) -> None:
+    def compare_position(self, origin: Origin, before: Met | None) -> None:
         """Compare a new answer's position with what was known before it was asked for."""
         now = self.met
         if now is None or before is None or origin.flushed is None or now.back_at is not None:

@@ -80,7 +80,7 @@ class Pool:
             return connection
         waiting: asyncio.Future[GatewayConnection] = asyncio.get_running_loop().create_future()
         self._line.append(waiting)
-        self._open_for_those_in_line()
+        self._open_for_waiters()
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -97,7 +97,7 @@ class Pool:
         self._given_back.set()
         if spoilt or self._closed or self._is_useless(connection):
             self._close(connection)
-            self._open_for_those_in_line()
+            self._open_for_waiters()
         else:
             self._hand_over(connection)
 
@@ -151,7 +151,7 @@ class Pool:
             self._close(connection)
         return None
 
-    def _open_for_those_in_line(self) -> None:
+    def _open_for_waiters(self) -> None:
         loop = asyncio.get_running_loop()
         # With none open there is none to wait for.
         full = self.size > 0 and loop.time() < self._full_until
@@ -160,11 +160,11 @@ class Pool:
                 break
             task = loop.create_task(self._open_one(self._generation))
             self._opening.add(task)
-            task.add_done_callback(self._opening_done)
+            task.add_done_callback(self._on_opened)
 
-    def _opening_done(self, task: asyncio.Task[None]) -> None:
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
-        self._open_for_those_in_line()
+        self._open_for_waiters()
 
     async def _open_one(self, generation: int) -> None:
         """Open one more, for the first in line or whoever comes next."""
@@ -199,7 +199,7 @@ class Pool:
         if loop.time() < self._full_until:
             return
         self._full_until = loop.time() + FULL_FOR
-        loop.call_later(FULL_FOR, self._open_for_those_in_line)
+        loop.call_later(FULL_FOR, self._open_for_waiters)
         self._report(
             f"PostgreSQL has no connection left for this gateway beside the {self.size} that are open here, of"
             f" {self._size} that it may have: {error}. Requests wait for those"
@@ -210,11 +210,11 @@ class Pool:
 
     def _close(self, connection: GatewayConnection) -> None:
         self._outdated.discard(connection)
-        task = asyncio.get_running_loop().create_task(self._closed_one(connection))
+        task = asyncio.get_running_loop().create_task(self._on_closed(connection))
         self._closing[task] = connection
         task.add_done_callback(self._closing.pop)
 
-    async def _closed_one(self, connection: GatewayConnection) -> None:
+    async def _on_closed(self, connection: GatewayConnection) -> None:
         try:
             if not (self._ended or connection.is_closed()):
                 await connection.close(timeout=CLOSED_WITHIN)

@@ -61,7 +61,7 @@ class ReadOnly:
             self._report(REASON)
         self._until = now + HELD_FOR
 
-    def lifted(self) -> None:
+    def clear(self) -> None:
         """Take note that a session of now takes writes."""
         self._until = min(self._until, asyncio.get_running_loop().time())
 

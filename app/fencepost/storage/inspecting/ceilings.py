@@ -78,12 +78,12 @@ async def examine_marks(connection: Connection) -> list[Finding]:
             rows = f"SELECT {named} AS resource, r.{MARK_COLUMN} AS mark FROM {of} AS r"
             parts.append(f"{rows} WHERE $1::text IS NOT NULL")
         marks = _Marks(row["name"], " UNION ALL ".join(parts))
-        if parts and (text := await _doubt(connection, marks, row["max_token"])):
+        if parts and (text := await _check_ceiling(connection, marks, row["max_token"])):
             findings.append(Finding("warning", row["name"], text))
     return findings
 
 
-async def _doubt(connection: Connection, marks: _Marks, max_token: int) -> str | None:
+async def _check_ceiling(connection: Connection, marks: _Marks, max_token: int) -> str | None:
     highest = await marks.highest(connection)
     if highest <= FAR:
         return None

@@ -65,10 +65,10 @@ async def examine_functions(connection: Connection) -> list[Finding]:
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # names are shown in full
         functions = await connection.fetch(_FUNCTIONS)
         findings = _owners(functions, await connection.fetch(_STRAYS, list(RELATIONS))) or await _keeper(connection)
-        findings += [*_privileges(functions), *_granted(functions)]
+        findings += [*_privileges(functions), *_grantees(functions)]
         bodies = {function["name"]: function["body"] for function in functions}
         for table in await connection.fetch(_PROTECTED):
-            made = await _made(connection, table["oid"], table["functions"])
+            made = await _expected_functions(connection, table["oid"], table["functions"])
             # What is gone altogether is told with the table.
             old = [
                 part
@@ -129,7 +129,7 @@ def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
     return findings
 
 
-def _granted(functions: list[asyncpg.Record]) -> list[Finding]:
+def _grantees(functions: list[asyncpg.Record]) -> list[Finding]:
     """Name the roles that may execute what is nobody's, by default privileges maybe; and who may break the glass."""
     inner: dict[str, list[str]] = {}
     for function in functions:
@@ -159,7 +159,7 @@ def _is_for_some(function: asyncpg.Record) -> bool:
     return (function["definer"] and function["name"] not in FOR_ALL) or function["name"] in NOT_FOR_ALL
 
 
-async def _made(connection: Connection, oid: int, stem: str) -> dict[str, str]:
+async def _expected_functions(connection: Connection, oid: int, stem: str) -> dict[str, str]:
     """Write what this version's `protect` would make, as the table stands; nothing when it has changed too much for
     that, which is told with the table.
     """

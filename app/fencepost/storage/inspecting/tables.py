@@ -84,7 +84,7 @@ async def examine_tables(connection: Connection) -> list[Finding]:
         mend = _mend(row)
         amiss = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
         amiss += [Finding("error", name, text) for text in _unwritable(row)]
-        amiss += [Finding("warning", name, text) for text in _doubtful(row, mend)]
+        amiss += [Finding("warning", name, text) for text in _find_gaps(row, mend)]
         findings += amiss or [Finding("ok", name, "column, check, triggers and functions are in place")]
     return findings
 
@@ -161,7 +161,7 @@ def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
     return [f"columns of its scope {scope.template} are others now: it is read from {bound}"]
 
 
-def _doubtful(row: asyncpg.Record, mend: str) -> list[str]:
+def _find_gaps(row: asyncpg.Record, mend: str) -> list[str]:
     """Say what leaves a gap without breaking the fence."""
     doubtful = []
     if row["validated"] is False:

@@ -44,7 +44,7 @@ SELECT DISTINCT left(p.scope, strpos(p.scope, '/{') - 1) AS name
 async def examine_tokens(connection: Connection) -> list[Finding]:
     """Look at the sequence, and whether each table's functions and marks fit its source."""
     row = await connection.fetchrow(_SEQUENCE)
-    findings = [Finding("error", "tokens", text) for text in _amiss(row)]
+    findings = [Finding("error", "tokens", text) for text in _find_faults(row)]
     readable = row is not None and row["readable"]
     issued: int | None = await connection.fetchval("SELECT fencepost.issued()") if readable else None
     for table in await connection.fetch(_TABLES, MARK_COLUMN, BUILTIN, list(JUDGING), EXTERNAL):
@@ -54,12 +54,12 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
         findings += [Finding("error", table["name"], text) for text in amiss if text is not None]
     if issued is not None:
         for scope in await connection.fetch(_SCOPES, BUILTIN):
-            if (behind := _beyond(await _recorded(connection, scope["name"]), issued)) is not None:
+            if (behind := _beyond(await _highest_recorded(connection, scope["name"]), issued)) is not None:
                 findings.append(Finding("error", f"{scope['name']}/…", behind))
     return findings or [Finding("ok", "tokens", f"the built-in source has issued {issued or 'none'}")]
 
 
-def _amiss(row: asyncpg.Record | None) -> list[str]:
+def _find_faults(row: asyncpg.Record | None) -> list[str]:
     """Say what keeps the tokens from rising, or from being compared with."""
     if row is None:
         return ["the sequence fencepost.tokens is gone: no lease can be granted, and no table of it be written to"]
@@ -100,10 +100,10 @@ async def _behind(connection: Connection, table: asyncpg.Record, issued: int) ->
         highest = await connection.fetchval(
             f"SELECT coalesce(max({MARK_COLUMN}), 0) FROM {quote(table['schema'])}.{quote(table['relation'])}"
         )
-    return _beyond(max(highest, await _recorded(connection, name)), issued)
+    return _beyond(max(highest, await _highest_recorded(connection, name)), issued)
 
 
-async def _recorded(connection: Connection, name: str) -> int:
+async def _highest_recorded(connection: Connection, name: str) -> int:
     """Read the highest mark in fencepost.marks, or the floor, of a table or a scope's prefix; of what may be read."""
     highest = 0
     if await connection.fetchval("SELECT has_table_privilege('fencepost.marks', 'SELECT')"):

@@ -185,7 +185,7 @@ async def inspect(connection: Connection, lease_id: int) -> Lease | None:
     return None if row is None else _lease(row, ())
 
 
-async def lost(connection: Connection, lease_id: int) -> LostLease | None:
+async def find_ended(connection: Connection, lease_id: int) -> LostLease | None:
     """Look at a lease that is over, as long as it is remembered."""
     row = await connection.fetchrow(_LOST, lease_id)
     if row is None:

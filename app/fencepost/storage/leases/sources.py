@@ -51,7 +51,7 @@ class KnownSource:
         return f"generation {self.generation}, " + (f"issued {self.issued}" if self.number else "nothing issued yet")
 
 
-async def known(connection: Connection) -> list[KnownSource]:
+async def list_known(connection: Connection) -> list[KnownSource]:
     """List the sources that were ever configured or named, and the tables that are pinned to each."""
     rows = await connection.fetch(
         "SELECT s.name, s.scheme AS kind, coalesce(s.verifies, false) AS verifies,"
@@ -103,7 +103,7 @@ async def draw(connection: Connection, name: str, generation: int, count: int) -
     return None if drawn is None else tuple(int(token) for token in drawn)
 
 
-async def verified(connection: Connection, source: str, token: int) -> None:
+async def record_verified(connection: Connection, source: str, token: int) -> None:
     """Note that the service says it has issued this token."""
     await connection.execute("SELECT fencepost.source_verified($1, $2)", source, token)
 

@@ -151,7 +151,7 @@ def choose_ceiling(target: Target, source: str, max_token: int | None, max_jump:
 
 async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
     """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
-    services = {each.name: each for each in await sources.known(connection)}
+    services = {each.name: each for each in await sources.list_known(connection)}
     known = [BUILTIN, EXTERNAL, *services]
     if source not in known:
         raise ProtectError(
@@ -220,7 +220,7 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
                     f"another transaction has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
                     f" {prepared.WHERE_TO_LOOK}); nothing was changed."
                 )
-                blockers = prepared.told(await prepared.holding(connection))
+                blockers = prepared.describe_holders(await prepared.lock_holders(connection))
                 raise ProtectError(plan.name, [said, *([blockers] if blockers else [])]) from error
             await asyncio.sleep(PAUSE)
         except asyncpg.PostgresError as error:

@@ -35,7 +35,7 @@ class CatalogCache:
             await asyncio.wait([self._loading])
         return await self._load()
 
-    async def begun_after(self, moment: float) -> Catalog:
+    async def loaded_after(self, moment: float) -> Catalog:
         """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
         return self._current if self._current.begun > moment else await self.reload()
 

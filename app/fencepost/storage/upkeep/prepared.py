@@ -90,7 +90,7 @@ async def all_prepared(connection: Connection) -> list[Prepared]:
     ]
 
 
-async def holding(connection: Connection, table: str | None = None) -> list[Prepared]:
+async def lock_holders(connection: Connection, table: str | None = None) -> list[Prepared]:
     """List the prepared transactions of this database that hold locks: on the protected table of this name, or, if
     None, on whatever table or sequence.
     """
@@ -99,7 +99,7 @@ async def holding(connection: Connection, table: str | None = None) -> list[Prep
     ]
 
 
-def told(found: list[Prepared]) -> str:
+def describe_holders(found: list[Prepared]) -> str:
     """Name those that hold locks, in a sentence or more; empty for none."""
     return " ".join(
         f"T{each.describe()[1:]}, holds locks on {', '.join(each.locked)}: {each.mend()}." for each in found

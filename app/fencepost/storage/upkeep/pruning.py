@@ -83,7 +83,7 @@ async def sizes(connection: Connection) -> list[Size]:
     return [Size(row["what"], row["records"], row["bytes"]) for row in rows]
 
 
-async def counted(connection: Connection) -> list[Size]:
+async def count_marks(connection: Connection) -> list[Size]:
     """The same, counted: what `fencepost status` shows."""
     found = await sizes(connection)
     return [

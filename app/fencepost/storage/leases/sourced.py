@@ -57,7 +57,7 @@ class Granting:
     elapsed_ms: int
 
 
-async def begun(
+async def find_by_secret(
     connection: Connection, name: str, lock: str, secret_hash: bytes
 ) -> tuple[State, tuple[str, SourceLease] | None]:
     """Look where the source's tokens are, and for the live lease of a secret, with its source."""
@@ -73,7 +73,7 @@ async def begun(
     return state, None if row is None or row["lease_id"] is None else (row["source"], _lease(row))
 
 
-async def held(
+async def find_held(
     connection: Connection, name: str, lease_id: int, secret_hash: bytes
 ) -> tuple[State, SourceLease] | None:
     """Look at a live lease as its holder, and where its source's tokens are."""
@@ -126,7 +126,7 @@ async def grant(
     )
 
 
-async def claiming(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
+async def lock_claims(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
     """Wait for whoever makes the lease's claims, until the end of the transaction: whether they are made now, and the
     lease's tokens. None: it is over.
     """
@@ -136,7 +136,7 @@ async def claiming(connection: Connection, lease_id: int) -> tuple[bool, tuple[i
     return None if row is None else (row["claimed"], tuple(int(token) for token in row["tokens"]))
 
 
-async def claimed(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
+async def record_claims(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
     """Note that the lease's claims are made with the first of these tokens, in their own transaction. False: it is
     over.
     """
@@ -162,7 +162,7 @@ async def lease(connection: Connection, source: str, lease_id: int, secret_hash:
     return None if row is None else _lease(row)
 
 
-async def renewed(
+async def record_renewal(
     connection: Connection, name: str, lease_id: int, secret_hash: bytes, ttl_ms: int, elapsed_ms: int
 ) -> SourceLease | None:
     """Note that the service has renewed the hold. None: the lease is over by our record."""
@@ -178,7 +178,7 @@ async def renewed(
     return None if row is None else _lease(row)
 
 
-async def minted(
+async def record_minted(
     connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], before: State
 ) -> Literal["minted", "lost", "backwards", "frozen"]:
     """Record tokens that were minted under a lease."""
@@ -198,7 +198,7 @@ async def end(connection: Connection, lease_id: int, *, released: bool) -> None:
     await connection.execute("SELECT fencepost.source_end($1, $2)", lease_id, released)
 
 
-async def over(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
+async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
     """Tell in how many ms each of these leases may be over; 0: it is."""
     rows = await connection.fetch(
         "SELECT lease_id, due_ms FROM fencepost.source_over(CAST($1::text[] AS bigint[]))",
@@ -207,7 +207,7 @@ async def over(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
     return {row["lease_id"]: row["due_ms"] for row in rows}
 
 
-async def lost(connection: Connection, source: str, lease_id: int) -> LostLease | None:
+async def find_ended(connection: Connection, source: str, lease_id: int) -> LostLease | None:
     """Look at a lease that is over, as long as it is remembered."""
     row = await connection.fetchrow(
         f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.source_lost($1, $2)",

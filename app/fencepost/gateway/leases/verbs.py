@@ -10,7 +10,7 @@ from typing import TypeVar
 from fencepost.fencing.problem_types import LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import RETRY_AFTER, Gateway, no_such_source, source_problem, unavailable
-from fencepost.gateway.leases.acquire import hashed
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.locks.leases import Leases
 from fencepost.locks.source import SourceError
@@ -23,12 +23,16 @@ T = TypeVar("T")
 
 async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | None) -> Lease | Problem:
     """Keep a lease alive, from now on for ttl_ms, or for as long as before."""
-    return await _asked(gateway, "renew", lease_id, lambda locks: locks.renew(lease_id.number, hashed(secret), ttl_ms))
+    return await _use_lease(
+        gateway, "renew", lease_id, lambda locks: locks.renew(lease_id.number, hash_secret(secret), ttl_ms)
+    )
 
 
 async def mint(gateway: Gateway, lease_id: LeaseId, secret: str, count: int) -> Lease | Problem:
     """Draw more tokens under a lease."""
-    return await _asked(gateway, "mint", lease_id, lambda locks: locks.mint(lease_id.number, hashed(secret), count))
+    return await _use_lease(
+        gateway, "mint", lease_id, lambda locks: locks.mint(lease_id.number, hash_secret(secret), count)
+    )
 
 
 async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem | None:
@@ -36,7 +40,7 @@ async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem |
     locks = gateway.locks_of(lease_id.source)
     if locks is None:  # no such source, no such lease
         return None
-    over = await _guarded(lambda: locks.release(lease_id.number, hashed(secret)), lease_id.source)
+    over = await _map_errors(lambda: locks.release(lease_id.number, hash_secret(secret)), lease_id.source)
     if isinstance(over, Problem):
         return over
     gateway.emit(LeaseAsked("release", "done" if over else LEASE_LOST.code or "", (), str(lease_id)))
@@ -53,9 +57,9 @@ async def inspect(gateway: Gateway, lease_id: LeaseId) -> Lease | Problem:
     """Look at a live lease."""
     locks = gateway.locks_of(lease_id.source)
     if locks is None:
-        return _unknown(lease_id)
-    lease = await _guarded(lambda: locks.inspect(lease_id.number), lease_id.source)
-    return await _lost(gateway, lease_id) if lease is None else lease
+        return _unknown_lease(lease_id)
+    lease = await _map_errors(lambda: locks.inspect(lease_id.number), lease_id.source)
+    return await _explain_loss(gateway, lease_id) if lease is None else lease
 
 
 async def locks(
@@ -65,10 +69,10 @@ async def locks(
     found = gateway.locks_of(source)
     if found is None:
         return no_such_source(gateway, source, "query")
-    return await _guarded(lambda: found.states(name, after, limit), source)
+    return await _map_errors(lambda: found.states(name, after, limit), source)
 
 
-async def _asked(
+async def _use_lease(
     gateway: Gateway,
     verb: LeaseVerb,
     lease_id: LeaseId,
@@ -76,9 +80,9 @@ async def _asked(
 ) -> Lease | Problem:
     locks = gateway.locks_of(lease_id.source)
     if locks is None:
-        return _unknown(lease_id)
-    found = await _guarded(lambda: ask(locks), lease_id.source)
-    answer = await _lost(gateway, lease_id) if found is None else found
+        return _unknown_lease(lease_id)
+    found = await _map_errors(lambda: ask(locks), lease_id.source)
+    answer = await _explain_loss(gateway, lease_id) if found is None else found
     if isinstance(answer, Problem):
         gateway.emit(LeaseAsked(verb, answer.name, (), str(lease_id)))
     else:
@@ -86,7 +90,7 @@ async def _asked(
     return answer
 
 
-async def _guarded(ask: Callable[[], Awaitable[T]], source: str) -> T | Problem:
+async def _map_errors(ask: Callable[[], Awaitable[T]], source: str) -> T | Problem:
     try:
         return await ask()
     except OutcomeUnknownError as error:
@@ -101,7 +105,7 @@ async def _guarded(ask: Callable[[], Awaitable[T]], source: str) -> T | Problem:
         return source_problem(error, source)
 
 
-def _unknown(lease_id: LeaseId) -> Problem:
+def _unknown_lease(lease_id: LeaseId) -> Problem:
     return Problem(
         LEASE_LOST,
         f"Lease {lease_id} is unknown, or X-Lease-Secret is not its own.",
@@ -109,16 +113,16 @@ def _unknown(lease_id: LeaseId) -> Problem:
     )
 
 
-async def _lost(gateway: Gateway, lease_id: LeaseId) -> Problem:
+async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
     """Say what is known of a lease that is not held, or not with this secret."""
     extra: dict[str, object] = {"lease_id": str(lease_id)}
     try:
         locks = gateway.locks_of(lease_id.source)
-        lost = None if locks is None else await locks.lost(lease_id.number)
+        lost = None if locks is None else await locks.find_ended(lease_id.number)
     except StorageError as error:  # it is lost all the same; what became of it is only an explanation
         return Problem(LEASE_LOST, f"Lease {lease_id} is not held.", details=f"{error}", extra=extra)
     if lost is None:
-        return _unknown(lease_id)
+        return _unknown_lease(lease_id)
     names = ", ".join(lost.names)
     what = "was released" if lost.released else "expired"
     extra |= {"lock": lost.names[0] if len(lost.names) == 1 else None, "locks": list(lost.names)}
