@@ -45,7 +45,7 @@ class Settings(BaseSettings):
         default="", description="Schemas to serve, separated by commas; empty serves all of the user's."
     )
     pool_size: Positive = Field(default=10, description="Connections to PostgreSQL, per worker.")
-    lanes: Positive = Field(
+    batch_pool_size: Positive = Field(
         default=4, description="More connections, per worker, which carry batches of single-row writes."
     )
     max_waiting: Positive = Field(

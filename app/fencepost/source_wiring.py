@@ -30,7 +30,7 @@ _SWEPT_EVERY: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class ConfiguredSource:
     """A source with its name, not opened yet."""
 
     name: str
@@ -38,9 +38,9 @@ class Configured:
     source: Source
 
 
-def read_sources(settings: Settings) -> list[Configured]:
+def read_sources(settings: Settings) -> list[ConfiguredSource]:
     """Read FENCEPOST_SOURCES. Raises StartupError, which quotes no URL: there may be a password in it."""
-    found: dict[str, Configured] = {}
+    found: dict[str, ConfiguredSource] = {}
     dsn = settings.database_url.get_secret_value() if settings.database_url is not None else ""
     for part in (settings.sources.get_secret_value() if settings.sources is not None else "").split():
         each = read_source(part, dsn)
@@ -57,7 +57,7 @@ def check_sources(settings: Settings) -> None:
     read_sources(settings)
 
 
-def read_source(text: str, dsn: str) -> Configured:
+def read_source(text: str, dsn: str) -> ConfiguredSource:
     """Read one NAME=URL. Raises StartupError."""
     name, equals, url = text.partition("=")
     if not equals or not _NAME.fullmatch(name) or name in _RESERVED:
@@ -66,14 +66,14 @@ def read_source(text: str, dsn: str) -> Configured:
             "FENCEPOST_SOURCES: an item is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, nor external)"
         )
     try:
-        return Configured(name, kind_of(url), make(url, Surroundings(name, dsn)))
+        return ConfiguredSource(name, kind_of(url), make(url, Surroundings(name, dsn)))
     except SourceConfigError as error:
         raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
 
 
 @asynccontextmanager
 async def sources_opened(
-    configured: Sequence[Configured], gateway: Gateway, emit: Emit, stopping: Stopping, *, history: float
+    configured: Sequence[ConfiguredSource], gateway: Gateway, emit: Emit, stopping: Stopping, *, history: float
 ) -> AsyncIterator[dict[str, SourceLocks]]:
     """Open the sources, and close them in the end, all at once. The services need not be there; their names must be
     free.
@@ -106,7 +106,7 @@ def _mend(error: RefusedError) -> str:
     return error.hint or ""
 
 
-def _locks(configured: Configured, gateway: Gateway, emit: Emit) -> SourceLocks:
+def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> SourceLocks:
     name = configured.name
     return SourceLocks(
         name,

@@ -31,7 +31,7 @@ from fencepost.observe.events import (
 )
 from fencepost.observe.metrics import Metrics
 from fencepost.settings import Settings
-from fencepost.source_wiring import Configured, read_sources, sources_opened
+from fencepost.source_wiring import ConfiguredSource, read_sources, sources_opened
 from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
 from fencepost.storage.batches.group_commit import GroupCommit
@@ -153,7 +153,9 @@ def _rest_from_garbage() -> None:
 
 
 @asynccontextmanager
-async def _open(settings: Settings, dsn: str, emit: Emit, configured: Sequence[Configured]) -> AsyncIterator[Gateway]:
+async def _open(
+    settings: Settings, dsn: str, emit: Emit, configured: Sequence[ConfiguredSource]
+) -> AsyncIterator[Gateway]:
     """Connect, read the catalog, start what runs beside the requests; all of it ends with the block."""
 
     def loaded(catalog: Catalog) -> None:
@@ -202,7 +204,7 @@ def _limits(settings: Settings) -> Limits:
         settings.pool_timeout,
         settings.statement_timeout,
         settings.lock_timeout,
-        settings.lanes,
+        settings.batch_pool_size,
         settings.max_waiting,
     )
 

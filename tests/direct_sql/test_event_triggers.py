@@ -7,7 +7,7 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import outcome
 
-from fencepost.storage.protecting.partitions import EVENT_TRIGGERS, unwatched
+from fencepost.storage.protecting.partitions import EVENT_TRIGGERS, lacks_event_triggers
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.schema import migrate
 
@@ -79,9 +79,9 @@ async def test_a_downgrade_takes_them_along_and_migrate_brings_them_back(owner: 
     names = await owner.fetch("SELECT evtname FROM pg_event_trigger ORDER BY 1")
     assert sorted(EVENT_TRIGGERS) == [row[0] for row in names]
     await owner.execute("DROP EVENT TRIGGER fencepost_dropped")
-    assert await unwatched(owner)
+    assert await lacks_event_triggers(owner)
     await migrate.upgrade(database)  # nothing else to do
-    assert not await unwatched(owner)
+    assert not await lacks_event_triggers(owner)
 
 
 @pytest.mark.parametrize("member", [True, False])

@@ -26,7 +26,7 @@ async def owner(connect: Connect) -> Connection:
 @pytest.fixture
 async def gateway(owner: Connection, database: str) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ARG001 - makes it
     # One connection each: the second DELETE of a session has what PostgreSQL remembers of the first.
-    async with in_process(database, pool_size=1, lanes=1) as client:
+    async with in_process(database, pool_size=1, batch_pool_size=1) as client:
         yield client
 
 

@@ -46,7 +46,7 @@ async def limited(connect: Connect, database: str) -> AsyncIterator[str]:
 
 async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_everybody(limited: str) -> None:
     reports: list[str] = []
-    opened = await Database.open(limited, Limits(pool_size=10, lanes=1), report=reports.append)
+    opened = await Database.open(limited, Limits(pool_size=10, batch_pool_size=1), report=reports.append)
 
     async def ask() -> int:
         async with opened.connection() as connection:
@@ -55,7 +55,7 @@ async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_every
 
     try:
         pids = await asyncio.gather(*(ask() for _ in range(200)))
-        assert len(set(pids)) == LIMIT - 1  # and a lane
+        assert len(set(pids)) == LIMIT - 1  # and one for batches
         assert len(reports) == 1, reports
         assert "no connection left" in reports[0]
     finally:
@@ -64,7 +64,7 @@ async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_every
 
 async def test_doctor_finds_that_there_is_no_room_for_what_a_gateway_may_open(limited: str) -> None:
     fits = await asyncio.to_thread(
-        CliRunner().invoke, main, ["doctor", "--database-url", limited, "--pool-size", "2", "--lanes", "1"]
+        CliRunner().invoke, main, ["doctor", "--database-url", limited, "--pool-size", "2", "--batch-pool-size", "1"]
     )
     assert "ok       connections: a gateway of 1 workers may open 4 connections" in fits.output, fits.output
     found = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "--database-url", limited])

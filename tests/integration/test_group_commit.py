@@ -58,7 +58,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(database: str) -> AsyncIterator[Stage]:
-    opened = await Database.open(database, Limits(lanes=2, pool_timeout=1))
+    opened = await Database.open(database, Limits(batch_pool_size=2, pool_timeout=1))
     group = GroupCommit(opened, most_waiting=6, wait_at_most=0.5)
     try:
         yield Stage(opened, group)

@@ -80,8 +80,8 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
     assert await observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
 
 
-def plainly(name: str, secret: str) -> leases.Wanted:
-    return leases.Wanted((name,), hash_secret(secret), secret, MINUTE, 1, (), 0, keep_place=False)
+def plainly(name: str, secret: str) -> leases.LockRequest:
+    return leases.LockRequest((name,), hash_secret(secret), secret, MINUTE, 1, (), 0, keep_place=False)
 
 
 async def test_a_place_whose_answer_got_lost_is_one_place(

@@ -8,7 +8,7 @@ from tests.support.lease_racing import MINUTE, step_back
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.sourced import Granting
+from fencepost.storage.leases.sourced import GrantRecord
 
 SOURCE = "zk"
 SECRET = hash_secret("secret")
@@ -23,7 +23,7 @@ async def db(connect: Connect) -> asyncpg.Connection:
 
 async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes = SECRET) -> int:
     before = await sources.state(db, SOURCE, lock)
-    granting = Granting(SOURCE, lock, secret, "worker", (), "handle", (number,), before, MINUTE, 1)
+    granting = GrantRecord(SOURCE, lock, secret, "worker", (), "handle", (number,), before, MINUTE, 1)
     verdict, lease = await source_leases.grant(db, granting)
     assert verdict == "granted"
     assert lease is not None

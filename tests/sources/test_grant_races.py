@@ -15,7 +15,7 @@ import pytest
 from tests.support.interleave import Connect, Connection, eventually
 from tests.support.racing import open_gateway
 
-from fencepost.locks.leases import Attempted, Overtaken
+from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.locks.sourced import claims as source_claims
 from fencepost.locks.sourced import grants as source_grants
@@ -23,7 +23,7 @@ from fencepost.locks.sourced.leases import SourceLocks
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import Wanted
+from fencepost.storage.leases.builtin import LockRequest
 
 NAME = "scripted"
 _secrets = itertools.count(1)
@@ -117,9 +117,9 @@ class Stage:
 
     async def acquire(
         self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: bytes | None = None
-    ) -> Attempted:
+    ) -> AcquireResult:
         self.secret = secret or str(next(_secrets)).encode()
-        wanted = Wanted((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000, False)
+        wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000, False)
         return await self.locks.acquire(wanted, claim, gone or asyncio.get_running_loop().create_future())
 
     async def raised(self) -> None:
@@ -467,7 +467,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities, stuck={"a"}) as stage:
         for lock in "ab":
-            wanted = Wanted((lock,), lock.encode(), "me", 300, 1, (), 0, False)
+            wanted = LockRequest((lock,), lock.encode(), "me", 300, 1, (), 0, False)
             await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
 
         async def ended() -> bool:
@@ -491,7 +491,7 @@ async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: C
         await locks.open()
         assert "not registered yet" in stage.troubles[-1]
         await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
-        wanted = Wanted(("a",), b"later", "me", 20_000, 1, (), 0, False)
+        wanted = LockRequest(("a",), b"later", "me", 20_000, 1, (), 0, False)
         attempted = await locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
         assert attempted.acquired.verdict == "granted"
         await locks.close()
@@ -529,7 +529,7 @@ async def test_numbers_without_room_for_a_generation_are_refused(make: Callable[
 async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Callable[..., Any]) -> None:
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities) as stage:
-        wanted = Wanted(("a",), b"mine", "me", 300, 1, (), 0, False)
+        wanted = LockRequest(("a",), b"mine", "me", 300, 1, (), 0, False)
         granted = await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.acquired.verdict == "granted"
 

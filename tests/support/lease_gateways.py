@@ -15,10 +15,10 @@ from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, Wanted
+from fencepost.storage.leases.builtin import Acquired, LockRequest
 
 if TYPE_CHECKING:
-    from fencepost.locks.leases import Attempted
+    from fencepost.locks.leases import AcquireResult
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Side:
         self.queue = Queue(database, most, self.failures.append)
         self.locks = PostgresLocks(database, self.queue)
         self.listening = asyncio.Event()
-        self._asked: set[asyncio.Task[Attempted]] = set()
+        self._asked: set[asyncio.Task[AcquireResult]] = set()
 
     async def acquire(
         self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any
@@ -110,7 +110,7 @@ class Tries:
     def total(self) -> int:
         return sum(self.by_secret.values())
 
-    async def __call__(self, connection: Any, asked: Wanted, *others: Any) -> Acquired:
+    async def __call__(self, connection: Any, asked: LockRequest, *others: Any) -> Acquired:
         self.by_secret[asked.secret_hash] = self.by_secret.get(asked.secret_hash, 0) + 1
         return await self._acquire(connection, asked, *others)
 

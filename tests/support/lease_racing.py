@@ -17,7 +17,7 @@ from tests.support.racing import owner, racer
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, Lease, Wanted
+from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ def wanted(
     claims: tuple[str, ...] = (),
     wait_ms: int = 0,
     keep_place: bool = False,
-) -> Wanted:
-    return Wanted(names, hash_secret(secret), owner, ttl_ms, tokens, claims, wait_ms, keep_place)
+) -> LockRequest:
+    return LockRequest(names, hash_secret(secret), owner, ttl_ms, tokens, claims, wait_ms, keep_place)
 
 
 @dataclass

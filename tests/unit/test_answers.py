@@ -3,7 +3,7 @@
 import pytest
 
 from fencepost.gateway.core import Done
-from fencepost.http.responses.answers import fence_headers, keep_answer, one
+from fencepost.http.responses.answers import fence_headers, keep_answer, row_answer
 from fencepost.http.responses.raw import RawResponse
 
 
@@ -19,5 +19,5 @@ def test_what_is_recorded_is_what_is_given() -> None:
     done = Done(['{"a":1}'], 7)
     response = RawResponse(200, [(b"x", b"y")], b"body")
     record = keep_answer(done, response)
-    assert one(done) is response
+    assert row_answer(done) is response
     assert (record.status, record.headers, record.body) == (200, (("x", "y"),), b"body")

@@ -7,13 +7,13 @@ import click
 
 from fencepost.locks.source import Source, SourceError
 from fencepost.settings import Settings
-from fencepost.source_wiring import Configured, read_sources
+from fencepost.source_wiring import ConfiguredSource, read_sources
 from fencepost.startup import StartupError
 from fencepost.storage.inspecting.overview import Finding
 from fencepost.storage.leases import sources
 
 
-def read_configured_sources(settings: Settings) -> list[Configured]:
+def read_configured_sources(settings: Settings) -> list[ConfiguredSource]:
     """Read FENCEPOST_SOURCES. Raises ClickException."""
     try:
         return read_sources(settings)
@@ -21,7 +21,7 @@ def read_configured_sources(settings: Settings) -> list[Configured]:
         raise click.ClickException(str(error)) from error
 
 
-async def examine_sources(connection: asyncpg.Connection, configured: Sequence[Configured]) -> list[Finding]:
+async def examine_sources(connection: asyncpg.Connection, configured: Sequence[ConfiguredSource]) -> list[Finding]:
     """Say which sources are frozen or missing, and ask each configured service about its settings, and whether it has
     come as far as its tokens have.
     """
@@ -44,7 +44,7 @@ async def examine_sources(connection: asyncpg.Connection, configured: Sequence[C
     return findings + asked
 
 
-async def _ask(configured: Configured, known: sources.KnownSource | None) -> list[Finding]:
+async def _ask(configured: ConfiguredSource, known: sources.KnownSource | None) -> list[Finding]:
     """Ask a service; `known` is what its tokens are compared with."""
     subject = f"source {configured.name}"
     source = configured.source

@@ -77,7 +77,7 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
         async with connection.transaction():
             for grant in grants:
                 await connection.execute(grant)
-        return await partitions.unwatched(connection)
+        return await partitions.lacks_event_triggers(connection)
 
     unwatched = on_database(settings, grant_all)
     click.echo(f"the schema fencepost is at revision {migration.newest()}")

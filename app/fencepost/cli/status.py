@@ -22,7 +22,7 @@ from fencepost.storage.inspecting import session as inspect_session
 from fencepost.storage.inspecting import tables as inspect_tables
 from fencepost.storage.inspecting import tokens as inspect_tokens
 from fencepost.storage.inspecting import triggers as inspect_triggers
-from fencepost.storage.inspecting.break_glass import GlassUse
+from fencepost.storage.inspecting.break_glass import BreakGlassUse
 from fencepost.storage.inspecting.overview import Finding, Protected
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import sources
@@ -64,7 +64,7 @@ class _Snapshot:
     locks: list[LockState]
     sizes: list[Size]
     floors: list[tuple[str, int]]
-    broken_glass: list[GlassUse]
+    broken_glass: list[BreakGlassUse]
     sources: list[KnownSource]
 
 
@@ -154,7 +154,7 @@ def _as_json(seen: _Snapshot) -> dict[str, object]:
     }
 
 
-def _use(use: GlassUse) -> tuple[str, ...]:
+def _use(use: BreakGlassUse) -> tuple[str, ...]:
     # What people wrote is one line here, whatever they wrote.
     who = use.login if use.role == use.login else f"{use.login} as {use.role}"
     resource = use.resource if use.new_mark is None else f"{use.resource}: {use.old_mark} to {use.new_mark}"
@@ -185,7 +185,7 @@ def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 
 
 @click.command()
-@settings_options("database_url", "data_dir", "sources", "workers", "pool_size", "lanes")
+@settings_options("database_url", "data_dir", "sources", "workers", "pool_size", "batch_pool_size")
 def doctor(settings: Settings) -> None:
     """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
     when there is an error.
@@ -205,7 +205,9 @@ def doctor(settings: Settings) -> None:
                 findings.append(Finding("error", "locks", _LOCKED))
             findings.append(await inspect_session.examine_session(database_url(settings)))
             findings.append(
-                await inspect_session.examine_room(connection, settings.workers, settings.pool_size, settings.lanes)
+                await inspect_session.examine_room(
+                    connection, settings.workers, settings.pool_size, settings.batch_pool_size
+                )
             )
             findings += await examine_sources(connection, configured)
         return findings

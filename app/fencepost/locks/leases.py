@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
+from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried a
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class AcquireResult:
     """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
 
     acquired: Acquired
@@ -48,7 +48,9 @@ class LeaseLimits:
 class Leases(Protocol):
     """The leases of one token source."""
 
-    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: asyncio.Future[None]) -> Attempted:
+    async def acquire(
+        self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]
+    ) -> AcquireResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
 
         Raises Overtaken, and what `claim` raises; the lock is not held then.

@@ -80,7 +80,7 @@ class Dispatcher(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._new: SimpleQueue[WorkerChannel] = SimpleQueue()
-        self._lanes: list[WorkerChannel] = []  # of workers that serve; who is next in turn comes first
+        self._workers: list[WorkerChannel] = []  # of workers that serve; who is next in turn comes first
         self._in_hand: socket.socket | None = None
         self._accepting = False
         self._stopping = False
@@ -88,7 +88,7 @@ class Dispatcher(threading.Thread):
     @property
     def serving(self) -> int:
         """How many workers take connections."""
-        return len(self._lanes)
+        return len(self._workers)
 
     def add(self) -> socket.socket:
         """Make a channel for a new worker, and give the worker's end of it."""
@@ -115,7 +115,7 @@ class Dispatcher(threading.Thread):
                 for key, _ in self._selector.select():
                     key.data()
         finally:
-            for key in list(self._selector.get_map().values()):  # the lanes' channels among them
+            for key in list(self._selector.get_map().values()):  # the workers' channels among them
                 if isinstance(key.fileobj, socket.socket):
                     key.fileobj.close()
             self._selector.close()
@@ -127,37 +127,37 @@ class Dispatcher(threading.Thread):
     def _add_new(self) -> None:
         self._woken.recv(4096)
         while not self._new.empty():
-            lane = self._new.get()
+            worker = self._new.get()
 
-            def hear(lane: WorkerChannel = lane) -> None:
-                self._read_reports(lane)
+            def read(worker: WorkerChannel = worker) -> None:
+                self._read_reports(worker)
 
-            self._selector.register(lane.channel, selectors.EVENT_READ, hear)
+            self._selector.register(worker.channel, selectors.EVENT_READ, read)
 
-    def _read_reports(self, lane: WorkerChannel) -> None:
+    def _read_reports(self, worker: WorkerChannel) -> None:
         """Read a worker's reports, of which the last one counts, or learn that it takes no more."""
         try:
-            said = lane.channel.recv(256 * REPORT.size)
+            reports = worker.channel.recv(256 * REPORT.size)
         except OSError:
-            said = b""
-        if not said:
-            self._drop(lane)
+            reports = b""
+        if not reports:
+            self._drop(worker)
             return
-        if lane not in self._lanes:
-            self._lanes.append(lane)
-        lane.taken, lane.open = REPORT.unpack(said[-REPORT.size :])
-        lane.reported_at, lane.clogged = self._clock(), False
+        if worker not in self._workers:
+            self._workers.append(worker)
+        worker.taken, worker.open = REPORT.unpack(reports[-REPORT.size :])
+        worker.reported_at, worker.clogged = self._clock(), False
         if self._in_hand is not None:
             connection, self._in_hand = self._in_hand, None
             self._hand(connection)
         self._listen_if(self._next() is not None)
 
-    def _drop(self, lane: WorkerChannel) -> None:
-        if lane.channel.fileno() >= 0:
-            self._selector.unregister(lane.channel)
-            lane.channel.close()
-        if lane in self._lanes:
-            self._lanes.remove(lane)
+    def _drop(self, worker: WorkerChannel) -> None:
+        if worker.channel.fileno() >= 0:
+            self._selector.unregister(worker.channel)
+            worker.channel.close()
+        if worker in self._workers:
+            self._workers.remove(worker)
 
     def _listen_if(self, wanted: bool) -> None:
         if wanted and not self._accepting:
@@ -182,25 +182,25 @@ class Dispatcher(threading.Thread):
         self._listen_if(wanted=False)  # until a worker reports
 
     def _next(self) -> WorkerChannel | None:
-        """Choose the lane for the next connection."""
+        """Choose the worker for the next connection."""
         now = self._clock()
-        free = [lane for lane in self._lanes if not lane.full and self._in_hand is None]
-        return min(free, key=lambda lane: (now - lane.reported_at > SILENT_AFTER, lane.load), default=None)
+        free = [worker for worker in self._workers if not worker.full and self._in_hand is None]
+        return min(free, key=lambda worker: (now - worker.reported_at > SILENT_AFTER, worker.load), default=None)
 
     def _hand(self, connection: socket.socket) -> None:
         """Hand a connection to the worker with the fewest; keep it in hand when none can take it."""
-        while (lane := self._next()) is not None:
+        while (worker := self._next()) is not None:
             try:
-                socket.send_fds(lane.channel, [b"\0"], [connection.fileno()])
+                socket.send_fds(worker.channel, [b"\0"], [connection.fileno()])
             except OSError as error:
                 if isinstance(error, BlockingIOError) or error.errno == errno.ETOOMANYREFS:
-                    lane.clogged = True
+                    worker.clogged = True
                 else:
-                    self._drop(lane)
+                    self._drop(worker)
                 continue
             connection.close()
-            lane.handed += 1
-            self._lanes.remove(lane)
-            self._lanes.append(lane)
+            worker.handed += 1
+            self._workers.remove(worker)
+            self._workers.append(worker)
             return
         self._in_hand = connection

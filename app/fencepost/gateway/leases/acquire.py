@@ -20,12 +20,12 @@ from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resol
 from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
 from fencepost.gateway.refusals import problem_of_refused
 from fencepost.gateway.writes.blockers import naming_the_blocker
-from fencepost.locks.leases import Attempted, Overtaken
+from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.storage.leases.builtin import Acquired, LeaseId, Wanted
+from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest
 from fencepost.storage.statements.query import QueryError
 
 _ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
@@ -127,7 +127,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in
     claimed = resolve(gateway.catalog.current, request.claims, request.source)
     if isinstance(claimed, Problem):
         return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
-    wanted = Wanted(
+    wanted = LockRequest(
         request.locks,
         hash_secret(request.secret),
         request.owner,
@@ -157,7 +157,7 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in
     return _grant_or_problem(attempted, request), False
 
 
-def _grant_or_problem(attempted: Attempted, request: Acquire) -> Granted | Problem:
+def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | Problem:
     acquired = attempted.acquired
     match acquired.verdict:
         case "repeated" if request.owner_given and acquired.owner != request.owner:

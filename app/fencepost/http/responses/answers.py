@@ -46,7 +46,7 @@ def _array(done: Done) -> bytes:
     return f"[{','.join(done.rows)}]".encode()
 
 
-def _not_one(done: Done) -> Response:
+def _not_one_row(done: Done) -> Response:
     return problem_response(
         Problem(NOT_ACCEPTABLE, f"Accept: {SINGULAR} wants exactly one row, and there are {len(done.rows)}.")
     )
@@ -89,7 +89,7 @@ def _common_answer(outcome: Outcome) -> Response:
     raise TypeError(f"no answer in {outcome}")
 
 
-def one(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
+def row_answer(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
     if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
         return _common_answer(outcome)
@@ -118,7 +118,7 @@ def list_answer(outcome: Outcome, offset: int, preferences: Preferences, *, sing
         return problem_response(outcome)
     count = len(outcome.rows)
     if singular and count != 1:
-        return _not_one(outcome)
+        return _not_one_row(outcome)
     headers = _headers(outcome, preferences)
     span = f"{offset}-{offset + count - 1}" if count else "*"
     headers.append(_content_range(span, outcome.total))
@@ -150,7 +150,7 @@ def post_answer(outcome: Outcome, preferences: Preferences, *, singular: bool) -
     return _rows(outcome, _CREATED, headers, singular=singular)
 
 
-def many_written(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
+def filtered_answer(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
     """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
     if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
         return _common_answer(outcome)

@@ -44,7 +44,7 @@ from fencepost.http.requests.headers import (
 )
 from fencepost.http.requests.preferences import Preferences, read_preferences
 from fencepost.http.requests.query import NO_QUERY, parse_query
-from fencepost.http.responses.answers import keep_answer, list_answer, many_written, one, post_answer
+from fencepost.http.responses.answers import filtered_answer, keep_answer, list_answer, post_answer, row_answer
 from fencepost.storage.statements.query import Query, QueryError
 
 PREFIX: Final = b"/v1/data/"
@@ -125,7 +125,7 @@ class DataRoutes:
         query = _only(parse_query(request.query), "select")
         preferences = read_preferences(request.headers.get(b"prefer"), "row")
         table = table_name(request.headers, name, writing=False)
-        return one(await read_one(self._gateway(), ReadOne(table, key, query.select)), preferences)
+        return row_answer(await read_one(self._gateway(), ReadOne(table, key, query.select)), preferences)
 
     async def get_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """GET /v1/data/{table}."""
@@ -140,13 +140,13 @@ class DataRoutes:
         """PATCH /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
         write = await self._read_change(request, name, key, preferences)
-        return one(await patch(self._gateway(), write), preferences)
+        return row_answer(await patch(self._gateway(), write), preferences)
 
     async def put_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """PUT /v1/data/{table}/{key}."""
         preferences = read_preferences(request.headers.get(b"prefer"), "one")
         write = await self._read_change(request, name, key, preferences)
-        return one(await put(self._gateway(), write), preferences)
+        return row_answer(await put(self._gateway(), write), preferences)
 
     async def delete_row(self, request: DataRequest, name: str, key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}/{key}; PostgREST's clients send a body of {}, which says nothing."""
@@ -156,9 +156,9 @@ class DataRoutes:
         query = _only(parse_query(request.query), "select")
         await read_no_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, "", lambda done: one(done, preferences, row_by_default=False))
+        once = read_once(request, table, "", lambda done: row_answer(done, preferences, row_by_default=False))
         write = KeyedWrite(table, key, token, query.select, None, once, preferences.shows(by_default=False))
-        return one(await delete(self._gateway(), write), preferences, row_by_default=False)
+        return row_answer(await delete(self._gateway(), write), preferences, row_by_default=False)
 
     async def _read_change(
         self, request: DataRequest, name: str, key: tuple[str, ...], preferences: Preferences
@@ -170,7 +170,7 @@ class DataRoutes:
             request.headers, request.receive, self._max_body_bytes, query.columns, complete=preferences.complete
         )
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text, lambda done: one(done, preferences))
+        once = read_once(request, table, body.text, lambda done: row_answer(done, preferences))
         return KeyedWrite(table, key, token, query.select, body, once, preferences.shows(by_default=True))
 
     async def post_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
@@ -199,7 +199,7 @@ class DataRoutes:
         )
         require_form_of_patch(query, count)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, body.text, lambda done: many_written(done, preferences, singular=singular))
+        once = read_once(request, table, body.text, lambda done: filtered_answer(done, preferences, singular=singular))
         most, shown = preferences.most, preferences.shows(by_default=False)
         if count is None:
             filtered = FilteredWrite(table, query.filters, token, body, query.select, singular, once, most, shown)
@@ -207,7 +207,7 @@ class DataRoutes:
         else:
             rows = RowsPatch(table, token, body, count, query.select, singular, once, most, shown)
             outcome = await patch_rows(self._gateway(), rows)
-        return many_written(outcome, preferences, singular=singular)
+        return filtered_answer(outcome, preferences, singular=singular)
 
     async def delete_rows(self, request: DataRequest, name: str, _key: tuple[str, ...]) -> Response:
         """DELETE /v1/data/{table}?filters."""
@@ -219,10 +219,10 @@ class DataRoutes:
             raise RequestError(refuse_whole_table("DELETE"))
         await read_no_body(request.headers, request.receive, self._max_body_bytes)
         table = table_name(request.headers, name, writing=True)
-        once = read_once(request, table, "", lambda done: many_written(done, preferences, singular=singular))
+        once = read_once(request, table, "", lambda done: filtered_answer(done, preferences, singular=singular))
         most, shown = preferences.most, preferences.shows(by_default=False)
         write = FilteredWrite(table, query.filters, token, None, query.select, singular, once, most, shown)
-        return many_written(await delete_many(self._gateway(), write), preferences, singular=singular)
+        return filtered_answer(await delete_many(self._gateway(), write), preferences, singular=singular)
 
 
 def read_once(request: DataRequest, table: str, body: str, render: Render) -> Once | None:

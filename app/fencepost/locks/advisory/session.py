@@ -93,7 +93,7 @@ async def _check(connection: "asyncpg.Connection[asyncpg.Record]", server: str) 
         raise SourceUnavailableError(f"{server} is a standby: its advisory locks are not the primary's")
 
 
-class Asking:
+class QueryConnection:
     """The connection for short questions, one at a time; made when needed, and anew after a failure."""
 
     def __init__(self, settings: Settings) -> None:
@@ -106,7 +106,7 @@ class Asking:
         with map_errors(self._settings.server):
             async with asyncio.timeout(REQUEST_TIMEOUT), self._turn:
                 try:
-                    connection = await self._connected()
+                    connection = await self._connect()
                     return await connection.fetchrow(statement, *arguments)
                 except asyncpg.PostgresError:
                     raise  # an answer: the connection is as good as before, or closed
@@ -120,7 +120,7 @@ class Asking:
             self._connection.terminate()
             self._connection = None
 
-    async def _connected(self) -> "asyncpg.Connection[asyncpg.Record]":
+    async def _connect(self) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(
                 self._settings, application_name=f"{PREFIX} locks", statement_timeout=str(round(REQUEST_TIMEOUT * 1000))

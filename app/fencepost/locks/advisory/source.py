@@ -22,7 +22,7 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.locks.advisory.session import AdvisorySession, Asking, map_errors, owner_of
+from fencepost.locks.advisory.session import AdvisorySession, QueryConnection, map_errors, owner_of
 from fencepost.locks.advisory.url import Key, Settings, parse
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import (
@@ -78,7 +78,7 @@ class AdvisorySource:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._asking = Asking(settings)
+        self._asking = QueryConnection(settings)
         self._holds: dict[str, AdvisorySession] = {}
         self._beginning = 0
         self._ending: set[asyncio.Task[None]] = set()

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
 from fencepost.locks.builtin.queue import Queue, Visit
-from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases, Overtaken
+from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases, Overtaken
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
+from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
 
 T = TypeVar("T")
 
@@ -58,7 +58,9 @@ class PostgresLocks(Leases):
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
-    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
+    async def acquire(
+        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]"
+    ) -> AcquireResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
 
         `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
@@ -67,7 +69,7 @@ class PostgresLocks(Leases):
         """
         if wanted.wait_ms == 0:
             acquired, claims = await self._try(wanted, claim, None, 0)
-            return Attempted(acquired, claims, 0)
+            return AcquireResult(acquired, claims, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
@@ -79,8 +81,8 @@ class PostgresLocks(Leases):
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
     async def _wait(
-        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
-    ) -> Attempted:
+        self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
+    ) -> AcquireResult:
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         deadline = arrived + wanted.wait_ms / 1000
@@ -101,17 +103,17 @@ class PostgresLocks(Leases):
                     raise
                 continue
             if acquired.verdict != "queued" or left_ms == 0 or gone.done():
-                return Attempted(acquired, claims, int((began - arrived) * 1000))
+                return AcquireResult(acquired, claims, int((began - arrived) * 1000))
             if self.queue.stopping:
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
             if acquired.first and acquired.due_ms is not None:
                 visit.wake_in(acquired.due_ms / 1000)
             await visit.wait(deadline - loop.time(), gone)
             if gone.done():  # no more tries: nobody would hear of a grant, and a repeat may have taken the place over
-                return Attempted(acquired, claims, int((began - arrived) * 1000))
+                return AcquireResult(acquired, claims, int((began - arrived) * 1000))
 
     async def _try(
-        self, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+        self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
         async def attempt() -> tuple[Acquired, object]:
             async with self._slot(), self._database.connection(writing=True) as connection:
@@ -153,7 +155,12 @@ class PostgresLocks(Leases):
             self._slots.release()
 
     async def _attempt(
-        self, connection: Connection, wanted: Wanted, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
+        self,
+        connection: Connection,
+        wanted: LockRequest,
+        claim: Claim[object] | None,
+        visit: Visit | None,
+        wait_ms: int,
     ) -> tuple[Acquired, object]:
         async def acquire() -> Acquired:
             gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)

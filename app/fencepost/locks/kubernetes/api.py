@@ -92,11 +92,11 @@ class Api:
 
     async def counter(self) -> int:
         """Return the resourceVersion that the cluster has come to. Raises SourceError."""
-        found = self._accepted(await self._ask("GET", "", params={"limit": "1"}), "list", "")
+        found = self._read_answer(await self._ask("GET", "", params={"limit": "1"}), "list", "")
         version = (found.get("metadata") or {}).get("resourceVersion", "")
         return number(version, f"the list of Leases in {self.namespace}")
 
-    async def changed(self, lease: LeaseObject, within_s: float) -> None:
+    async def wait_for_change(self, lease: LeaseObject, within_s: float) -> None:
         """Return when the Lease is no longer as it was read, or after `within_s`, or early for no reason: whoever waits
         looks again anyway. Raises SourceError where watching is refused.
         """
@@ -109,14 +109,14 @@ class Api:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 # A watch that breaks at once is not asked for again at once.
-                if within_s < _PAUSE or not await self._watched(lease.name, params, within_s):
+                if within_s < _PAUSE or not await self._watch_once(lease.name, params, within_s):
                     await asyncio.sleep(_PAUSE)
 
-    async def _watched(self, name: str, params: dict[str, str], within_s: float) -> bool:
+    async def _watch_once(self, name: str, params: dict[str, str], within_s: float) -> bool:
         """Wait for an event. False: the watch ended without one."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                server, client = await self._connected()
+                server, client = await self._connect()
                 request = client.build_request(
                     *("GET", self._path(server)),
                     params=params,
@@ -124,7 +124,7 @@ class Api:
                     timeout=httpx.Timeout(REQUEST_TIMEOUT, read=within_s + REQUEST_TIMEOUT),
                     extensions=_sni(server),
                 )
-            answer = await self._sent(client, request, stream=True)
+            answer = await self._send(client, request, stream=True)
             try:
                 return await self._event(answer, name)
             finally:
@@ -140,18 +140,18 @@ class Api:
             return False  # the look that follows says so, or renews the credentials
         if answer.status_code not in OK:
             await answer.aread()
-            self._accepted(answer, "watch", name)
+            self._read_answer(answer, "watch", name)
         async for _ in answer.aiter_lines():
             return True
         return False
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask what is no Lease; for `doctor`. Raises SourceError."""
-        return self._accepted(await self._ask("POST", path, body=body), "create", path)
+        return self._read_answer(await self._ask("POST", path, body=body), "create", path)
 
     async def version(self) -> dict[str, Any]:
         """Return what the API server says about itself. Raises SourceError."""
-        return self._accepted(await self._ask("GET", "/version"), "get", "/version")
+        return self._read_answer(await self._ask("GET", "/version"), "get", "/version")
 
     async def _ask(
         self, method: str, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
@@ -161,17 +161,17 @@ class Api:
         """
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                server, client = await self._connected()
+                server, client = await self._connect()
                 for last in (False, True):
                     url = path if path.startswith("/") else f"{self._path(server)}/{path}".rstrip("/")
                     headers, extensions = await server.headers(), _sni(server)
                     request = client.build_request(
                         method, url, params=params, json=body, headers=headers, extensions=extensions
                     )
-                    answer = await self._sent(client, request)
+                    answer = await self._send(client, request)
                     if answer.status_code != _UNAUTHORIZED or last:
                         break
-                    server, client = await self._connected(instead_of=server)
+                    server, client = await self._connect(instead_of=server)
         except TimeoutError:
             raise SourceUnavailableError(
                 f"{self._at()} has not answered within {REQUEST_TIMEOUT:.0f} s: try again"
@@ -184,7 +184,7 @@ class Api:
             raise SourceUnavailableError(f"{self._at()} answered {answer.status_code}: {_message(answer)}: try again")
         return answer
 
-    async def _sent(self, client: httpx.AsyncClient, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+    async def _send(self, client: httpx.AsyncClient, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
         """Send a request that comes to its end, or to its time limit, though its caller gives up. httpx leaves a
         connection open for good whose TLS handshake is cancelled; and a write had better not be cut off.
         """
@@ -194,10 +194,10 @@ class Api:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
-            sending.add_done_callback(self._unwanted)
+            sending.add_done_callback(self._close_unwanted)
             raise
 
-    def _unwanted(self, sent: asyncio.Task[httpx.Response]) -> None:
+    def _close_unwanted(self, sent: asyncio.Task[httpx.Response]) -> None:
         """Take note of what came of a request whose caller has gone, and close its answer."""
         if not sent.cancelled() and sent.exception() is None:
             closing = asyncio.create_task(sent.result().aclose())
@@ -205,13 +205,13 @@ class Api:
             closing.add_done_callback(self._sending.discard)
 
     def _lease(self, answer: httpx.Response, verb: str, name: str) -> LeaseObject:
-        body = self._accepted(answer, verb, name)
+        body = self._read_answer(answer, verb, name)
         metadata = body.get("metadata") or {}
         if not {"name", "uid", "resourceVersion"} <= metadata.keys():
             raise SourceError(f"{self._at()} answered to {verb} {self.where(name)} with no Lease: check the address")
         return LeaseObject(body)
 
-    def _accepted(self, answer: httpx.Response, verb: str, name: str) -> dict[str, Any]:
+    def _read_answer(self, answer: httpx.Response, verb: str, name: str) -> dict[str, Any]:
         """Return what an answer says. Raises SourceError where it is a refusal."""
         what = f"{self._at()}: to {verb} {self.where(name) if name and '/' not in name else name or 'Leases'}"
         if answer.status_code == _FORBIDDEN:
@@ -234,12 +234,12 @@ class Api:
     def _path(self, server: Server) -> str:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self._wanted or server.namespace}/leases"
 
-    async def _connected(self, instead_of: Server | None = None) -> tuple[Server, httpx.AsyncClient]:
+    async def _connect(self, instead_of: Server | None = None) -> tuple[Server, httpx.AsyncClient]:
         """Return the server and a client for it. `instead_of`: read the credentials anew, these are refused."""
         if self._server is None or self._server is instead_of:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
-                self._reading.add_done_callback(_noted)
+                self._reading.add_done_callback(_note_failure)
             # Whoever gives up waiting leaves it running, for the others and for the next request.
             await asyncio.shield(self._reading)
         if self._server is None or self._client is None:
@@ -256,7 +256,7 @@ class Api:
         self._server = server
 
 
-def _noted(task: asyncio.Task[None]) -> None:
+def _note_failure(task: asyncio.Task[None]) -> None:
     # Who has gone does not ask what came of it, and who comes next begins anew: asyncio is not to complain.
     if not task.cancelled():
         task.exception()

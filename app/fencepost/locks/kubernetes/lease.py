@@ -79,7 +79,7 @@ class LeaseObject:
         return self._spec.get("leaseDurationSeconds") or UNTOLD_SECONDS
 
     @property
-    def annotated(self) -> str | None:
+    def lock_annotation(self) -> str | None:
         """The full name of the lock that it belongs to, where it says so."""
         found = (self.body["metadata"].get("annotations") or {}).get(LOCK_ANNOTATION)
         return None if found is None else str(found)

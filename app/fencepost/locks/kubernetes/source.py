@@ -95,9 +95,9 @@ class KubernetesLeases:
             left = deadline - loop.time()
             if left <= 0:
                 return Holder(lease.owner, round(unexpired * 1000) or None)
-            await self._api.changed(lease, min(left, unexpired))
+            await self._api.wait_for_change(lease, min(left, unexpired))
             lost = 0
-        raise self._overtaken(lock)
+        raise self._overtaken_error(lock)
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
         """Prolong a hold; see Source."""
@@ -144,7 +144,7 @@ class KubernetesLeases:
             more = await self.mint(lock, identity, tokens - 1)
             return None if more is None else Grant(identity, (taken.number, *more))
         except BaseException:
-            await asyncio.shield(self._kept(self._give_back(lock, identity, take)))
+            await asyncio.shield(self._keep_task(self._give_back(lock, identity, take)))
             raise
 
     async def _take(self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int) -> LeaseObject | None:
@@ -181,7 +181,7 @@ class KubernetesLeases:
         except SourceError:
             return  # the caller gets the first error, or is gone; the hold expires
 
-    def _kept(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _keep_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
@@ -203,9 +203,9 @@ class KubernetesLeases:
             if updated is not None:
                 return self._remember(lock, updated)
             lease = await self._look(lock)
-        raise self._overtaken(lock)
+        raise self._overtaken_error(lock)
 
-    def _overtaken(self, lock: str) -> SourceUnavailableError:
+    def _overtaken_error(self, lock: str) -> SourceUnavailableError:
         where = self._api.where(self._name(lock))
         return SourceUnavailableError(f"lock {lock}: others were faster to write {where} {TRIES} times: try again")
 
@@ -216,8 +216,12 @@ class KubernetesLeases:
         if lease is None:
             self._seen.pop(lock, None)
             return None
-        if lease.annotated != lock and not (lease.annotated is None and name == lock):
-            whose = f"of lock {lease.annotated}" if lease.annotated else f"without the annotation {LOCK_ANNOTATION}"
+        if lease.lock_annotation != lock and not (lease.lock_annotation is None and name == lock):
+            whose = (
+                f"of lock {lease.lock_annotation}"
+                if lease.lock_annotation
+                else f"without the annotation {LOCK_ANNOTATION}"
+            )
             raise SourceError(
                 f"lock {lock}: {self._api.where(name)}, where its state belongs, is one {whose}: "
                 "rename or delete that one"

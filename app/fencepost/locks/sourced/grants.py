@@ -12,8 +12,8 @@ from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import translated
 from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import Wanted
-from fencepost.storage.leases.sourced import Granting, SourceLease
+from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.sourced import GrantRecord, SourceLease
 from fencepost.storage.leases.sources import State
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Grants:
         self._database, self._failed, self._froze = database, failed, froze
 
     async def grant(
-        self, wanted: Wanted, before: State, wait_s: float, gone: "asyncio.Future[None]"
+        self, wanted: LockRequest, before: State, wait_s: float, gone: "asyncio.Future[None]"
     ) -> Held | Holder | None:
         """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
         self.require_sound(before)
@@ -68,7 +68,7 @@ class Grants:
             return None
         return Held(grant.handle, tokens, before, since)
 
-    async def _ask_for_lock(self, wanted: Wanted, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
+    async def _ask_for_lock(self, wanted: LockRequest, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
         """Ask the source for the lock, and stop asking when the client has gone."""
         asking = asyncio.ensure_future(
             self.source.acquire(
@@ -105,10 +105,10 @@ class Grants:
         numbers = await self.source.mint(lock, handle, count)
         return None if numbers is None else before.compose(_small(self.name, numbers))
 
-    async def record(self, wanted: Wanted, held: Held) -> SourceLease | None:
+    async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         """Record a grant; None: it is void. Raises SourceFrozenError."""
         lock = wanted.names[0]
-        granting = Granting(
+        granting = GrantRecord(
             self.name,
             lock,
             wanted.secret_hash,

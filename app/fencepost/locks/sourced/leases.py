@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fencepost.fencing.token import GENERATION_BITS, Token
-from fencepost.locks.leases import Attempted, Claim, LeaseLimits, Leases
+from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
 from fencepost.locks.sourced.claims import SourceClaims
 from fencepost.locks.sourced.grants import Grants, Held, ms_since
@@ -28,7 +28,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import sourced as source_leases
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease, Wanted
+from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
 from fencepost.storage.leases.sourced import SourceLease
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ class SourceLocks(Leases):
         except TimeoutError:
             self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
 
-    async def acquire(self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> Attempted:
+    async def acquire(
+        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]"
+    ) -> AcquireResult:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
 
         Raises StorageError, SourceError, Overtaken, and what `claim` raises; no hold remains then.
@@ -111,8 +113,8 @@ class SourceLocks(Leases):
         return _attempted_since(_not_granted("held", wanted, Holder()), began)
 
     async def _attempt(
-        self, wanted: Wanted, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
-    ) -> Attempted | None:
+        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
+    ) -> AcquireResult | None:
         """Try once; None: what was granted came to nothing, and another try may do."""
         before, found = await self._look_up(wanted)
         if found is None:
@@ -135,7 +137,7 @@ class SourceLocks(Leases):
             return None
         return await self._claim_and_answer(known, wanted, claim, 0, repeated=True)
 
-    async def _look_up(self, wanted: Wanted) -> "tuple[State, tuple[str, SourceLease] | None]":
+    async def _look_up(self, wanted: LockRequest) -> "tuple[State, tuple[str, SourceLease] | None]":
         return await self._grants.ask(
             lambda c: source_leases.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
         )
@@ -220,15 +222,15 @@ class SourceLocks(Leases):
         while gone == FORGOTTEN_AT_ONCE:
             gone = await self._grants.ask(lambda c: source_leases.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
 
-    async def _record(self, wanted: Wanted, held: Held) -> SourceLease | None:
+    async def _record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
         if lease is not None and not self.source.capabilities.ttl_from_server:
             self._keeper.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
         return lease
 
     async def _claim_and_answer(
-        self, lease: SourceLease, wanted: Wanted, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
-    ) -> Attempted | None:
+        self, lease: SourceLease, wanted: LockRequest, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
+    ) -> AcquireResult | None:
         """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
         asked, claims = time.monotonic(), None
         if claim is not None:
@@ -236,7 +238,7 @@ class SourceLocks(Leases):
             if claimed is None:
                 return None
             claims, lease = claimed
-        return Attempted(
+        return AcquireResult(
             Acquired(
                 "repeated" if repeated else "granted",
                 lease.lease_id,
@@ -276,7 +278,7 @@ class SourceLocks(Leases):
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
 
 
-def _not_granted(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
+def _not_granted(verdict: str, wanted: LockRequest, holder: Holder) -> Acquired:
     return Acquired(
         "mismatch" if verdict == "mismatch" else "held",
         None,
@@ -293,8 +295,8 @@ def _not_granted(verdict: str, wanted: Wanted, holder: Holder) -> Acquired:
     )
 
 
-def _attempted_since(acquired: Acquired, began: float) -> Attempted:
-    return Attempted(acquired, None, int((time.monotonic() - began) * 1000))
+def _attempted_since(acquired: Acquired, began: float) -> AcquireResult:
+    return AcquireResult(acquired, None, int((time.monotonic() - began) * 1000))
 
 
 def _public(lease: SourceLease, minted: Sequence[int]) -> Lease:

@@ -16,13 +16,13 @@ Connection = asyncpg.Connection
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Pools and time limits; seconds. `lanes` connections carry batches, beside the pool's `pool_size`."""
+    """Pools and time limits; seconds. `pool_size` connections serve requests, `batch_pool_size` carry batches."""
 
     pool_size: int = 10
     pool_timeout: float = 5.0
     statement_timeout: float = 30.0
     lock_timeout: float = 10.0
-    lanes: int = 4
+    batch_pool_size: int = 4
     most_waiting: int = 1000
     """How many requests may wait for a connection of the pool before others are refused at once."""
 

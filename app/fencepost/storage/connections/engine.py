@@ -56,14 +56,14 @@ class Database:
         self,
         opened: Callable[[], Awaitable[GatewayConnection]],
         pool: Pool,
-        lanes: Pool,
+        batch_pool: Pool,
         limits: Limits,
         watch: Watch,
         read_only: ReadOnly,
     ) -> None:
         self._opened = opened
         self._pool = pool
-        self._lanes = lanes
+        self._batch_pool = batch_pool
         self._limits = limits
         self._watch = watch
         self._read_only = read_only
@@ -88,11 +88,11 @@ class Database:
             return open_connection(dsn, settings, limits, shared)
 
         pool = Pool(opened, limits.pool_size, report)
-        lanes = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.lanes, report)
-        database = cls(opened, pool, lanes, limits, shared.watch, ReadOnly(report))
+        batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report)
+        database = cls(opened, pool, batch_pool, limits, shared.watch, ReadOnly(report))
         try:
             with translated(writing=False):
-                for each in (pool, lanes):
+                for each in (pool, batch_pool):
                     each.give_back(await each.lend())
         except BaseException:
             await database.close()
@@ -101,7 +101,7 @@ class Database:
 
     async def close(self) -> None:
         """Wait for connections in use, then close all."""
-        await self._lanes.close()
+        await self._batch_pool.close()
         await self._pool.close()
         if self._ending is not None:
             self._ending.cancel()
@@ -113,7 +113,7 @@ class Database:
         self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
-        self._lanes.end()
+        self._batch_pool.end()
         self._pool.end()
 
     @asynccontextmanager
@@ -147,7 +147,7 @@ class Database:
     @asynccontextmanager
     async def lane(self) -> AsyncIterator[Connection]:
         """Lend a connection for batches of writes, as `connection(writing=True)` does."""
-        async with self._lent(self._lanes, writing=True) as connection:
+        async with self._lent(self._batch_pool, writing=True) as connection:
             yield connection
 
     @asynccontextmanager
@@ -198,7 +198,7 @@ class Database:
     def _expire(self) -> None:
         """Make all connections new, as they come back."""
         self._pool.expire()
-        self._lanes.expire()
+        self._batch_pool.expire()
 
     def is_accepted(self, connection: Connection) -> bool:
         """Whether a connection that is held for long is still one to write on, after what was met since."""
@@ -278,7 +278,7 @@ class Database:
 
     def sizes(self) -> tuple[int, int]:
         """Tell (connections open, of them idle)."""
-        pools = (self._pool, self._lanes)
+        pools = (self._pool, self._batch_pool)
         return sum(pool.size for pool in pools), sum(pool.idle for pool in pools)
 
 

@@ -6,7 +6,7 @@ from fencepost.storage.connections.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
-class GlassUse:
+class BreakGlassUse:
     """One record: what an operator wrote without a token, and why. `at` is ISO 8601, when the transaction began. The
     marks are those of a reset, as texts.
     """
@@ -22,7 +22,7 @@ class GlassUse:
     new_mark: str | None = None
 
 
-async def newest_uses(connection: Connection, limit: int) -> list[GlassUse]:
+async def newest_uses(connection: Connection, limit: int) -> list[BreakGlassUse]:
     """List the newest records first; none where this role may not read them (their queries may hold secrets)."""
     if not await connection.fetchval("SELECT has_table_privilege('fencepost.break_glass_log', 'SELECT')"):
         return []
@@ -32,4 +32,4 @@ async def newest_uses(connection: Connection, limit: int) -> list[GlassUse]:
         " FROM fencepost.break_glass_log l ORDER BY l.at DESC, l.xid DESC, l.name, l.verb LIMIT $1",
         limit,
     )
-    return [GlassUse(*row) for row in rows]
+    return [BreakGlassUse(*row) for row in rows]

@@ -8,10 +8,10 @@ import asyncpg
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.protecting.check import Target, as_it_is
+from fencepost.storage.protecting.check import Target, read_target
 from fencepost.storage.protecting.functions import Functions
 from fencepost.storage.protecting.scope import ScopeDdl
-from fencepost.storage.protecting.scope_check import scope_as_it_is
+from fencepost.storage.protecting.scope_check import read_scope
 from fencepost.storage.schema.owner import RELATIONS
 from fencepost.storage.tables.catalog import quote
 
@@ -163,14 +163,14 @@ async def _expected_functions(connection: Connection, oid: int, stem: str) -> di
     """Write what this version's `protect` would make, as the table stands; nothing when it has changed too much for
     that, which is told with the table.
     """
-    target: Target | None = await as_it_is(connection, oid)
+    target: Target | None = await read_target(connection, oid)
     if target is None or target.registered is None or target.registered.name != target.name:
         return {}
     now = target.registered
     if now.scope is None:
         functions = Functions(target, now.rule, now.source, now.ceiling)
         return functions.bodies() if functions.stem == stem else {}
-    scoped = await scope_as_it_is(connection, target, now.scope)
+    scoped = await read_scope(connection, target, now.scope)
     if scoped is None:
         return {}
     ddl = ScopeDdl(target, scoped, now.rule, now.source, requires_key=now.requires_key)

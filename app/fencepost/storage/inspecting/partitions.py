@@ -20,7 +20,7 @@ async def examine_partitions(connection: Connection) -> list[Finding]:
     """Look whether event triggers follow the partitions, where a protected table has any, and what they missed."""
     tables = await connection.fetch(_PARTITIONED)
     findings = []
-    if tables and await partitions.unwatched(connection):
+    if tables and await partitions.lacks_event_triggers(connection):
         findings.append(Finding("warning", "partitions", partitions.MISSING))
     for table in tables:
         mend = f"run `fencepost protect {api_name(table['schema'], table['relation'])}`"

@@ -8,8 +8,8 @@ from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import EXTERNAL
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.protecting.check import CONSTRAINT, renamed
-from fencepost.storage.protecting.lost_marks import SAY
+from fencepost.storage.protecting.check import CONSTRAINT, renamed_column_reason
+from fencepost.storage.protecting.lost_marks import ABOVE
 from fencepost.storage.protecting.table import PREFIX
 from fencepost.storage.tables.catalog import MARK_COLUMN
 from fencepost.storage.tables.load import BOUND, api_name
@@ -94,9 +94,9 @@ def _mend(row: asyncpg.Record) -> str:
     again = f"`fencepost protect {api_name(row['schema'], row['relation'])}"
     if row["scope"] is None and row["column"] is None:
         if row["mark_called"] is not None:
-            return renamed(row["schema"], row["relation"], row["mark_called"]) + f" Then run {again}`"
+            return renamed_column_reason(row["schema"], row["relation"], row["mark_called"]) + f" Then run {again}`"
         if row["source"] == EXTERNAL:
-            return f"run {again} {SAY}`, where no token up to N may write to it any more"
+            return f"run {again} {ABOVE}`, where no token up to N may write to it any more"
         return f"run {again}`: its rows then take tokens only that {row['source']} has not issued by then"
     return f"run {again}`"
 

@@ -48,7 +48,7 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
     readable = row is not None and row["readable"]
     issued: int | None = await connection.fetchval("SELECT fencepost.issued()") if readable else None
     for table in await connection.fetch(_TABLES, MARK_COLUMN, BUILTIN, list(JUDGING), EXTERNAL):
-        amiss = [_unlike(table)]
+        amiss = [_check_functions(table)]
         if table["source"] == BUILTIN and issued is not None:
             amiss.append(await _behind(connection, table, issued))
         findings += [Finding("error", table["name"], text) for text in amiss if text is not None]
@@ -81,7 +81,7 @@ def _find_faults(row: asyncpg.Record | None) -> list[str]:
     return amiss
 
 
-def _unlike(table: asyncpg.Record) -> str | None:
+def _check_functions(table: asyncpg.Record) -> str | None:
     if not table["unlike"]:
         return None
     mend = f"run `fencepost protect {api_name(table['schema'], table['relation'])}`"

@@ -114,7 +114,7 @@ _LOCKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LockRequest:
     """A request for locks. The names are distinct; `secret_hash` is what a repeated request is known by."""
 
     names: tuple[str, ...]
@@ -130,7 +130,7 @@ class Wanted:
 
 
 async def acquire(
-    connection: Connection, wanted: Wanted, gateway: UUID | None, visit: UUID | None, wait_ms: int
+    connection: Connection, wanted: LockRequest, gateway: UUID | None, visit: UUID | None, wait_ms: int
 ) -> Acquired:
     """Try for all locks once: granted, or somebody is in the way; wait_ms > 0 then takes a place in the queue."""
     row = await connection.fetchrow(

@@ -42,7 +42,7 @@ class SourceLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Granting:
+class GrantRecord:
     """What is to be recorded of a grant. `elapsed_ms`: since the service was asked for it; the TTL runs from there."""
 
     source: str
@@ -88,7 +88,7 @@ async def find_held(
 
 
 async def grant(
-    connection: Connection, granting: Granting
+    connection: Connection, granting: GrantRecord
 ) -> tuple[Literal["granted", "void", "backwards", "frozen"], SourceLease | None]:
     """Record a grant: its verdict, and where that is `granted` the lease."""
     row = await connection.fetchrow(

@@ -40,7 +40,7 @@ class KeyColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registration:
     """How the table stands in fencepost.protected now."""
 
     name: str
@@ -64,7 +64,7 @@ class Target:
     key: tuple[KeyColumn, ...]
     partitions: tuple[str, ...]
     """The table and all its partitions, as SQL names: statement triggers are not cloned."""
-    registered: Registered | None = None
+    registered: Registration | None = None
     lost: bool = False
     """Whether it is protected by rows, and has lost the column of their marks."""
     formerly: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ async def examine(connection: Connection, name: str, scope: str | None = None) -
     return _target(row, key, tuple(each["name"] for each in formerly))
 
 
-async def as_it_is(connection: Connection, oid: int) -> Target | None:
+async def read_target(connection: Connection, oid: int) -> Target | None:
     """Look at a protected table in a transaction whose search_path is pg_catalog, and check nothing; None: it is gone,
     or has another primary key by now.
     """
@@ -205,7 +205,7 @@ def _target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[str,
         name=api_name(row["schema"], row["relation"]),
         key=tuple(KeyColumn(k["name"], k["type"], k["base_name"]) for k in key),
         partitions=tuple(row["partitions"] or ()),
-        registered=Registered(
+        registered=Registration(
             row["registered_name"],
             row["registered_rule"],
             row["registered_source"],
@@ -237,7 +237,7 @@ def _kind_reasons(row: asyncpg.Record) -> list[str]:
     return []
 
 
-def renamed(schema: str, relation: str, called: str) -> str:
+def renamed_column_reason(schema: str, relation: str, called: str) -> str:
     """Say what to do about a column of marks that was renamed: its check stands on it still."""
     rename = f"ALTER TABLE {quote(schema)}.{quote(relation)} RENAME COLUMN {quote(called)} TO {MARK_COLUMN}"
     return f"its column {MARK_COLUMN}, which holds the marks of its rows, is called {called} now: {rename}."
@@ -269,15 +269,15 @@ def _table_reasons(row: asyncpg.Record) -> list[str]:
         reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
     column = row["column"]
     if column is None and row["mark_called"]:
-        reasons.append(renamed(row["schema"], row["relation"], row["mark_called"]))
-    reasons += _made_anew(row)
+        reasons.append(renamed_column_reason(row["schema"], row["relation"], row["mark_called"]))
+    reasons += _new_column_reasons(row)
     ours = row["has_check"] or row["registered_name"]
     if column is not None and not (column == "bigint NOT NULL" and ours):
         reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
     return reasons
 
 
-def _made_anew(row: asyncpg.Record) -> list[str]:
+def _new_column_reasons(row: asyncpg.Record) -> list[str]:
     """Say that a guarded table's column of marks is not the one of the last `protect`: the check stands on the old one,
     or went with it, and so did the trigger whose condition names it.
     """
@@ -287,7 +287,7 @@ def _made_anew(row: asyncpg.Record) -> list[str]:
     if row["mark_called"]:
         return [
             f"its column {MARK_COLUMN} is a new one: {drop}. "
-            + renamed(row["schema"], row["relation"], row["mark_called"])
+            + renamed_column_reason(row["schema"], row["relation"], row["mark_called"])
         ]
     if not row["has_check"] and row["no_ins"]:
         return [

@@ -27,7 +27,7 @@ _GE: Final = "OPERATOR(pg_catalog.>=)"
 _LT: Final = "OPERATOR(pg_catalog.<)"
 _MINUS: Final = "OPERATOR(pg_catalog.-)"
 _PINNED: Final = "SET search_path = pg_catalog, pg_temp"
-SAID_IN_SETTING: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
+SETTING_GIVEN: Final = "(pg_catalog.current_setting('fencepost.token', true) OPERATOR(pg_catalog.<>) '')"
 """Whether direct SQL has given its token in a setting, which counts before the column (R14)."""
 
 
@@ -58,7 +58,7 @@ class Functions:
         self.stem = function_stem(target)
         self.name = literal(target.name)
 
-    def called(self, part: str) -> str:
+    def function_name(self, part: str) -> str:
         """Name one of the table's functions."""
         return f"fencepost.{quote(f'{self.stem}_{part}')}"
 
@@ -66,7 +66,7 @@ class Functions:
         """Render the resource name of NEW, OLD or r.*, by the function that is bound to the key. In a query the row is
         written r.*: a table may have a column r, which a mere r would mean.
         """
-        return f"{self.called('name')}({record})"
+        return f"{self.function_name('name')}({record})"
 
     def key_of(self, record: str) -> list[tuple[str, str]]:
         """List the key's columns of NEW, OLD or r with their types."""
@@ -78,7 +78,7 @@ class Functions:
 
         def trigger_function(part: str, options: str) -> str:
             return (
-                f"CREATE OR REPLACE FUNCTION {self.called(part)}() RETURNS trigger LANGUAGE plpgsql"
+                f"CREATE OR REPLACE FUNCTION {self.function_name(part)}() RETURNS trigger LANGUAGE plpgsql"
                 f" {options} AS {dollar(bodies[part])}"
             )
 
@@ -90,15 +90,15 @@ class Functions:
             trigger_function("insmark", f"SECURITY DEFINER {_PINNED}"),
             trigger_function("del", f"SECURITY DEFINER {_PINNED}"),
             self._drop_other_deletes(),
-            f"CREATE OR REPLACE FUNCTION {self.called('delete')}({arguments}, token bigint, shown boolean)"
+            f"CREATE OR REPLACE FUNCTION {self.function_name('delete')}({arguments}, token bigint, shown boolean)"
             f" RETURNS SETOF {self.table}"
             f" LANGUAGE plpgsql AS {dollar(bodies['delete'])}",
             # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
             "REVOKE EXECUTE ON FUNCTION "
-            + ", ".join(f"{self.called(part)}()" for part in ("upd", "ins", "insmark", "del"))
+            + ", ".join(f"{self.function_name(part)}()" for part in ("upd", "ins", "insmark", "del"))
             + " FROM PUBLIC",
-            f"GRANT EXECUTE ON FUNCTION {self.called('name')}, {self.called('delete')} TO PUBLIC",
-            give_functions([self.called(part) for part in ("name", *bodies)]),
+            f"GRANT EXECUTE ON FUNCTION {self.function_name('name')}, {self.function_name('delete')} TO PUBLIC",
+            give_functions([self.function_name(part) for part in ("name", *bodies)]),
         ]
 
     def bind(self, part: str, expression: str) -> str:
@@ -108,7 +108,7 @@ class Functions:
         name.
         """
         return (
-            f"CREATE OR REPLACE FUNCTION {self.called(part)}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
+            f"CREATE OR REPLACE FUNCTION {self.function_name(part)}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
             f" RETURN {expression}"
         )
 
@@ -117,13 +117,14 @@ class Functions:
         present signature stays the same object: a DELETE that has found it, and waits for the table, will call it.
         """
         types = ", ".join([*(k.type for k in self.target.key), "bigint", "boolean"])
+        delete = f"{self.function_name('delete')}({types})"
         body = f"""
 DECLARE
   called text;
 BEGIN
   FOR called IN SELECT f.oid::regprocedure::text FROM pg_proc f
                  WHERE f.pronamespace = 'fencepost'::regnamespace AND f.proname = {literal(f"{self.stem}_delete")}
-                   AND (f.oid IS DISTINCT FROM to_regprocedure({literal(f"{self.called('delete')}({types})")})::oid
+                   AND (f.oid IS DISTINCT FROM to_regprocedure({literal(delete)})::oid
                         OR f.prorettype <> (SELECT c.reltype FROM pg_class c
                                              WHERE c.oid = {literal(self.table)}::regclass))
   LOOP
@@ -144,7 +145,7 @@ END"""
 
     def _update(self) -> str:
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
-        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SAID_IN_SETTING} IS NOT TRUE"
+        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SETTING_GIVEN} IS NOT TRUE"
         judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.resource("OLD")}, \
 {literal(self.rule)},
     OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
@@ -158,7 +159,7 @@ BEGIN
   said := NEW.{MARK_COLUMN};
   {judged}
   said := greatest(said, NEW.{MARK_COLUMN});
-  {self._require_reach(f"{self.called('name')}(OLD)", "said", f"OLD.{MARK_COLUMN}", by="require_reach_of_row")}
+  {self._require_reach(f"{self.function_name('name')}(OLD)", "said", f"OLD.{MARK_COLUMN}", by="require_reach_of_row")}
   RETURN NEW;
 END"""
         # The column's new value is a token too, even where a setting's is the one that counts.
@@ -185,7 +186,7 @@ END"""
 DECLARE
   token bigint;
 BEGIN
-  IF {SAID_IN_SETTING} THEN token := fencepost.given({self.name}); END IF;
+  IF {SETTING_GIVEN} THEN token := fencepost.given({self.name}); END IF;
   IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
     IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
     token := - NEW.{MARK_COLUMN};{out_loud}

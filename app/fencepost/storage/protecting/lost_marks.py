@@ -17,19 +17,19 @@ from fencepost.storage.protecting.table import HIGHEST_MARK, MISMATCH
 from fencepost.storage.statements.row_sql import literal
 from fencepost.storage.tables.catalog import MARK_COLUMN
 
-SAY: Final = "--above N"
+ABOVE: Final = "--above N"
 NOT_LOST: Final = (
-    f"{SAY} is for a table of an external source that is protected and has lost its column {MARK_COLUMN}; this one has"
-    " not."
+    f"{ABOVE} is for a table of an external source that is protected and has lost its column {MARK_COLUMN}; this one"
+    " has not."
 )
 
 
-def lost(name: str) -> str:
+def lost_marks_reason(name: str) -> str:
     """Say what is wrong with the table of this name, and which command mends it: `unprotect` refuses it, too."""
     return (
         f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not"
         f" known how far they have got. When no token up to N may write to it any more, run `fencepost protect"
-        f" {shlex.quote(name)} {SAY}` (in Alembic: protect(…, above=N)). All rows, and keys without a row, then take"
+        f" {shlex.quote(name)} {ABOVE}` (in Alembic: protect(…, above=N)). All rows, and keys without a row, then take"
         " tokens above N only."
     )
 
@@ -39,7 +39,7 @@ def require_marks(target: Target, above: int | None) -> None:
     now = target.registered
     unknown = target.lost and now is not None and now.source == EXTERNAL
     if unknown and above is None:
-        raise ProtectError(target.name, [lost(target.name)])
+        raise ProtectError(target.name, [lost_marks_reason(target.name)])
     if above is not None and not unknown:
         raise ProtectError(target.name, [NOT_LOST])
     if above is not None and not 0 < above <= HIGHEST_MARK:
@@ -72,7 +72,7 @@ BEGIN
   ELSIF p.source <> {literal(EXTERNAL)} THEN
     known := fencepost.issued(p.source);
   ELSIF known IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(lost(name))};
+    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(lost_marks_reason(name))};
   END IF;
   known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
                     (SELECT max(m.last_fence_token) FROM fencepost.marks m

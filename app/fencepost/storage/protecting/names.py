@@ -27,7 +27,7 @@ def remember(table: str, name: str) -> str:
     return f"UPDATE fencepost.floors SET relation = {relation(table)}, covers_rows = false WHERE name = {literal(name)}"
 
 
-def covering(table: str, name: str) -> str:
+def floors_condition(table: str, name: str) -> str:
     """The floors f that hold for a table's rows, which have no marks of their own: it has left a scope, and may have
     been renamed since; or the table that had left one under this name is gone, and this one is in its place.
     """

@@ -49,6 +49,6 @@ END"""
     return "DO " + dollar(body)
 
 
-async def unwatched(connection: Connection) -> bool:
+async def lacks_event_triggers(connection: Connection) -> bool:
     """Whether the event triggers are missing or disabled."""
     return bool(await connection.fetchval(_MISSING))

@@ -1,7 +1,7 @@
 """The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs."""
 
 from fencepost.storage.protecting.check import CONSTRAINT
-from fencepost.storage.protecting.functions import SAID_IN_SETTING, dollar, drop_functions
+from fencepost.storage.protecting.functions import SETTING_GIVEN, dollar, drop_functions
 from fencepost.storage.protecting.names import move_marks, relation, remember, take_name
 from fencepost.storage.protecting.table import (
     MADE,
@@ -11,8 +11,8 @@ from fencepost.storage.protecting.table import (
     column_sql,
     drop_triggers,
     drop_truncate_triggers,
+    is_lowered,
     issue_beyond_sql,
-    lowered,
     mend_reset,
     refuse_above_sql,
     write_rows_sql,
@@ -142,7 +142,7 @@ END"""
         return "DO " + dollar(body)
 
     def _triggers(self) -> list[str]:
-        given = f" WHEN ({SAID_IN_SETTING} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
+        given = f" WHEN ({SETTING_GIVEN} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
         return [
             self.trigger("upd", "BEFORE UPDATE", "upd"),
             self.trigger("ins", "BEFORE INSERT", "ins", given),
@@ -178,7 +178,7 @@ END"""
         """
         before = self.target.registered
         stays = before is not None and (before.source, before.name) == (self.source, self.target.name)
-        if stays and not lowered(self.ceiling, before.ceiling if before is not None else None):
+        if stays and not is_lowered(self.ceiling, before.ceiling if before is not None else None):
             return []
         prefix = literal(encode_name(self.target.name) + "/")
         name = self.target.name.replace("%", "%%")  # for format()

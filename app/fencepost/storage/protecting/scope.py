@@ -12,10 +12,10 @@ from typing import Final
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.check import Registered, Target
+from fencepost.storage.protecting.check import Registration, Target
 from fencepost.storage.protecting.functions import dollar, drop_functions, give_functions
-from fencepost.storage.protecting.names import covering, relation, take_name
-from fencepost.storage.protecting.scope_check import PREFIX_OF, Scoped
+from fencepost.storage.protecting.names import floors_condition, relation, take_name
+from fencepost.storage.protecting.scope_check import PREFIX_OF, TableScope
 from fencepost.storage.protecting.table import (
     MISMATCH,
     PREFIX,
@@ -81,7 +81,7 @@ def raise_rows_sql(target: Target, ceiling: Ceiling | None = None) -> list[str]:
     A floor above the ceiling is refused, before it becomes the mark of every row.
     """
     table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
-    floors = covering(table, target.name)
+    floors = floors_condition(table, target.name)
     write = (
         f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
         f" OR unguarded AND r.{MARK_COLUMN} OPERATOR(pg_catalog.>) lowest;"
@@ -124,7 +124,7 @@ class ScopeDdl(TableDdl):
     def __init__(
         self,
         target: Target,
-        scoped: Scoped,
+        scoped: TableScope,
         rule: Rule,
         source: str,
         *,
@@ -219,7 +219,7 @@ DECLARE
 BEGIN
   IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
                 AND NOT a.attisdropped)
-     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {covering(self.table, self.target.name)}) THEN
+     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {floors_condition(self.table, self.target.name)}) THEN
     SET LOCAL row_security = off;{of_rows}
     INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
     SELECT s.scope, s.mark, '0', true
@@ -236,7 +236,7 @@ BEGIN
 END"""
         return ["DO " + dollar(body)]
 
-    def _refuse_brought(self, now: Registered | None, called: Sequence[str], theirs: str) -> tuple[str, str]:
+    def _refuse_brought(self, now: Registration | None, called: Sequence[str], theirs: str) -> tuple[str, str]:
         """Write what refuses marks of rows, and of keys without one, that are above the ceiling."""
         if self.ceiling is None:
             return "", ""
@@ -259,15 +259,15 @@ END"""
     def _functions(self) -> list[str]:
         bodies = self.bodies()
         pinned = "SET search_path = pg_catalog, pg_temp"
-        of = self.functions.called("of")
+        of = self.functions.function_name("of")
         return [
             *self._bind(of),
-            f"CREATE OR REPLACE FUNCTION {self.functions.called('scope')}() RETURNS trigger LANGUAGE plpgsql"
+            f"CREATE OR REPLACE FUNCTION {self.functions.function_name('scope')}() RETURNS trigger LANGUAGE plpgsql"
             f" SECURITY DEFINER {pinned} AS {dollar(bodies['scope'])}",
             # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
-            f"REVOKE EXECUTE ON FUNCTION {self.functions.called('scope')}() FROM PUBLIC",
+            f"REVOKE EXECUTE ON FUNCTION {self.functions.function_name('scope')}() FROM PUBLIC",
             f"GRANT EXECUTE ON FUNCTION {of} TO PUBLIC",
-            give_functions([*(self.functions.called(part) for part in bodies), of]),
+            give_functions([*(self.functions.function_name(part) for part in bodies), of]),
         ]
 
     def _bind(self, of: str) -> list[str]:
@@ -292,7 +292,7 @@ END"""
 
     def bodies(self) -> dict[str, str]:
         """Write what each of the table's functions does, by its part of their names."""
-        of, template = self.functions.called("of"), literal(self.scope.template)
+        of, template = self.functions.function_name("of"), literal(self.scope.template)
         judging = f"""
 DECLARE
   scope text;

@@ -33,7 +33,7 @@ SELECT n.nspname::text AS schema, c.relname::text AS relation
 
 
 @dataclass(frozen=True, slots=True)
-class Scoped:
+class TableScope:
     """A scope that fits its table: `columns` are the template's, with their types."""
 
     scope: Scope
@@ -59,16 +59,16 @@ async def examine_name(connection: Connection, target: Target) -> None:
         )
 
 
-async def scope_as_it_is(connection: Connection, target: Target, template: str) -> Scoped | None:
+async def read_scope(connection: Connection, target: Target, template: str) -> TableScope | None:
     """Give a table's scope with its columns' types; None when they no longer fit."""
     scope = parse_scope(template)
     columns = await _template_columns(connection, target, target.oid, scope)
-    return None if isinstance(columns, list) else Scoped(scope, columns)
+    return None if isinstance(columns, list) else TableScope(scope, columns)
 
 
 async def examine_scope(
     connection: Connection, target: Target, scope: Scope, rule: Rule, source: str, ceiling: Ceiling | None
-) -> Scoped:
+) -> TableScope:
     """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
     async with connection.transaction():
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
@@ -103,7 +103,7 @@ async def examine_scope(
                 )
     if isinstance(columns, list) or reasons:
         raise ProtectError(target.name, reasons)
-    return Scoped(scope, columns)
+    return TableScope(scope, columns)
 
 
 def _of(ceiling: Ceiling | None) -> tuple[int | None, int | None]:

@@ -77,7 +77,7 @@ END"""
         """Make one of the table's triggers for each row; `function` is the part of its functions' names."""
         return (
             f"CREATE OR REPLACE TRIGGER {PREFIX}{part} {event} ON {self.table} FOR EACH ROW{condition}"
-            f" EXECUTE FUNCTION {self.functions.called(function)}()"
+            f" EXECUTE FUNCTION {self.functions.function_name(function)}()"
         )
 
     def truncate_triggers(self) -> list[str]:
@@ -172,7 +172,7 @@ END"""
     return ["DO " + dollar(body)]
 
 
-def lowered(now: Ceiling | None, before: Ceiling | None) -> bool:
+def is_lowered(now: Ceiling | None, before: Ceiling | None) -> bool:
     """Whether marks that were below the ceiling may be above it now."""
     return now is not None and (before is None or now.max_token < before.max_token)
 
