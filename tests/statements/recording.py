@@ -43,8 +43,8 @@ class Request:
     sent: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)
 
 
-BEFORE = ("UNION ALL", "DELETE")
-"""What stays on one line with the next clause."""
+BEFORE = ("UNION ALL", "DELETE", "CROSS", "LEFT", "ROWS", "DISTINCT")
+"""What stays on one line with the word after it."""
 FIRST_ISSUED = 10_000
 """What leases draw are tokens above this; which, depends on the tests that ran before."""
 
@@ -115,7 +115,7 @@ def _lines(sql: str) -> str:
     lines, of_ctes = [""], list[bool]()
     for match in _TOKEN.finditer(sql):
         part = match[0]
-        if part == " " and all(of_ctes) and _LINE.match(sql, match.end()) and lines[-1].strip() not in BEFORE:
+        if part == " " and all(of_ctes) and _LINE.match(sql, match.end()) and not lines[-1].endswith(BEFORE):
             lines.append("  " * (len(of_ctes) + 1))
             continue
         if part == "(":

@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -130,12 +127,9 @@ SELECT EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" 
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) b."key $1") AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((b."key $1")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((b."key $1")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
   ORDER BY b."key $1", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -200,8 +194,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -233,12 +226,9 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['k0']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
   ORDER BY x.o
 
 -- PUT of nothing: 200
@@ -322,8 +312,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $2 = '[{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 WITH
   b AS MATERIALIZED (SELECT "%s :token", "r", "b", "hit", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("%s :token", "r", "b", "hit", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("%s :token", "r", "b", "hit", "fencepost ordinal")),
   i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "last_fence_token")
     SELECT "%s :token", "r", "b", "hit", -$1::bigint
     FROM b
@@ -342,8 +331,7 @@ WITH
 --   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 WITH
   b AS MATERIALIZED (SELECT "key $1", "%s :token", "r", "b", "hit", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal")),
   i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
     SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
     FROM b
@@ -359,8 +347,7 @@ WITH
 --   $2 = '[{"key $1": "k0"}, {"key $1": "k1"}, {"key $1": "k2"}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."key $1" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
@@ -388,8 +375,7 @@ WITH
 --   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}, {"key  ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS b("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS b("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."key $1" AS k0, r."last_fence_token" AS "fencepost mark", b."%s :token" AS v0, b."r" AS v1, b."b" AS v2, b."hit" AS v3, b."fencepost ordinal"
     FROM b
     JOIN "Other"."odd ""names"", 'all'" AS r ON r."key $1" OPERATOR(pg_catalog.=) b."key $1"
@@ -453,8 +439,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "Other"."odd ""names"", 'all'" AS r USING hit
+  w AS (DELETE FROM "Other"."odd ""names"", 'all'" AS r USING hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0)
   SELECT *
@@ -482,8 +467,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "Other"."odd ""names"", 'all'" AS r USING hit
+  w AS (DELETE FROM "Other"."odd ""names"", 'all'" AS r USING hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, hit.k0)
   SELECT *

@@ -73,8 +73,7 @@ INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
 -- GET of a scope's mark: 200
 --   $1 = ['42']
 SELECT 'account/' || fencepost.enc((CAST(x.k0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -133,10 +132,8 @@ SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_ca
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 SELECT b."fencepost ordinal" AS place, 'entries/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
-  LEFT
-  JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  LEFT JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -284,8 +281,7 @@ SELECT state, status, headers, answer
 --   $2 = ['account/42']
 SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT
-  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -355,8 +351,7 @@ UPDATE "public"."entries" AS r
 --   $1 = '[{"account_id": 42, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "account_id", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("account_id" integer, "n" integer)) WITH ORDINALITY AS x("account_id", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" integer, "n" integer)) WITH ORDINALITY AS x("account_id", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."entries" AS r ("account_id", "n")
     SELECT "account_id", "n"
     FROM b
@@ -372,8 +367,7 @@ WITH
 --   $1 = '[{"id": 1, "account_id": 42, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "account_id", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("id" integer, "account_id" integer, "n" integer)) WITH ORDINALITY AS x("id", "account_id", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "account_id" integer, "n" integer)) WITH ORDINALITY AS x("id", "account_id", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
     SELECT "id", "account_id", "n"
     FROM b
@@ -389,8 +383,7 @@ WITH
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -414,8 +407,7 @@ WITH
 --   $2 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -468,8 +460,7 @@ WITH
     WHERE false),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."entries" AS r USING hit
+  w AS (DELETE FROM "public"."entries" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, hit.k0)
   SELECT *

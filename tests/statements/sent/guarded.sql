@@ -9,12 +9,9 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- POST many, present and stale: 409
 --   $1 = '[{"id": 1, "status": "x"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
   ORDER BY b."id", b."fencepost ordinal"
 
 -- PATCH, stale: 409
@@ -24,12 +21,9 @@ SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" 
 -- claim of a absent row, stale: 404
 --   $1 = ['1']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."guarded" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('guarded', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS JOIN LATERAL (SELECT 'guarded/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'guarded') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -90,8 +84,7 @@ UPDATE "public"."guarded" AS r
 --   $2 = '[{"id": 4, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -111,8 +104,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -129,8 +121,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b

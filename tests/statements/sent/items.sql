@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -143,12 +140,9 @@ SELECT EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"order_id": "o", "line": 0, "what": "x"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line") AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
   ORDER BY b."order_id" COLLATE pg_catalog."C", b."line", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -215,8 +209,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -249,12 +242,9 @@ SELECT state, status, headers, answer
 --   $1 = ['o']
 --   $2 = ['0']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -356,8 +346,7 @@ UPDATE "public"."items" AS r
 --   $2 = '[{"order_id": "o", "line": 0, "what": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "order_id", "line", "what", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS x("order_id", "line", "what", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS x("order_id", "line", "what", "fencepost ordinal")),
   i AS (INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
     SELECT "order_id", "line", "what", -$1::bigint
     FROM b
@@ -374,8 +363,7 @@ WITH
 --   $2 = '[{"what": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "what", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("what" text)) WITH ORDINALITY AS x("what", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("what" text)) WITH ORDINALITY AS x("what", "fencepost ordinal")),
   i AS (INSERT INTO "public"."items" AS r ("what", "last_fence_token")
     SELECT "what", -$1::bigint
     FROM b
@@ -391,8 +379,7 @@ WITH
 --   $2 = '[{"order_id": "o", "line": 0}, {"order_id": "o", "line": 1}, {"order_id": " ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
@@ -420,8 +407,7 @@ WITH
 --   $2 = '[{"order_id": "o", "line": 0, "what": "x"}, {"order_id": "o", "line": 1, "w ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS b("order_id", "line", "what", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS b("order_id", "line", "what", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."line" AS k1, r."last_fence_token" AS "fencepost mark", b."what" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."items" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
@@ -487,8 +473,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."items" AS r USING hit
+  w AS (DELETE FROM "public"."items" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
@@ -517,8 +502,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."items" AS r USING hit
+  w AS (DELETE FROM "public"."items" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *

@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 10000
 --   $10 = 1000
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -77,12 +74,9 @@ SELECT EXISTS (SELECT FROM "public"."jumping" AS r WHERE r."id" OPERATOR(pg_cata
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "status": "x"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."jumping" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('jumping', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'jumping/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'jumping/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS max_jump) AS c
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -123,8 +117,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $1 = '1'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."jumping" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'jumping/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -166,12 +159,9 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['1']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."jumping" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('jumping', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'jumping/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS JOIN LATERAL (SELECT 'jumping/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'jumping') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -250,8 +240,7 @@ UPDATE "public"."jumping" AS r
 --   $2 = '[{"id": 4, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -273,8 +262,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -291,8 +279,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b
@@ -308,8 +295,7 @@ WITH
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."jumping" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
@@ -337,8 +323,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}, {"id": 2, "status": "x"}, {"id": 3, "status": "x ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."jumping" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
@@ -402,8 +387,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."jumping" AS r USING hit
+  w AS (DELETE FROM "public"."jumping" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0)
   SELECT *
@@ -431,8 +415,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."jumping" AS r USING hit
+  w AS (DELETE FROM "public"."jumping" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, hit.k0)
   SELECT *

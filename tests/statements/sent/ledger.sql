@@ -4,8 +4,7 @@
 --   $1 = ['b']
 --   $2 = ['ok']
 SELECT 'books/' || fencepost.enc((CAST(x.k0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS text))::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   ORDER BY x.o
 
 -- PUT over a row: 200
@@ -97,10 +96,8 @@ SELECT DISTINCT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 SELECT b."fencepost ordinal" AS place, 'ledger/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
-  LEFT
-  JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  LEFT JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id"
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -231,16 +228,14 @@ SELECT state, status, headers, answer
 --   $2 = ['books/b,ok']
 SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT
-  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
 
 -- POST one, only values: 400
 -- POST many, only values: 400
 --   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "book", "part", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
     SELECT "book", "part", "n"
     FROM b
@@ -255,8 +250,7 @@ WITH
 --   $1 = '[{"id": 4, "book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
@@ -275,8 +269,7 @@ WITH
 --   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
@@ -292,8 +285,7 @@ WITH
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -317,8 +309,7 @@ WITH
 --   $2 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -452,8 +443,7 @@ WITH
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR UPDATE OF r),
-  w AS (DELETE
-    FROM "public"."ledger" AS r
+  w AS (DELETE FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
@@ -469,8 +459,7 @@ WITH
     FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR UPDATE OF r),
-  w AS (DELETE
-    FROM "public"."ledger" AS r
+  w AS (DELETE FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
@@ -492,8 +481,7 @@ WITH
     WHERE false),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."ledger" AS r USING hit
+  w AS (DELETE FROM "public"."ledger" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, hit.k0)
   SELECT *

@@ -71,8 +71,7 @@ SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_c
 -- GET of a scope's mark: 200
 --   $1 = ['43']
 SELECT 'account/' || fencepost.enc((CAST(x.k0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -133,10 +132,8 @@ SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_ca
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
 SELECT b."fencepost ordinal" AS place, 'lines/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal")
-  LEFT
-  JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal")
+  LEFT JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line"
   ORDER BY b."account_id", b."line", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -285,8 +282,7 @@ SELECT state, status, headers, answer
 --   $2 = ['account/43']
 SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT
-  JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -348,8 +344,7 @@ UPDATE "public"."lines" AS r
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "account_id", "line", "n", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS x("account_id", "line", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS x("account_id", "line", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
     SELECT "account_id", "line", "n"
     FROM b
@@ -365,8 +360,7 @@ WITH
 --   $2 = '[{"account_id": 43, "line": "l0"}, {"account_id": 43, "line": "l1"}, {"acco ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
     FROM b
     JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -390,8 +384,7 @@ WITH
 --   $2 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
@@ -445,8 +438,7 @@ WITH
     WHERE false),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."lines" AS r USING hit
+  w AS (DELETE FROM "public"."lines" AS r USING hit
     WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *

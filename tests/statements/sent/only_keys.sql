@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -131,12 +128,9 @@ SELECT EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_cat
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b") AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
   ORDER BY b."a", b."b", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -202,8 +196,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -236,12 +229,9 @@ SELECT state, status, headers, answer
 --   $1 = ['0']
 --   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH, minimal: 204
@@ -317,8 +307,7 @@ UPDATE "public"."only_keys" AS r
 --   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
 WITH
   b AS MATERIALIZED (SELECT "a", "b", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS x("a", "b", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS x("a", "b", "fencepost ordinal")),
   i AS (INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
     SELECT "a", "b", -$1::bigint
     FROM b
@@ -355,8 +344,7 @@ WITH
 --   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}, {"a": 1, "b": "0190 ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."only_keys" AS r ON r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b"
@@ -424,8 +412,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."only_keys" AS r USING hit
+  w AS (DELETE FROM "public"."only_keys" AS r USING hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
@@ -453,8 +440,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."only_keys" AS r USING hit
+  w AS (DELETE FROM "public"."only_keys" AS r USING hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *

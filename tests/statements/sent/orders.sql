@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -130,12 +127,9 @@ SELECT EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"order_id": "k0", "status": "x", "at": null}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'orders/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'orders/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
   ORDER BY b."order_id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -200,8 +194,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'orders/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -233,12 +226,9 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['k0']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'orders/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS JOIN LATERAL (SELECT 'orders/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -334,8 +324,7 @@ UPDATE "public"."orders" AS r
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
 WITH
   b AS MATERIALIZED (SELECT "order_id", "status", "at", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("order_id", "status", "at", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("order_id", "status", "at", "fencepost ordinal")),
   i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
     SELECT "order_id", "status", "at", -$1::bigint
     FROM b
@@ -352,8 +341,7 @@ WITH
 --   $2 = '[{"status": "x", "at": null}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "at", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("status", "at", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("status", "at", "fencepost ordinal")),
   i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
     SELECT "status", "at", -$1::bigint
     FROM b
@@ -369,8 +357,7 @@ WITH
 --   $2 = '[{"order_id": "k0"}, {"order_id": "k1"}, {"order_id": "k2"}]'
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
@@ -398,8 +385,7 @@ WITH
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}, {"order_id": "k1", "status" ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."at" AS v1, b."fencepost ordinal"
     FROM b
     JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
@@ -463,8 +449,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."orders" AS r USING hit
+  w AS (DELETE FROM "public"."orders" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0)
   SELECT *
@@ -492,8 +477,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."orders" AS r USING hit
+  w AS (DELETE FROM "public"."orders" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, hit.k0)
   SELECT *

@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = None
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- POST one, minimal: 201
 --   $1 = 106
@@ -63,12 +60,9 @@ SELECT EXISTS (SELECT FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catal
 -- POST many, present and stale: 409
 --   $1 = '[{"id": 1, "status": "x"}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
   ORDER BY b."id", b."fencepost ordinal"
 
 -- claim of a absent row: 200
@@ -97,12 +91,9 @@ SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalo
 -- claim of a absent row, stale: 409
 --   $1 = ['1']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pinned" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('pinned', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  CROSS
-  JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  CROSS JOIN LATERAL (SELECT 'pinned/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT fencepost.issued() AS issued, NULL::bigint AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -179,8 +170,7 @@ UPDATE "public"."pinned" AS r
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -197,8 +187,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."pinned" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b

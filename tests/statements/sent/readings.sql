@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- POST, and the connection breaks: 503
@@ -142,12 +139,9 @@ SELECT EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"region": "eu", "id": 0, "v": 1}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'readings/' || fencepost.enc((b."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'readings/' || fencepost.enc((b."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
   ORDER BY b."region", b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -213,8 +207,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'readings/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -247,12 +240,9 @@ SELECT state, status, headers, answer
 --   $1 = ['eu']
 --   $2 = ['0']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."id" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  CROSS
-  JOIN LATERAL (SELECT 'readings/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  CROSS JOIN LATERAL (SELECT 'readings/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
   ORDER BY x.o
 
 -- PATCH of nothing: 200
@@ -354,8 +344,7 @@ UPDATE "public"."readings" AS r
 --   $2 = '[{"region": "eu", "id": 0, "v": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "region", "id", "v", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS x("region", "id", "v", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS x("region", "id", "v", "fencepost ordinal")),
   i AS (INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
     SELECT "region", "id", "v", -$1::bigint
     FROM b
@@ -372,8 +361,7 @@ WITH
 --   $2 = '[{"v": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "v", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("v" numeric)) WITH ORDINALITY AS x("v", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("v" numeric)) WITH ORDINALITY AS x("v", "fencepost ordinal")),
   i AS (INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
     SELECT "v", -$1::bigint
     FROM b
@@ -389,8 +377,7 @@ WITH
 --   $2 = '[{"region": "eu", "id": 0}, {"region": "eu", "id": 1}, {"region": "eu", "id ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."readings" AS r ON r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id"
@@ -418,8 +405,7 @@ WITH
 --   $2 = '[{"region": "eu", "id": 0, "v": 1}, {"region": "eu", "id": 1, "v": 1}, {"re ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS b("region", "id", "v", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS b("region", "id", "v", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark", b."v" AS v0, b."fencepost ordinal"
     FROM b
     JOIN "public"."readings" AS r ON r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id"
@@ -483,8 +469,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."readings" AS r USING hit
+  w AS (DELETE FROM "public"."readings" AS r USING hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0, hit.k1)
   SELECT *
@@ -512,8 +497,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."readings" AS r USING hit
+  w AS (DELETE FROM "public"."readings" AS r USING hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, hit.k0, hit.k1)
   SELECT *

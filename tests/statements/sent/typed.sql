@@ -9,12 +9,9 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT
-  FROM $9 OR p.max_jump IS DISTINCT
-  FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
+SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT
-  JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
+  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- PUT, and the connection breaks: 503
 -- PUT, and the connection breaks: 201
@@ -143,12 +140,9 @@ SELECT EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t") AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
-  CROSS
-  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
+  FROM ROWS FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
+  CROSS JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
   ORDER BY b."m", b."d", b."n", b."t", b."fencepost ordinal"
 
 -- GET by filter: 206
@@ -215,8 +209,7 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $4 = '2026-01-31T00:00:00Z'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
-  LEFT
-  JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
@@ -255,12 +248,9 @@ SELECT state, status, headers, answer
 --   $3 = ['0']
 --   $4 = ['2026-01-31T00:00:00Z']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
-  FROM ROWS
-  FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
-  CROSS
-  JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
-  CROSS
-  JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
+  CROSS JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
+  CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
   ORDER BY x.o
 
 -- PUT of nothing: 200
@@ -374,8 +364,7 @@ UPDATE "public"."typed" AS r
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("j", "tags", "feelings", "s", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("j", "tags", "feelings", "s", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
     SELECT "j", "tags", "feelings", "s", -$1::bigint
     FROM b
@@ -394,8 +383,7 @@ WITH
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
@@ -411,8 +399,7 @@ WITH
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z"}, {"m": "ok", "d ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
@@ -440,8 +427,7 @@ WITH
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS
-    FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."j" AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, b."fencepost ordinal"
     FROM b
     JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
@@ -509,8 +495,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."typed" AS r USING hit
+  w AS (DELETE FROM "public"."typed" AS r USING hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
     RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
@@ -540,8 +525,7 @@ WITH
     WHERE NOT "fencepost mark" < $1::bigint),
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (DELETE
-    FROM "public"."typed" AS r USING hit
+  w AS (DELETE FROM "public"."typed" AS r USING hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
     RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT *
