@@ -88,7 +88,7 @@ async def test_a_foreign_or_unknown_lease_is_410(api: Api) -> None:
         ({"lock": "a", "ttl_ms": 2**70}, "body: ttl_ms: "),
         ({"lock": "a", "wait_ms": -1}, "body: wait_ms: "),
         ({"lock": "a", "wait_ms": 2_000_000_001}, "body: wait_ms: 2000000001 is not an integer from 0 to 2000000000"),
-        ({"lock": "a", "keep_place": True}, "body: keep_place: a place is kept for whoever comes back"),
+        ({"lock": "a", "keep_place": True}, "body: keep_place: a place is kept for a client that has"),
         ({"lock": "a", "tokens": 0}, "body: tokens: "),
         ({"lock": "a", "tokens": 8}, "body: tokens: 8 is not an integer from 1 to 7"),
         ({"lock": "a", "keep_place": 1}, "body: keep_place: "),

@@ -74,7 +74,7 @@ class Application(FastAPI):
         self.include_router(leases)
         self.include_router(election_routes(parts.gateway))
         self.include_router(health_routes(parts.ready, parts.metrics, parts.measure))
-        # Whoever works under locks asks these often: FastAPI documents them, and plain routes to the same functions
+        # Clients that work under locks ask these often: FastAPI documents them, and plain routes to the same functions
         # answer them, which take the bare request.
         plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
         self.router.routes[:0] = plain
@@ -117,8 +117,8 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 
 async def _validation_problem(_request: Request, error: Exception) -> Response:
-    """Tell FastAPI's validation errors as the rest: 400, naming what and where."""
+    """Answer FastAPI's validation errors as the rest: 400, naming what and where."""
     if not isinstance(error, RequestValidationError):
         raise error
-    told = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
-    return problem_response(bad_request(told))
+    found = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+    return problem_response(bad_request(found))

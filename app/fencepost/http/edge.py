@@ -73,13 +73,13 @@ class Edge:
                 await problem_response(_stopping_problem(scope["method"]))(scope, receive, send_with_id)
             raise
         except ClientDisconnect:
-            status = HUNG_UP  # while it was sending; nobody is left to hear an answer
+            status = HUNG_UP  # while it was sending; no client is left to read an answer
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if status:  # the answer has begun: all that can be done is to cut it off
                 raise
             problem = Problem(
-                INTERNAL_ERROR, f"The gateway failed; its log tells more under request id {request_id.decode('ascii')}."
+                INTERNAL_ERROR, f"The gateway failed; its log has more under request id {request_id.decode('ascii')}."
             )
             await problem_response(problem)(scope, receive, send_with_id)
         finally:

@@ -10,8 +10,8 @@ What every source keeps to, and `tests/conformance` checks on its real server:
 1. Mutual exclusion as far as the service can give it, and tokens that rise with each grant whatever it cannot.
 2. **The first act of an owner is a mint.** Services that queue number a waiter's node before the owner's later mints:
    a token is drawn once the lock is owned, never taken from the moment of queueing.
-3. `mint` draws only while the lock is held, decided by the service in one step with the draw. Whoever has lost the lock
-   gets None, and so does `renew` (False). Neither is an error; that the service cannot be asked is one.
+3. `mint` draws only while the lock is held, decided by the service in one step with the draw. A client that has lost
+   the lock gets None, and so does `renew` (False). Neither is an error; that the service cannot be asked is one.
 4. `release` ends only the owner's own hold, and may be repeated.
 5. A cancelled `acquire` leaves the queue, and gives back what it may have been granted; what it cannot give back
    expires by itself within the TTL.
@@ -50,7 +50,7 @@ class Capabilities:
     order: how far its numbers can be compared. `source`: over all its locks. `lock`: within one lock. `database`: it
         has no number of its own that rises, and `locks/sourced/leases.py` draws tokens in PostgreSQL after the grant.
     fair: waiters are served first come, first served.
-    verifies: `issued` can tell whether a number was handed out.
+    verifies: `issued` knows whether a number was handed out.
     least_ttl_ms: the shortest TTL; a shorter one is lengthened to it.
     ttl_from_server: the service itself ends a hold whose TTL has run out. Otherwise the hold lives as long as a session
         of the process that acquired it, and that process ends it when the lease is over.
@@ -118,7 +118,7 @@ class Source(Protocol):
         ...
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has the lock; None: nobody. Raises SourceError."""
+        """Say who has the lock; None: it is free. Raises SourceError."""
         ...
 
     async def issued(self, number: int) -> bool:

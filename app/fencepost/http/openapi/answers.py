@@ -125,7 +125,7 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
     "Refused": (
         409,
         _problem_answer(
-            "**The fence refused**: the token is stale (somebody newer has written) or spent (it has written "
+            "**The fence refused**: the token is stale (a newer one has written) or spent (it has written "
             "this row before); do not retry it. Or a constraint refused the data. Nothing was changed. Or a request "
             "with the same Idempotency-Key is being worked on: that one may be repeated.",
             _examples(STALE, SPENT, CONSTRAINT, example_problem(KEY_IN_FLIGHT)),
@@ -160,7 +160,7 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
         503,
         _problem_answer(
             "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
-            "outcome is unknown. Or nothing may be written to it, because it was promoted and nobody has vouched for "
+            "outcome is unknown. Or no writes are allowed, because it was promoted and no operator has confirmed "
             "it.",
             _examples(
                 *map(example_problem, (DATABASE_UNAVAILABLE, DATABASE_BUSY, OUTCOME_UNKNOWN, SOURCE_QUARANTINED))

@@ -24,7 +24,7 @@ Fencepost refuses that write.
 
 **The token.** Your lock service hands out a number with each grant of a lock, and a later grant has a larger
 one. Send it with every write as `X-Fence-Token`. The row remembers the newest token that it has accepted, its
-*mark*, and a write with an older token gets a **409** and changes nothing. Do not retry it: somebody else
+*mark*, and a write with an older token gets a **409** and changes nothing. Do not retry it: a newer holder
 holds the lock now.
 
 **For example**, change a row with token 34, then send the same again. The first answer is 200. The second is 409,
@@ -66,7 +66,7 @@ def build_openapi(catalog: Catalog, system: dict[str, Any], *, version: str) -> 
 
 
 def table_story(table: Table) -> str:
-    """Tell a table: its comment, and whether and how it is protected."""
+    """Describe a table: its comment, and whether and how it is protected."""
     if table.fence is None:
         standing = (
             f"Not protected: read only here. `fencepost protect {table.name}` puts a fence on it."

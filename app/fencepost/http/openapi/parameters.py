@@ -83,15 +83,15 @@ def key_parameters(table: Table) -> list[Part]:
     parameters = []
     for name in table.key:
         column = table.columns[name]
-        told = describe(column)
+        description = describe(column)
         if len(table.key) > 1:
-            told += " · Part of the key: its values are joined by `,`, each percent-encoded."
+            description += " · Part of the key: its values are joined by `,`, each percent-encoded."
         parameters.append(
             {
                 "name": _path_name(name, used),
                 "in": "path",
                 "required": True,
-                "description": told,
+                "description": description,
                 "schema": _path_schema(column),
                 "example": _typed(column, key_text(table, name)),
             }

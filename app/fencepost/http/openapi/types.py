@@ -113,7 +113,7 @@ def column_schema(column: Column) -> Schema:
 
 
 def describe(column: Column) -> str:
-    """Tell a column: its comment, then its type and default as SQL writes them."""
+    """Describe a column: its comment, then its type and default as SQL writes them."""
     facts = [f"`{column.type}`"]
     if note := _NOTES.get(column.base_name):
         facts.append(note)
@@ -146,7 +146,7 @@ def _with_null(schema: Schema) -> Schema:
 
 
 # A default that is one literal, perhaps with one cast: 'new'::text, 0, '-1'::integer, true. Anything that
-# computes has an operator, a call or a second cast in it, and is told in the description only.
+# computes has an operator, a call or a second cast in it, and is shown in the description only.
 _LITERAL: Final = re.compile(
     r"""\(?(?: '(?P<quoted>(?:[^']|'')*)' | (?P<bare>-?\d+(?:\.\d+)?|true|false) )\)?(?:::[\w\s."(),]+)?""",
     re.VERBOSE,

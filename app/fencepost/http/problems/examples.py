@@ -143,14 +143,14 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
     ),
     Problem(
         SOURCE_FAILED,
-        "The key fencepost:lock:nightly-report in Redis is a list of somebody else's, and no lock.",
+        "The key fencepost:lock:nightly-report in Redis is a list of another program, and no lock.",
         extra={"source": "redis"},
     ),
     Problem(NO_ROUTE, "No route has the path /v1/orders.", hint="Tables are under /v1/data/."),
     Problem(METHOD_NOT_ALLOWED, "/v1/claims does not take GET."),
     Problem(NOT_ACCEPTABLE, "The query matches 3 rows, and one object was asked for."),
     Problem(UNSUPPORTED_MEDIA_TYPE, "The body is text/plain.", hint="Content-Type: application/json"),
-    Problem(INTERNAL_ERROR, "The gateway failed. Its log tells why."),
+    Problem(INTERNAL_ERROR, "The gateway failed. Its log has the reason."),
     Problem(
         INVALID_VALUE,
         'invalid input syntax for type integer: "many"',

@@ -13,7 +13,7 @@ from fencepost.http.problems.response import RequestError
 TOKEN_HEADER = b"x-fence-token"
 KEY_HEADER = b"idempotency-key"
 LONGEST_KEY = 255
-# RFC 8941's string, and what clients send who never heard of it.
+# RFC 8941's string, and what clients send that do not know it.
 _QUOTED = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 _BARE = re.compile(rb"[\x21\x23-\x7e]+")

@@ -66,7 +66,7 @@ def require_secret(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Read X-Lease-Secret, which must be there."""
     secret = read_secret(headers)
     if secret is None:
-        raise _bad("X-Lease-Secret: missing; it came with the lease, or was chosen by whoever acquired it")
+        raise _bad("X-Lease-Secret: missing; it came with the lease, or was chosen by the client that acquired it")
     return secret
 
 
@@ -93,7 +93,7 @@ async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -
         secret is not None,
         _owner(body.get("owner", peer[0] if peer else "unknown")),
         _integer(body, "ttl_ms", DEFAULT_TTL_MS, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL"),
-        # Whoever waits is answered sooner than it asked for, and may ask again.
+        # A waiting client is answered sooner than it asked for, and may ask again.
         min(_integer(body, "wait_ms", 0, 0, MOST_MS), limits.wait_ms),
         _integer(body, "tokens", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS"),
         _claims(body.get("claim", [])),
@@ -199,9 +199,7 @@ def _keep_place(body: Mapping[str, Any], *, chosen: bool) -> bool:
     if not isinstance(value, bool):
         raise _bad("body: keep_place: true or false is expected")
     if value and not chosen:
-        raise _bad(
-            "body: keep_place: a place is kept for whoever comes back with its X-Lease-Secret, and there is none"
-        )
+        raise _bad("body: keep_place: a place is kept for a client that has its X-Lease-Secret, and there is none")
     return value
 
 

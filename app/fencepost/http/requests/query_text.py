@@ -41,7 +41,7 @@ class Cursor:
         return self.error(f"expected {wanted} at character {self.position + 1}, found {found}")
 
     def sees(self, literal: str) -> bool:
-        """Tell whether `literal` comes next."""
+        """Whether `literal` comes next."""
         return self.text.startswith(literal, self.position)
 
     def accept(self, literal: str) -> bool:

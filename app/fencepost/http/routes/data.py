@@ -73,7 +73,7 @@ Handler = Callable[["DataRoutes", DataRequest, str, tuple[str, ...]], Awaitable[
 
 
 class DataRoutes:
-    """Everything under /v1/data/, told apart by the raw path."""
+    """Everything under /v1/data/, dispatched by the raw path."""
 
     def __init__(self, gateway: Callable[[], Gateway], max_body_bytes: int) -> None:
         self._gateway = gateway

@@ -1,7 +1,8 @@
 """The routes of elections: who leads now, and a stream of changes as server-sent events.
 
-A stream tells how things are at once, then each change. It ends when the gateway stops, or cannot ask any more who
-leads; EventSource and the SDK connect again, and hear how things are then. So `Last-Event-ID` is taken and not needed.
+A stream sends the present state at once, then each change. It ends when the gateway stops, or cannot ask any more who
+leads; EventSource and the SDK connect again, and are sent the state of that moment. So `Last-Event-ID` is taken and
+not needed.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -67,7 +68,7 @@ _LAST: Final[dict[str, Any]] = {
     "not needed.",
     "schema": {"type": "string"},
 }
-# The latter tells nginx not to hold it back.
+# The latter keeps nginx from holding it back.
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _BAD = (400, "The query or a header cannot be read.")
 _AWAY = (503, "The database cannot be asked, the gateway is stopping, or too many streams are open.")
@@ -101,7 +102,7 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
         responses=problems(_BAD, _AWAY),
     )
     async def get_elections(request: Request) -> Response:
-        """Tell who leads an election, or without `name` list those that have a leader.
+        """Show who leads an election, or without `name` list those that have a leader.
 
         For finding the leader, not for deciding who may write: the fence does that, by the term.
         """
@@ -110,13 +111,13 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
     @router.get(
         "/v1/elections/events",
         response_class=Response,
-        summary="Hear who leads, now and whenever it changes",
+        summary="Stream who leads, now and whenever it changes",
         openapi_extra={"parameters": [_SOURCE, {**_NAME, "required": True}, _LAST]},
         responses={**problems(_BAD, _AWAY), **_STREAM},
     )
     async def get_events(request: Request) -> Response:
         """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
-        changes for long. `elected` names the leader; `vacant` says that nobody leads.
+        changes for long. `elected` names the leader; `vacant`: there is no leader.
         """
         return await answer_or_problem(_stream(gateway(), request))
 
@@ -179,14 +180,14 @@ async def _stream(gateway: Gateway, request: Request) -> Response:
 
 
 class Stream(EventSourceResponse):
-    """The answer that goes on. Its end, whoever ends it, ends the subscription; also when it never began."""
+    """The answer that goes on. Its end, by either side, ends the subscription; also when it never began."""
 
     def __init__(self, subscription: Subscription, first: Election | None, watched: AsyncExitStack) -> None:
         super().__init__(_events(subscription, first), headers=_HEADERS)
         self._watched = watched
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until the client hangs up, or there is nothing more to tell."""
+        """Send it until the client hangs up, or there is nothing more to send."""
         async with self._watched:
             await super().__call__(scope, receive, send)
 
@@ -205,7 +206,7 @@ async def _events(subscription: Subscription, first: Election | None) -> AsyncIt
 
 
 def _event(election: Election, last: int | None) -> bytes:
-    """Write one event. One that says that nobody leads has the id of the term that was last seen."""
+    """Write one event. `vacant` has the id of the term that was last seen."""
     return format_sse_event(
         event="vacant" if election.leader is None else "elected",
         id=None if last is None else str(last),

@@ -65,7 +65,7 @@ _LISTING: Final[list[dict[str, Any]]] = [
 
 _BAD = (400, "The body or the secret cannot be read.")
 _NO_BODY = ((413, "The body is too large."), (415, "The body is not JSON."))
-_LOST = (410, "The lease is lost, unknown, or somebody else's.")
+_LOST = (410, "The lease is lost, unknown, or another client's.")
 _AWAY = (503, "The database or the lock service cannot be asked, or whether it was done is not known.")
 _FAILED = (502, "The lock service answered, and would not do it.")
 
@@ -103,7 +103,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
             (409, "A claimed resource takes the tokens of another source."),
             (413, "The body is too large."),
             (415, "The body is not JSON."),
-            (423, "Somebody else holds a lock, or has been waiting for it longer."),
+            (423, "Another client holds a lock, or has been waiting for it longer."),
             _FAILED,
             _AWAY,
         )
@@ -112,8 +112,8 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     async def post_lease(request: Request) -> Response:
         """Lock all of `locks`, or nothing. With `wait_ms` wait in the queue, first come first served.
 
-        `claim` raises the marks of resources in the same transaction: whoever held the lock before is fenced from the
-        moment of the grant, and `claims` has the rows as nobody older can change them any more.
+        `claim` raises the marks of resources in the same transaction: the holder before is fenced from the moment
+        of the grant, and `claims` has the rows, which no older holder can change any more.
         """
         return await answer_or_problem(_acquire(gateway(), max_body_bytes, request))
 
@@ -125,7 +125,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         responses=problems((400, "The request has parameters or headers that this route does not take."), _LOST, _AWAY),
     )
     async def get_lease(request: Request) -> Response:
-        """Tell the state of a live lease. It takes no secret and shows none."""
+        """Show the state of a live lease. It takes no secret and shows none."""
         return await answer_or_problem(_look(gateway(), request))
 
     @router.post(
@@ -183,7 +183,7 @@ def lease_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
 async def _acquire(gateway: Gateway, limit: int, request: Request) -> Response:
     wanted = await read_acquire(request, limit, gateway.locks.limits)
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    # Only somebody who waits may get tired of it; others are answered at once.
+    # Only a waiting client may hang up; others are answered at once.
     watch = asyncio.create_task(_hang_up(request, gone)) if wanted.wait_ms else None
     try:
         outcome = await acquire(gateway, wanted, gone)

@@ -79,7 +79,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
     @router.post(
         "/v1/claims",
         response_model=wire.ClaimAnswer,
-        summary="Claim a resource: nobody older can write to it from now on",
+        summary="Claim a resource: no older token can write to it from now on",
         openapi_extra=CLAIM_BODY,
         responses=problems(
             (400, "The body, the key or the token cannot be read."),
@@ -113,7 +113,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         ),
     )
     async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
-        """Tell a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
+        """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
         return await answer_or_problem(_explain(gateway, request))
 
     return router
@@ -201,7 +201,7 @@ def health_routes(
         "/readyz",
         response_model=wire.Readiness,
         summary="Whether requests can be served",
-        responses={503: {"model": wire.Readiness, "description": "Something that requests depend on is amiss."}},
+        responses={503: {"model": wire.Readiness, "description": "Something that requests depend on does not work."}},
     )
     async def readyz() -> Response:
         """Ask the database, and compare its schema with what this version works with."""
@@ -212,7 +212,7 @@ def health_routes(
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def get_metrics() -> Response:
-        """Tell counts, times, the pool's state over all workers, and the locks of the whole database."""
+        """Give counts, times, the pool's state over all workers, and the locks of the whole database."""
         await measure()
         return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 

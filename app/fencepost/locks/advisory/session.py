@@ -86,7 +86,7 @@ _POOLER: Final = (
 
 async def _check(connection: "asyncpg.Connection[asyncpg.Record]", server: str) -> None:
     who = await connection.fetchrow(_INTRODUCE)
-    # A pooler tells its clients a pid that it made up.
+    # A pooler gives its clients a pid that it made up.
     if who is None or who["pid"] != connection.get_server_pid():
         raise SourceError(f"{server} is a connection pooler: {_POOLER}")
     if who["standby"]:
@@ -200,18 +200,18 @@ class AdvisorySession:
 
 def _label_statement(lock: str, owner: str) -> str:
     """Say whose session it is and what for, as a comment in ASCII: pg_stat_activity shows the latest statement."""
-    for told in ({"owner": owner, "lock": lock}, {"owner": owner}, {"owner": owner[:_MOST_OWNER]}):
+    for shown in ({"owner": owner, "lock": lock}, {"owner": owner}, {"owner": owner[:_MOST_OWNER]}):
         # Without a * it can neither end the comment nor begin another one.
-        text = json.dumps(told).replace("*", r"\u002a")
+        text = json.dumps(shown).replace("*", r"\u002a")
         if len(text) <= _MOST_LABEL:
             break
     return f"/* {PREFIX} {text} */"
 
 
 def owner_of(query: str | None, application_name: str | None, role: str | None, pid: int) -> str:
-    """Say whose session this is: ours tell it in their label, those of other programs go by their name."""
+    """Say whose session this is: ours have it in their label, those of other programs go by their name."""
     if (label := _LABEL.match(query or "")) is not None:
         return str(json.loads(label[1])["owner"])
     if (ours := _NAME.fullmatch(application_name or "")) is not None and ours[1]:
         return ours[1]
-    return f"{application_name or role or 'somebody'} (PostgreSQL process {pid})"
+    return f"{application_name or role or 'unknown'} (PostgreSQL process {pid})"

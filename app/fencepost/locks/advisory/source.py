@@ -6,7 +6,7 @@ The protocol:
    again and again, so two holds must never share one. A waiter waits in PostgreSQL's own queue, together with the
    programs that lock there themselves: first come, first served.
 2. The handle is the session's pid and its random name, so each process of the gateway can look whether that session
-   still has the lock, and can end it. A pid that somebody else has by now has another name.
+   still has the lock, and can end it. A pid that another session has by now has another name.
 3. A session whose answer did not come, or whose caller has gone, is ended by pid and name on another connection, and
    waited for: it may hold the lock by now. Where that cannot be done its closed socket ends it within a second or two;
    one whose host is cut off is ended when it has been idle for the TTL.
@@ -98,7 +98,8 @@ class AdvisorySource:
         """Take a lock. The Grant has no tokens: `locks/sourced/leases.py` draws them."""
         deadline = asyncio.get_running_loop().time() + wait_s
         key = self._settings.key(lock)
-        # Spares a connection where it is held and nobody wants to wait; and finds what waiting would not help against.
+        # Spares a connection where it is held and the caller does not wait; and finds what waiting would not help
+        # against.
         if (holder := await self.inspect(lock)) is not None and wait_s <= 0:
             return holder
         session = await self._begin(lock, owner, _within_limits(ttl_ms))
@@ -150,7 +151,7 @@ class AdvisorySource:
         return Holder(owner_of(held["query"], held["application_name"], held["usename"], held["pid"]))
 
     async def issued(self, number: int) -> bool:  # noqa: ARG002 - the same
-        """Cannot be told: the source has no numbers."""
+        """Unknown: the source has no numbers."""
         raise SourceError("advisory locks have no numbers: ask the database that the tokens are drawn in")
 
     async def advice(self) -> list[str]:
@@ -160,7 +161,7 @@ class AdvisorySource:
             raise SourceUnavailableError(f"PostgreSQL ({self._settings.server}) gave no answer about its settings")
         found = []
         if not row["tracks"]:
-            found.append("track_activities is off: nobody can see who has an advisory lock, and what for")
+            found.append("track_activities is off: it cannot be seen who has an advisory lock, and what for")
         if row["used"] + self._settings.sessions > row["most"]:
             found.append(
                 f"max_connections is {row['most']} and {row['used']} are in use: the {self._settings.sessions} sessions"
@@ -223,7 +224,7 @@ class AdvisorySource:
         await asyncio.shield(task)
 
     async def _surely_end(self, session: AdvisorySession) -> None:
-        # Where the server cannot be asked, the closed socket or the TTL ends it; the caller hears of his own failure.
+        # Where the server cannot be asked, the closed socket or the TTL ends it; the caller gets its own failure.
         with suppress(SourceError):
             await self._end(session.pid, session.name)
         session.hang_up()

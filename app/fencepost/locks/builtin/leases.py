@@ -29,7 +29,7 @@ REPEATS: Final = 3
 """How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
-"""A lock or time limit: somebody else's claim waits for a row, say. Who waits anyway waits on."""
+"""A lock or time limit: another client's claim waits for a row, for example. A waiting request waits on."""
 PAUSE: Final = 0.5
 """Seconds before a waiter tries again when the database cannot be asked."""
 
@@ -43,7 +43,7 @@ LATE: Final = 0.1
 
 
 class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
-    """Somebody's grant is under way for a lock, and takes its time."""
+    """Another grant is under way for a lock, and takes its time."""
 
 
 class PostgresLocks(Leases):
@@ -109,7 +109,7 @@ class PostgresLocks(Leases):
             if acquired.first and acquired.due_ms is not None:
                 visit.wake_in(acquired.due_ms / 1000)
             await visit.wait(deadline - loop.time(), gone)
-            if gone.done():  # no more tries: nobody would hear of a grant, and a repeat may have taken the place over
+            if gone.done():  # no more tries: no client would get the grant, and a repeat may have taken the place over
                 return AcquireResult(acquired, claims, int((began - arrived) * 1000))
 
     async def _try(
@@ -198,7 +198,7 @@ class PostgresLocks(Leases):
         return await self._ask(lambda c: leases.extend(c, lease_id, secret_hash, tokens=count), writing=True)
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        """Give the locks back; False: the lease lives and is somebody else's."""
+        """Give the locks back; False: the lease lives and is another client's."""
         gateway = self.queue.gateway
         woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
         if woken is None:

@@ -1,14 +1,14 @@
-"""Waiting for locks, across gateways: first come, first served, and nobody is woken in vain.
+"""Waiting for locks, across gateways: first come, first served, and no waiter is woken in vain.
 
 The queue itself is in the database: a waiter's ticket is drawn under the rows of its locks. This is one gateway's side.
 
 1. A waiter tries; `fencepost.acquire` grants, or gives it a place. Then it sleeps, holding no connection.
-2. Whoever releases a lock, or leaves its queue, wakes the lock's first waiter, which tries again: by NOTIFY to its
-   gateway, or directly when it waits at the same one.
-3. Nobody notifies when a lease expires, when a notification is lost, or when the gateway of the first waiter dies. So
-   each gateway that has waiters beats once a second: the statement keeps its waiters counting, and returns those that
-   are first, with the time until their lock expires, and those whose place got lost. A gateway silent for three seconds
-   is passed over.
+2. A client that releases a lock, or leaves its queue, wakes the lock's first waiter, which tries again: by NOTIFY to
+   its gateway, or directly when it waits at the same one.
+3. There is no notification when a lease expires, when a notification is lost, or when the gateway of the first waiter
+   dies. So each gateway that has waiters beats once a second: the statement keeps its waiters counting, and returns
+   those that are first, with the time until their lock expires, and those whose place got lost. A gateway silent for
+   three seconds is passed over.
 4. A waiter that goes away leaves. Where that could not be said, or an answer got lost and PostgreSQL may still be
    giving it a place, the next beats say it again.
 """
@@ -79,7 +79,7 @@ class Queue:
         self.stopping = False
 
     async def arrive(self) -> Visit:
-        """Let a request in. UnavailableError when too many wait here, or when the database cannot hear of them."""
+        """Let a request in. UnavailableError when too many wait here, or when the database cannot be reached."""
         if self.stopping:
             raise UnavailableError("this gateway is stopping")
         if len(self._visits) >= self._most:

@@ -5,7 +5,7 @@ breaks, no answer comes, or the node says that it is not ready (no leader, say).
 twice, or land after its caller gave up**: callers ask only what may be repeated (see source.py, "Repeats").
 
 All of it, sign-in and other endpoints included, takes REQUEST_TIMEOUT at most. The watch is a stream and has no such
-end: whoever watches says how long, and relies on it for speed only.
+end: the caller of watch gives the time, and relies on it for speed only.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class Api:
         first, places = self._current, len(self.where.endpoints)
         turn = [(first + n) % places for n in range(places)] if endpoint is None else [endpoint]
         while True:
-            somebody = False
+            answered = False
             why: Exception | None = None
             for n, at in enumerate(turn):
                 try:
@@ -172,12 +172,12 @@ class Api:
                 except httpx.ConnectError as error:
                     why = error
                 except (httpx.HTTPError, OSError, _UnreadyError) as error:  # SSLError and TimeoutError are OSErrors
-                    somebody, why = True, error
+                    answered, why = True, error
                 else:
                     if endpoint is None:
                         self._current = at
                     return answer
-            if not somebody or ends - loop.time() < 5 * PAUSE:
+            if not answered or ends - loop.time() < 5 * PAUSE:
                 raise SourceUnavailableError(
                     f"{self.where} cannot be asked ({str(why) or 'no answer in time'}): are most of its nodes up?"
                 ) from why
@@ -212,7 +212,7 @@ class Api:
                     result = orjson.loads(line).get("result", {"canceled": True})
                     if result.get("events"):
                         return True
-                    # Also when that revision was compacted: deletions can no longer be replayed, and a look tells.
+                    # Also when that revision was compacted: deletions can no longer be replayed, and a read shows it.
                     if result.get("canceled"):
                         return False
         except (httpx.HTTPError, OSError, orjson.JSONDecodeError):
@@ -233,7 +233,7 @@ class Api:
         return await self._exchange(at, path, body)
 
     async def _sign_in(self, at: int, used: str) -> str:
-        """Get a token, unless somebody else has got another than `used` meanwhile: etcd makes each one slowly."""
+        """Get a token, unless another request has got another than `used` meanwhile: etcd makes each one slowly."""
         async with self._signing_in:
             if self._token == used:
                 self._token = ""
@@ -241,7 +241,7 @@ class Api:
                 try:
                     self._token = (await self._exchange(at, "auth/authenticate", who))["token"]
                 except RefusedError as error:
-                    # Signing in is not switched on there. Then nobody asks for it, as with etcd's own clients.
+                    # Signing in is not switched on there. Then none is asked for, as with etcd's own clients.
                     if error.code != NO_PRECONDITION:
                         raise
             return self._token
@@ -263,8 +263,8 @@ class Api:
         if response.is_success and problem is None:
             return answer
         # A unary call's error is flat, a stream's is nested; releases of the gateway differ in the names.
-        told: dict[str, Any] = problem if isinstance(problem, dict) else answer
-        code, message = int(told.get("grpc_code", told.get("code", 0))), str(told.get("message") or problem)
+        shown: dict[str, Any] = problem if isinstance(problem, dict) else answer
+        code, message = int(shown.get("grpc_code", shown.get("code", 0))), str(shown.get("message") or problem)
         if code in UNREADY or TOO_MANY in message:
             raise _UnreadyError(message)
         raise RefusedError(f"{self.where} refused {path}: {message}", code)

@@ -13,7 +13,7 @@ _LAST: Final = {**_FIRST, "sort_order": "DESCEND"}
 
 
 class PlaceLostError(Exception):
-    """Our key is gone before the lock was ours: its lease ended while we were paused, or somebody deleted it."""
+    """Our key is gone before the lock was ours: its lease ended while we were paused, or it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Keys:
         try:
             await self._api.ask("lease/grant", {"ID": str(lease), "TTL": str(ttl)})
         except RefusedError as error:
-            # It exists: we have asked twice. Nobody else chooses this one of 2^62 ids.
+            # It exists: we have asked twice. No other client chooses this one of 2^62 ids.
             if error.code != NO_PRECONDITION:
                 raise
 

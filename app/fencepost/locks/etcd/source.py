@@ -133,7 +133,7 @@ class EtcdSource:
         return None if first is None else await self._holder(first)
 
     async def issued(self, number: int) -> bool:
-        """Whether etcd's revision has come so far. Revisions that are no lock's tokens cannot be told apart."""
+        """Whether etcd's revision has come so far. Revisions that are no lock's tokens cannot be distinguished."""
         return 0 < number <= await self._keys.revision()
 
     async def advice(self) -> list[str]:
@@ -189,7 +189,7 @@ class EtcdSource:
                 raise PlaceLostError
 
     async def _held(self, lock: str, but: Hold | None = None) -> Holder | None:
-        """Say who has the lock, unless it is nobody or `but`. Raises SourceError for a key that is no lock's."""
+        """Say who has the lock, unless it is free or held by `but`. Raises SourceError for a key that is no lock's."""
         first, _ = await self._keys.look(lock)
         if first is None or (but is not None and first.created == but.created):
             return None
@@ -202,11 +202,11 @@ class EtcdSource:
         return Holder(key.owner, await self._keys.left_ms(key.lease))
 
     def _refuse_foreign(self, lock: str, key: Key) -> None:
-        """Nobody gets a lock past a key that never expires."""
+        """A key that never expires keeps every client from the lock."""
         if key.lease == 0:
             raise SourceError(
                 f"lock {lock} is blocked by the key {key.name!r} of {self._api.where}, which has "
-                "no lease and never expires: whoever put it there must delete it (etcdctl del)"
+                "no lease and never expires: the one that put it there must delete it (etcdctl del)"
             )
 
     async def _move(self, lock: str, hold: Hold, old: int, ttl_ms: int) -> bool:

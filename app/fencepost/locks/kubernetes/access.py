@@ -145,12 +145,12 @@ def _context_namespace(context: Any) -> str:
 
 def _unreadable(access: Access, error: Exception) -> SourceConfigError:
     # The library's messages may quote a whole user of a kubeconfig, secrets included, after the word "in"; a parser's
-    # quote the line. Only the harmless part is told, and the error is not chained.
+    # quote the line. Only the harmless part is shown, and the error is not chained.
     match error:
         case OSError(strerror=str(why), filename=name):
-            told = f"{why}: {name}" if name else why
+            shown = f"{why}: {name}" if name else why
         case ConfigException():
-            told = str(error).partition(" in ")[0]
+            shown = str(error).partition(" in ")[0]
         case _:
-            told = type(error).__name__
-    return SourceConfigError(f"{access} cannot be used: {told}")
+            shown = type(error).__name__
+    return SourceConfigError(f"{access} cannot be used: {shown}")

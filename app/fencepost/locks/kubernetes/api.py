@@ -97,8 +97,8 @@ class Api:
         return number(version, f"the list of Leases in {self.namespace}")
 
     async def wait_for_change(self, lease: LeaseObject, within_s: float) -> None:
-        """Return when the Lease is no longer as it was read, or after `within_s`, or early for no reason: whoever waits
-        looks again anyway. Raises SourceError where watching is refused.
+        """Return when the Lease is no longer as it was read, or after `within_s`, or early for no reason: a caller
+        that waits looks again anyway. Raises SourceError where watching is refused.
         """
         params = {
             "watch": "true",
@@ -220,7 +220,7 @@ class Api:
                 f"leases.coordination.k8s.io in namespace {self.namespace}, as deploy/kubernetes/rbac.yaml does"
             )
         if answer.status_code == _UNAUTHORIZED:
-            raise SourceError(f"{what} was not allowed to somebody unknown: renew the credentials of {self._access}")
+            raise SourceError(f"{what} was not allowed to an unknown user: renew the credentials of {self._access}")
         if answer.status_code not in OK:
             raise SourceError(f"{what} was refused with {answer.status_code}: {_message(answer)}")
         said = _json(answer)
@@ -240,7 +240,7 @@ class Api:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_note_failure)
-            # Whoever gives up waiting leaves it running, for the others and for the next request.
+            # A caller that gives up waiting leaves it running, for the others and for the next request.
             await asyncio.shield(self._reading)
         if self._server is None or self._client is None:
             raise SourceUnavailableError(f"{self._access}: it was closed")

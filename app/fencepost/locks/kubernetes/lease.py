@@ -75,7 +75,7 @@ class LeaseObject:
 
     @property
     def seconds(self) -> int:
-        """How long it has to be seen unchanged before somebody else may take it."""
+        """How long it has to be seen unchanged before another client may take it."""
         return self._spec.get("leaseDurationSeconds") or UNTOLD_SECONDS
 
     @property
@@ -116,7 +116,7 @@ class LeaseObject:
         return {**self.body, "spec": {**self._spec, **spec}}
 
     def _later(self) -> str:
-        """Tell the time for renewTime, another one than is written there: an update that changes nothing is no write
+        """Give the time for renewTime, another one than is written there: an update that changes nothing is no write
         to the API server, and draws no number.
         """
         now = wall_clock()
@@ -124,7 +124,7 @@ class LeaseObject:
 
 
 def new_lease(name: str, lock: str, identity: str, ttl_ms: int) -> dict[str, Any]:
-    """Write the object of a lock that nobody has taken before."""
+    """Write the object of a lock that was never taken before."""
     now = wall_clock()
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -159,7 +159,7 @@ def whole_seconds(ttl_ms: int) -> int:
 
 
 def wall_clock() -> str:
-    """Tell the time as the API writes it, for people who look at the Lease. Nothing is decided by it."""
+    """Give the time as the API writes it, for people who look at the Lease. Nothing is decided by it."""
     return _text(datetime.now(UTC))  # noqa: TID251 - for people only; who waits measures on its own monotonic clock
 
 

@@ -9,13 +9,13 @@ so tokens are ordered over all locks, and a Lease that is deleted and created ag
 would start again there, and stays put when one identity takes an expired Lease twice. Taking is an update itself, after
 the last one of the holder before. A mint is one more update while we are the holder: check and draw are one step.
 
-Time. Nobody reads anybody's clock. Who wants a Lease that is held takes it once he has himself seen it unchanged for
-leaseDurationSeconds, by his own monotonic clock; a renewal and a mint change it. What was seen is kept per lock, so
-that those who do not wait but ask now and then get there too.
+Time. No clock of another machine is read. A client that wants a held Lease takes it once it has itself seen it
+unchanged for leaseDurationSeconds, by his own monotonic clock; a renewal and a mint change it. What was seen is kept
+per lock, so that those who do not wait but ask now and then get there too.
 
 What can fail. An identity is new for every acquisition, so that a Lease says for itself whether an update whose answer
 was lost has landed. A cancelled acquire lets its update come to an end, and gives back what it has got. An update that
-is still on its way when we give up may land later: that hold expires, since nobody renews it.
+is still on its way when we give up may land later: that hold expires, since it is not renewed.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fencepost.locks.registry import Surroundings
 
 TRIES: Final = 50
-"""How often an update is tried that somebody else gets ahead of."""
+"""How often an update is tried that another client gets ahead of."""
 REMEMBERED: Final = 10_000
 """Of how many locks a process remembers what it saw. Who is forgotten waits longer for an expired Lease."""
 COMPARABLE_SINCE: Final = (1, 35)
@@ -135,7 +135,9 @@ class KubernetesLeases:
     async def _grant(
         self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int, tokens: int
     ) -> Grant | None:
-        """Take a Lease that is free and draw tokens. None: somebody was faster. Gives back what it leaves half done."""
+        """Take a Lease that is free and draw tokens. None: another client was faster. Gives back what it leaves half
+        done.
+        """
         take = asyncio.create_task(self._take(lock, lease, identity, ttl_ms))
         try:
             taken = await asyncio.shield(take)
@@ -148,10 +150,10 @@ class KubernetesLeases:
             raise
 
     async def _take(self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int) -> LeaseObject | None:
-        """Write ourselves into a Lease that is free. None: somebody was faster.
+        """Write ourselves into a Lease that is free. None: another client was faster.
 
         A lost answer, and a refusal too (something between us and the API server may send a request twice), leave it
-        open whether the update has landed. Only we write this identity: the Lease itself tells.
+        open whether the update has landed. Only we write this identity: the Lease itself shows it.
         """
         lost: SourceUnavailableError | None = None
         try:
@@ -172,7 +174,7 @@ class KubernetesLeases:
         return None
 
     async def _give_back(self, lock: str, identity: str, take: asyncio.Task[LeaseObject | None]) -> None:
-        """Release what nobody will ever renew, once it is known whether we have got it."""
+        """Release what will never be renewed, once it is known whether we have got it."""
         await asyncio.wait([take])
         if take.cancelled() or take.exception() is not None or take.result() is None:
             return  # not ours; or unknown, and then it expires

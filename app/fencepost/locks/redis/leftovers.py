@@ -1,7 +1,7 @@
 """What an acquire leaves behind when it is cancelled or gets no answer, and who gives it back.
 
 A request that is under way cannot be called back: it may be carried out after a release that was sent behind it over
-another connection. So a cancelled acquire first hears the answer, then releases, and only then is cancelled.
+another connection. So a cancelled acquire first waits for the answer, then releases, and only then is cancelled.
 """
 
 import asyncio
@@ -51,6 +51,6 @@ class Leftovers:
             await self._tried(release(answer))
 
     async def _tried(self, release: Awaitable[None]) -> None:
-        # What cannot be released expires by its TTL, and nobody is left to hear of the error.
+        # What cannot be released expires by its TTL, and no caller is left to get the error.
         with suppress(SourceError):
             await release

@@ -1,7 +1,7 @@
 """One Redis server, as both sources that live in Redis ask it: each request once, within a time limit.
 
 Nothing is repeated here. A request whose answer got lost may have been carried out, and only its asker knows what that
-means. The library would repeat on its own for some seconds; it is told not to.
+means. The library would repeat on its own for some seconds; that is switched off.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ def unique_value(owner: str) -> str:
 
 
 def holder(held: list[Any]) -> Holder:
-    """Read value and remaining milliseconds of a lock that somebody has; another program's value names no owner."""
+    """Read value and remaining milliseconds of a lock that is held; another program's value names no owner."""
     value, left_ms = held
     unique, colon, owner = value.decode(errors="replace").partition(":")
     ours = colon and re.fullmatch("[0-9a-f]{32}", unique)

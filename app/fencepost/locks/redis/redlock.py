@@ -1,4 +1,4 @@
-"""Redlock: whoever has a lock at a majority of independent Redis servers has it, for as long as their clocks say.
+"""Redlock: the client that has a lock at a majority of independent Redis servers has it, until it expires there.
 
 The algorithm is the published one (redis.io, "Distributed Locks with Redis"):
 
@@ -125,7 +125,7 @@ class RedlockSource:
         taken = sum(answer == 1 for answer in poll.said)
         if taken >= poll.majority and validity_ms(ttl_ms, poll.elapsed_ms) > 0:
             return Grant(value, ())
-        # At all nodes: one that said nothing may have set it. What does not hear of it lets it expire.
+        # At all nodes: one that did not answer may have set it. A node that is not reached lets it expire.
         await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), value, about=about))
         if (error := poll.most_cannot(about)) is not None:
             raise error
@@ -143,7 +143,7 @@ class RedlockSource:
                 return True
             raise _too_late(about, ttl_ms, poll)
         if poll.nodes - (len(poll.said) - extended) >= poll.majority:
-            # Those that did not answer would make a majority of it: nobody knows.
+            # Those that did not answer would make a majority of it: it is not known.
             raise poll.most_cannot(about) or _undecided(about, poll)
         # It is lost. What a minority still keeps would be in the next owner's way.
         await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), handle, about=about))
@@ -161,7 +161,7 @@ class RedlockSource:
         return None
 
     async def release(self, lock: str, handle: str) -> None:
-        """Delete the lock at all nodes. Raises SourceUnavailableError when fewer than a majority heard of it."""
+        """Delete the lock at all nodes. Raises SourceUnavailableError when fewer than a majority answered."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), handle, about=about))
         if (error := poll.most_cannot(about)) is not None:
@@ -180,7 +180,7 @@ class RedlockSource:
 
     async def issued(self, number: int) -> bool:
         """Not to be asked: nodes have no numbers."""
-        raise SourceError(f"Redlock has no numbers, so it cannot tell whether {number} was handed out")
+        raise SourceError(f"Redlock has no numbers, so it is not known whether {number} was handed out")
 
     async def advice(self) -> list[str]:
         """Each node's own (redis/advice.py), and whether they are several servers at all."""
@@ -228,7 +228,7 @@ def validity_ms(ttl_ms: int, elapsed_ms: float) -> float:
 
 
 def _most_held(held: Sequence[list[Any]]) -> Holder:
-    """Say who has most nodes; several at once are rivals, of whom nobody may have got the lock."""
+    """Say who has most nodes; several at once are rivals, of whom none may have got the lock."""
     if not held:
         return Holder()
     value = Counter(value for value, _ in held).most_common(1)[0][0]

@@ -59,7 +59,7 @@ return redis.call('DEL', KEYS[1])
 """
 
 LOOK: Final = """
--- KEYS lock. Gives value and remaining ms, or nil: nobody has it.
+-- KEYS lock. Gives value and remaining ms, or nil: it is free.
 local held = redis.call('GET', KEYS[1])
 if held then return {held, redis.call('PTTL', KEYS[1])} end
 return false

@@ -1,7 +1,7 @@
 """Locks and tokens in one Redis: `SET NX PX` with a unique value, and one counter for all locks.
 
 A grant is one script: it looks whether the lock is free, draws tokens by INCRBY, and sets the lock. So a token is drawn
-by whoever has the lock at that moment, tokens rise over all locks, and a hold without a token does not exist. A mint
+by the holder of the lock at that moment, tokens rise over all locks, and a hold without a token does not exist. A mint
 compares the lock's value and draws in one script, too.
 
 What Redis cannot give: with asynchronous replication a replica that takes over may lack the last grants. Then a lock is

@@ -132,7 +132,7 @@ class Grants:
         return lease
 
     async def give_back(self, lock: str, handle: str) -> None:
-        """Release a hold that comes to nothing, whoever is cancelled meanwhile."""
+        """Release a hold that comes to nothing, even if the caller is cancelled meanwhile."""
 
         async def release() -> None:
             try:
@@ -144,7 +144,7 @@ class Grants:
 
     @staticmethod
     async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-        """Finish this, whoever is cancelled meanwhile."""
+        """Finish this, even if the caller is cancelled meanwhile."""
         return await asyncio.shield(work)
 
     async def state(self, lock: str) -> State:
@@ -186,7 +186,7 @@ class Grants:
 
 
 def ms_since(moment: float) -> int:
-    """Tell how many ms have gone since, rounded up."""
+    """How many ms have gone since, rounded up."""
     return int((time.monotonic() - moment) * 1000) + 1
 
 

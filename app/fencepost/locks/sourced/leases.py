@@ -9,7 +9,7 @@ A grant that waited for long is renewed and minted for once more after 1 was rea
 waited counts too. For a source without numbers of its own, tokens are drawn here, and then the source is asked whether
 the lock is still held: if so, it was held when they were drawn.
 
-A crash between two steps leaves a hold that nobody knows the handle of. It expires.
+A crash between two steps leaves a hold whose handle no process knows. It expires.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
 _FOR_GOOD: Final = frozenset({"FP400", "42501"})
-"""SQLSTATEs of a registration that somebody has to see to."""
+"""SQLSTATEs of a registration that an operator has to mend."""
 FORGOTTEN_AT_ONCE: Final = 500
 
 
@@ -155,7 +155,7 @@ class SourceLocks(Leases):
         renewed = await self._grants.ask(
             lambda c: source_leases.record_renewal(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
         )
-        if renewed is None:  # over by our record meanwhile: the hold is nobody's
+        if renewed is None:  # over by our record meanwhile: the hold belongs to no lease
             await self._grants.give_back(lease.lock, lease.handle)
             return None
         self._keeper.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
@@ -182,7 +182,7 @@ class SourceLocks(Leases):
                 raise await self._grants.freeze_error(lease.lock, just_now=verdict == "backwards")
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        """Give the lock back; False: the lease lives and is somebody else's."""
+        """Give the lock back; False: the lease lives and is another client's."""
         found = await self._grants.ask(lambda c: source_leases.hold(c, self.name, lease_id, secret_hash))
         if found is None:
             return await self.inspect(lease_id) is None
@@ -260,20 +260,20 @@ class SourceLocks(Leases):
     async def _holds(self, lease: SourceLease, secret_hash: bytes) -> bool:
         """Whether the hold of a lease is there still, which renews it; ended in our record if it is not."""
         given, number = 0, lease.lease_id
-        while lease.remaining_ms > given:  # somebody may renew it for longer meanwhile
+        while lease.remaining_ms > given:  # it may be renewed for longer meanwhile
             given = max(lease.remaining_ms, lease.ttl_ms)
             if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
                 await self.over(lease.lease_id)
                 return False
             now = await self._grants.ask(lambda c: source_leases.lease(c, self.name, number, secret_hash))
-            if now is None:  # over by our record meanwhile: the hold is nobody's
+            if now is None:  # over by our record meanwhile: the hold belongs to no lease
                 await self._grants.give_back(lease.lock, lease.handle)
                 return False
             lease = now
         return True
 
     async def over(self, lease_id: int) -> None:
-        """Note that a lease is over though nobody has released it."""
+        """Note that a lease is over though it was not released."""
         self._keeper.forget(lease_id)
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
 

@@ -2,10 +2,10 @@
 
     /fencepost                                              persistent
     /fencepost/orders%2Forder-123                           one lock: a container, which ZooKeeper removes when empty
-    /fencepost/orders%2Forder-123/<guid>__lock__0000000007  somebody who has the lock or waits: ephemeral, sequential
+    /fencepost/orders%2Forder-123/<guid>__lock__0000000007  the holder or a waiter: ephemeral, sequential
 
-That is the layout of kazoo's recipes Lock, WriteLock (`__lock__`) and ReadLock (`__rlock__`), so whoever uses these on
-the same path takes part in the same queue.
+That is the layout of kazoo's recipes Lock, WriteLock (`__lock__`) and ReadLock (`__rlock__`), so programs that use
+these on the same path takes part in the same queue.
 """
 
 import json

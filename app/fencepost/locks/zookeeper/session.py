@@ -5,12 +5,13 @@ another server. LOST: the session is over, and with it every ephemeral node; kaz
 only wake those who wait here: each of them looks again, and finds its node or does not.
 
 A request whose answer got lost is asked again within the same REQUEST_TIMEOUT where repeating does no harm. One that
-was given up may still land, since kazoo may send it on the next connection: whoever creates nodes has to look for them.
+was given up may still land, since kazoo may send it on the next connection: code that creates nodes has to look for
+them.
 
 A session asks for servers that have come as far as it has seen. Servers that lost their data, or were restored from a
-backup, refuse it for ever (kazoo is not told why). So a connection that is gone for longer than the session timeout is
-sought by a second client too, which has seen nothing. If that one stands for a session timeout, and the first one is
-still refused, the first session has ended on the servers' side, if they know it at all: the second takes its place.
+backup, refuse it for ever (kazoo does not learn why). So a connection that is gone for longer than the session timeout
+is sought by a second client too, which has seen nothing. If that one stands for a session timeout, and the first one
+is still refused, the first session has ended on the servers' side, if they know it at all: the second takes its place.
 """
 
 import asyncio
@@ -88,7 +89,9 @@ class ZooKeeperSession:
         self._start()
 
     async def close(self) -> None:
-        """End the session and with it all of its holds, where the servers can be told; else they end by its timeout."""
+        """End the session and with it all of its holds, where the servers can be reached; else they end by its
+        timeout.
+        """
         self._closing = True
         self._stop_seeking()
         if self._client is not None:
@@ -136,7 +139,7 @@ class ZooKeeperSession:
 
     def _soon(self, do: Callable[..., None], *what: Any) -> None:
         """Go from a thread of kazoo's to the loop."""
-        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop has been closed, and no task waits any more
             self._loop.call_soon_threadsafe(do, *what)
 
     def _on_state(self, client: Any, state: str) -> None:
@@ -186,7 +189,7 @@ class ZooKeeperSession:
 
     @property
     def newest(self) -> int:
-        """The highest transaction number that an answer has told."""
+        """The highest transaction number that an answer has shown."""
         newest: int = self._client.last_zxid
         return newest
 
@@ -219,7 +222,7 @@ class ZooKeeperSession:
                                 f"the connection to ZooKeeper at {self.settings.where} broke while lock {lock!r} "
                                 "was asked for; try again"
                             ) from error
-                        await asyncio.sleep(_PAUSE)  # kazoo tells of an end of the session a moment later
+                        await asyncio.sleep(_PAUSE)  # kazoo reports an end of the session a moment later
         except TimeoutError as error:
             state = "the connection stands" if self._connected.is_set() else "no connection"
             raise SourceUnavailableError(

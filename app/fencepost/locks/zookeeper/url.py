@@ -30,7 +30,7 @@ class Settings:
 
 
 def parse(url: str, name: str) -> Settings:
-    """Read a URL strictly. `name`: the source's. Raises SourceConfigError, which never tells a password."""
+    """Read a URL strictly. `name`: the source's. Raises SourceConfigError, which never shows a password."""
     try:
         return _settings(url)
     except ValueError as error:

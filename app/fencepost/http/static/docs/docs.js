@@ -28,6 +28,6 @@ window.ui = SwaggerUIBundle({
   defaultModelsExpandDepth: 0,
   defaultModelExpandDepth: 2,
   syntaxHighlight: { activated: true, theme: "agate" },
-  // The public validator would be told the address of this gateway.
+  // The public validator would get the address of this gateway.
   validatorUrl: null,
 });
