@@ -22,8 +22,8 @@ def read_configured_sources(settings: Settings) -> list[ConfiguredSource]:
 
 
 async def examine_sources(connection: asyncpg.Connection, configured: Sequence[ConfiguredSource]) -> list[Finding]:
-    """Say which sources are frozen or missing, and ask each configured service about its settings, and whether it has
-    come as far as its tokens have.
+    """Find sources that are frozen or missing. Ask each configured service about its settings, and whether its numbers
+    have reached its tokens.
     """
     here = {each.name: each for each in configured}
     findings, asked = [], []
@@ -33,8 +33,8 @@ async def examine_sources(connection: asyncpg.Connection, configured: Sequence[C
             mend = f"fencepost source bump {known.name} --reason …"
             findings.append(Finding("error", subject, f"{known.describe()}. When it can be vouched for: {mend}"))
         elif known.name in here:
-            asked += (told := await _ask(here.pop(known.name), known))
-            if all(each.level != "error" for each in told):
+            asked += (found := await _ask(here.pop(known.name), known))
+            if all(each.level != "error" for each in found):
                 findings.append(Finding("ok", subject, known.describe()))
         elif known.tables:
             needed = ", ".join(known.tables)

@@ -57,8 +57,8 @@ def elect(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Wait to be elected leader of NAME, run COMMAND, and end it when leadership is lost.
 
-    The leader is whoever holds the lock election/NAME. When COMMAND ends by itself we resign, and exit with its code;
-    to stay a candidate then is for whoever starts us again. Signals are passed on to the command.
+    The leader is the holder of the lock election/NAME. When COMMAND ends by itself, this command resigns and exits with
+    its code; start it again to stay a candidate. Signals are passed on to COMMAND.
     """
     if not name:
         raise click.UsageError("NAME: an election has a name")

@@ -33,11 +33,11 @@ def fence(context: click.Context, settings: Settings) -> None:
 @click.option("--reason", required=True, help="Why: it is recorded in fencepost.break_glass_log, with both marks.")
 @click.pass_obj
 def reset(settings: Settings, resource: str, to: int | None, reason: str) -> None:
-    """Lower the mark of RESOURCE, which somebody set to a number that no lock service counts to.
+    """Lower the mark of RESOURCE, which was set to a number that no lock service counts to.
 
     RESOURCE is a row or a key without one (orders/order-123), a scope (account/42), or the name of a table or scope
-    (orders), for the floor under all its keys. Who may break the glass may do this. Writes under way are waited for.
-    Whoever holds a token up to the new mark is refused from then on, and acquires the lock anew.
+    (orders), for the floor under all its keys. It needs the privilege to break the glass. It waits for writes under
+    way. Tokens up to the new mark are refused from then on: their holders acquire the lock anew.
     """
     if not reason.strip():
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
@@ -58,5 +58,5 @@ def reset(settings: Settings, resource: str, to: int | None, reason: str) -> Non
     done = on_database(settings, act)
     click.echo(
         f"{done.resource}: its mark was {done.old} and is {done.new} now, which is recorded. Tokens up to it are"
-        " refused: whoever holds one acquires the lock anew."
+        " refused: their holders acquire the lock anew."
     )

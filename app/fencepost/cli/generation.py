@@ -16,9 +16,9 @@ from fencepost.storage.upkeep.generations import Generation
 @settings_options("database_url", "data_dir")
 @click.pass_context
 def generation(context: click.Context, settings: Settings) -> None:
-    """Say on which system and timeline writes are allowed, since when, and whether the database is that one.
+    """Show on which system and timeline writes are allowed, since when, and whether the database is that one.
 
-    Exit code 1 when it is not: gateways refuse to write to it until somebody raises the generation.
+    Exit code 1 when it is not: gateways refuse to write to it until an operator raises the generation.
     """
     context.obj = settings
     if context.invoked_subcommand is not None:
@@ -44,7 +44,7 @@ def generation(context: click.Context, settings: Settings) -> None:
 
 
 @generation.command("raise")
-@click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.option("--reason", required=True, help="Why; it is recorded.")
 @click.option(
     "--above",
     type=click.IntRange(0, ((GENERATIONS - 1) << GENERATION_BITS) - 1),
@@ -69,10 +69,10 @@ def raise_(settings: Settings, reason: str, above: int | None) -> None:
         try:
             raised = await generations.raise_generation(connection, reason, above)
         except asyncpg.PostgresError as error:
-            said = raising.in_the_way(error, "grants or writes under way")
-            if said is None:
+            message = raising.in_the_way(error, "grants or writes under way")
+            if message is None:
                 raise
-            raise click.ClickException(said) from error
+            raise click.ClickException(message) from error
         return raised, await generations.origin(connection), await generations.lagging_tables(connection)
 
     raised, origin, lagging = on_database(settings, act)

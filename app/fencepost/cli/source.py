@@ -55,7 +55,7 @@ def add(settings: Settings, source: str) -> None:
 
 @source.command()
 @click.argument("name")
-@click.option("--reason", required=True, help="Why: it is kept for whoever looks later.")
+@click.option("--reason", required=True, help="Why; it is recorded.")
 @click.option(
     "--above",
     type=click.IntRange(0, ((GENERATIONS - 1) << GENERATION_BITS) - 1),
@@ -78,10 +78,10 @@ def bump(settings: Settings, name: str, reason: str, above: int) -> None:
         try:
             return await sources.raise_source(connection, name, reason, above)
         except asyncpg.PostgresError as error:
-            said = raising.in_the_way(error, f"writes under tokens of {name}")
-            if said is None:
+            message = raising.in_the_way(error, f"writes under tokens of {name}")
+            if message is None:
                 raise
-            raise click.ClickException(said) from error
+            raise click.ClickException(message) from error
 
     raised = on_database(settings, act)
     click.echo(

@@ -84,7 +84,7 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
 @settings_options("database_url", "data_dir")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
 def status(settings: Settings, as_json: bool) -> None:
-    """Say what is protected, and how; who holds locks, for how long still, and who waits.
+    """Show what is protected, and how; who holds locks, for how long still, and who waits.
 
     ROWS is the planner's estimate; MARKS counts keys that have a mark and no row (deleted, or claimed before they
     existed), or the marks of its scopes. The marks below the table are all that are kept, of live rows too. TOKEN is
@@ -187,8 +187,8 @@ def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 @click.command()
 @settings_options("database_url", "data_dir", "sources", "workers", "pool_size", "batch_pool_size")
 def doctor(settings: Settings) -> None:
-    """Say what is amiss: server, schema, every protected table, and the lock services that are configured. Exit code 1
-    when there is an error.
+    """Find faults: server, schema, every protected table, and the lock services that are configured. Exit code 1 when
+    there is an error.
     """
     configured = read_configured_sources(settings)
 

@@ -1,4 +1,4 @@
-"""Leader election over any token source. An election is a lock, and its leader whoever holds it; no more is stored.
+"""Leader election over any token source. An election is a lock, and its leader the lock's holder; no more is stored.
 
     campaign   acquire the lock `election/NAME`, waiting for it
     term       the first token of that lease: a later leader's is larger, and so are all tokens that he mints
@@ -6,7 +6,8 @@
     observe    look who has the lock
 
 Two may believe that they lead: one was paused, or cut off. The older one's writes carry a token of its term, and are
-refused once the younger one has written or claimed. The election says who should write; the fence says who does.
+refused once the younger one has written or claimed. The election decides who should write; the fence, whose writes are
+accepted.
 
-What an observer is told is how things were a moment ago: for finding the leader, never for deciding who may write.
+An observer sees the state of a moment ago: use it to find the leader, never to decide who may write.
 """

@@ -11,7 +11,7 @@ PREFIX: Final = "election/"
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Whoever leads. Times are the database's, as ISO 8601 texts in UTC; `expires_at` is when the lease ends unless it
+    """Who leads. Times are the database's, as ISO 8601 texts in UTC; `expires_at` is when the lease ends unless it
     is renewed, `remaining_ms` what was left of it.
     """
 

@@ -1,10 +1,10 @@
-"""Watching elections: many subscribers, one poller for each election that somebody in this process watches.
+"""Watching elections: many subscribers, one poller for each election that is watched in this process.
 
-A poller asks every half second. NOTIFY would not spare it that: a leader that is killed tells nobody.
-It begins with the first subscriber and ends with the last, or when it can no longer be asked who leads: then so do the
-subscriptions. So one that goes on is one that knows, and its silence means that nothing has changed.
+A poller asks every half second. NOTIFY would not spare it that: a leader that is killed notifies no one.
+It begins with the first subscriber and ends with the last, or when it can no longer find out who leads: then the
+subscriptions end too. So as long as a subscription goes on, silence means that nothing has changed.
 
-A subscriber that is slow, or came late, hears how things are, and not of terms that began and ended in between.
+A subscriber that is slow, or came late, gets the present state, and not the terms that began and ended in between.
 """
 
 import asyncio
@@ -46,7 +46,9 @@ class _Watch:
                     found = await self._look()
             except TimeoutError:
                 found = Problem(
-                    DATABASE_UNAVAILABLE, f"PostgreSQL did not say within {LOOK_WITHIN:g} s who leads.", retry_after=1
+                    DATABASE_UNAVAILABLE,
+                    f"PostgreSQL did not answer within {LOOK_WITHIN:g} s who leads.",
+                    retry_after=1,
                 )
             self._notify(found)
             if not isinstance(found, Problem):
@@ -69,9 +71,9 @@ class Subscription:
         self._seen = 0
 
     async def next(self, within: float = math.inf) -> Election | Problem | None:
-        """Return how the election stands, at first and whenever another one leads or nobody does any more.
+        """Return how the election stands, at first and whenever another leader, or none, has taken over.
 
-        None: nothing has changed for so many seconds. A Problem ends the subscription: it can no longer be told.
+        None: nothing has changed for so many seconds. A Problem ends the subscription: the state cannot be found out.
         """
         watch = self._watch
         if isinstance(watch, Problem):
@@ -91,7 +93,7 @@ class Subscription:
 
 
 class Watches:
-    """The elections that are watched at this process, by anything that tells them apart."""
+    """The elections that are watched at this process, by any key that is unique."""
 
     def __init__(self, most: int = 1000) -> None:
         self._most = most
@@ -112,7 +114,7 @@ class Watches:
 
     @asynccontextmanager
     async def subscribe(self, key: object, look: Look) -> AsyncIterator[Subscription]:
-        """Watch until the block ends. `look` is asked unless somebody watches this key already."""
+        """Watch until the block ends. `look` is called unless this key is watched already."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_future()
         if self._stopped or self._count >= self._most:

@@ -33,7 +33,7 @@ def embedded_bin_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """A folder with `postgres` and `initdb`, and the version that they say they are, such as 18.4."""
+    """A folder with `postgres` and `initdb`, and the version that they report, such as 18.4."""
 
     bin_dir: Path
     version: str
@@ -99,7 +99,7 @@ def _bundled_libraries(prefix: Path) -> Path:
 
 
 def _copy(prefix: Path, target: Path, account_name: str) -> Path:
-    """Copy an installation to `target`, once and in one step, readable by everybody."""
+    """Copy an installation to `target`, once and in one step, readable by all users."""
     if target.is_dir():
         return target
     try:
@@ -123,7 +123,7 @@ def _copy(prefix: Path, target: Path, account_name: str) -> Path:
 
 
 def _open_for_reading(root: Path) -> None:
-    """Give everybody the right to read and run what lies below `root`, whatever umask it was copied under."""
+    """Give all users the right to read and run what lies below `root`, whatever umask it was copied under."""
     root.chmod(0o755)
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):

@@ -4,7 +4,7 @@
     password        of the superuser `fencepost`
     url             where the running server is; gone when it was stopped cleanly
     pgdata/         PostgreSQL's own directory (pgdata.new/ while initdb works)
-    postgresql.log  what PostgreSQL says
+    postgresql.log  PostgreSQL's log
 
 The lock is a flock because the kernel drops it with its holder, even a killed one. PostgreSQL's own
 postmaster.pid is not enough: it is checked with kill -0, which takes a zombie or a stranger who got the same
@@ -27,7 +27,7 @@ _LOCK_PATIENCE = 0.3  # seconds; `running_url` of another process holds the lock
 
 
 class DataDirectory:
-    """One data directory. Everything in it belongs to `account`, and nobody else can look inside."""
+    """One data directory. Everything in it belongs to `account`, and no other user can look inside."""
 
     def __init__(self, path: Path, account: Account) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class DataDirectory:
             return self.password_file.read_text().strip()
         except FileNotFoundError:
             raise EmbeddedServerError(
-                f"{self.password_file} is missing, and without it nobody can log in to {self.pgdata}"
+                f"{self.password_file} is missing, and without it no login is possible to {self.pgdata}"
             ) from None
 
     def new_password(self) -> str:
@@ -169,7 +169,7 @@ def running_url(path: Path) -> str | None:
     """Return the URL of the embedded server that runs on this data directory now, or None.
 
     A `url` file alone proves nothing, since a killed supervisor leaves it behind; the lock does. Raises
-    PermissionError when the directory is somebody else's.
+    PermissionError when the directory belongs to another user.
     """
     try:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)

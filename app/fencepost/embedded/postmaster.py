@@ -10,7 +10,7 @@ _STATUS_LINE = 7
 
 
 def is_ready(pgdata: Path, pid: int) -> bool:
-    """Say whether the postmaster with this pid takes connections. pg_ctl waits on the same line."""
+    """Return whether the postmaster with this pid takes connections. pg_ctl waits on the same line."""
     lines = _read(pgdata)
     return len(lines) > _STATUS_LINE and lines[0] == str(pid) and lines[_STATUS_LINE].strip() == "ready"
 

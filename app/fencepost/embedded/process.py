@@ -22,8 +22,8 @@ class EmbeddedServerError(Exception):
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGTERM) -> None:
     """Ask the kernel to signal this process when its parent ends, however it ends; exit if it already has.
 
-    `parent` is the parent's pid as the parent knows it. The kernel means the parent's *thread*: whoever forks
-    must do so from its main thread. Call it after any change of user, which clears the request. Raises
+    `parent` is the parent's pid as the parent knows it. The kernel means the parent's *thread*: the parent
+    must fork from its main thread. Call it after any change of user, which clears the request. Raises
     OSError.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
@@ -50,7 +50,7 @@ class Account:
     def choose(cls, directory: Path) -> Self:
         """Pick ourselves; or, as root, the owner of an existing directory, else `postgres`, else `nobody`.
 
-        The owner goes first so that a directory which somebody made as an ordinary user stays theirs.
+        The owner goes first so that a directory that an ordinary user made stays his.
         """
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), drop=False)
@@ -87,7 +87,7 @@ class Account:
         return arguments
 
     def may_enter(self, directory: Path) -> bool:
-        """Say whether the mode bits let this user walk through a directory."""
+        """Return whether the mode bits let this user walk through a directory."""
         status = directory.stat()
         if status.st_uid == self.uid:
             return bool(status.st_mode & 0o100)

@@ -6,7 +6,7 @@ a process that it did not start. What can go wrong, and what then holds:
 - Ctrl-C in a terminal reaches only us (the child has a session of its own), so the gateway drains first.
 - We are killed: the kernel sends the child SIGINT, PostgreSQL's fast shutdown. Committed rows are on disk.
 - The next start comes while that shutdown still runs: it waits for the old postmaster to be gone.
-- The old postmaster is a zombie, or its pid has been given to somebody else: postmaster.pid is stale.
+- The old postmaster is a zombie, or its pid has been given to another process: postmaster.pid is stale.
 """
 
 import os
@@ -35,7 +35,7 @@ _SETTINGS = {
     "shared_buffers": "128MB",
     "fsync": "on",
     "logging_collector": "off",
-    # What the server itself has to say; refused statements are told to their callers and would only fill the file.
+    # Messages of the server itself; refused statements are answered to their callers and would only fill the file.
     "log_min_messages": "log",
 }
 
@@ -133,7 +133,7 @@ class PostgresServer:
     def _launch(self, directory: DataDirectory, binaries: Binaries) -> int:
         """Run `postgres` and wait until it is ready. Returns its port.
 
-        A free port may be taken by somebody else before PostgreSQL binds it; then another one is tried.
+        A free port may be taken by another process before PostgreSQL binds it; then another one is tried.
         """
         for _ in range(_PORT_ATTEMPTS):
             port = self._fixed_port or _free_port()
@@ -142,10 +142,10 @@ class PostgresServer:
             if _await_ready(self._child, directory):
                 return port
             ended_with, self._child = self._child.returncode, None
-            said = _complaints(directory.log, log_begin)
-            if "could not create any TCP/IP sockets" not in said:
+            output = _complaints(directory.log, log_begin)
+            if "could not create any TCP/IP sockets" not in output:
                 raise EmbeddedServerError(
-                    f"PostgreSQL did not start (exit status {ended_with}): {said or 'it said nothing'}"
+                    f"PostgreSQL did not start (exit status {ended_with}): {output or 'without a message'}"
                     f" (the whole log: {directory.log})"
                 )
             if self._fixed_port:
@@ -229,7 +229,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait(patience)
         except subprocess.TimeoutExpired:
             continue
-        except KeyboardInterrupt:  # a second Ctrl-C: whoever presses it will not wait for a checkpoint
+        except KeyboardInterrupt:  # a second Ctrl-C: the user will not wait for a checkpoint
             continue
         return
 

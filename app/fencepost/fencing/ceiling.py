@@ -1,7 +1,7 @@
 """How high a token of a table may be whose source is external (R12).
 
-A source that Fencepost knows says what it has issued, and a token above that is refused. An external one says nothing:
-its tables have a ceiling instead, because a token that somebody made up would refuse everybody after it.
+Of a source that Fencepost knows, the highest issued token is known, and a token above it is refused. Of an external one
+it is not: its tables have a ceiling instead, because one made-up token would lock out all holders after it.
 """
 
 from dataclasses import dataclass

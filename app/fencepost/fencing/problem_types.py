@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of error. `meaning` and `action` are what its page under /problems/ says."""
+    """One kind of error. `meaning` and `action` are the text of its page under /problems/."""
 
     code: str | None
     status: int
@@ -26,7 +26,7 @@ STALE_TOKEN: Final = ProblemType(
     409,
     "stale-token",
     "The token is older than the last one accepted",
-    "Somebody with a newer grant of the lock has written (or claimed) this resource since your token was handed out. "
+    "A holder with a newer grant of the lock has written (or claimed) this resource since your token was handed out. "
     "Your lock has expired or was taken over, whatever your process believes. Nothing was changed.",
     "Stop. Do not retry with this token: it can never be accepted again. Acquire the lock anew, claim or read the "
     "resource under the new token, and decide again from what you find.",
@@ -63,7 +63,7 @@ UNPROTECTED_TABLE: Final = ProblemType(
     403,
     "unprotected-table",
     "The table is not protected",
-    "Fencepost writes only to protected tables: a write that nobody checks is what it exists to prevent.",
+    "Fencepost writes only to protected tables: its purpose is to prevent unchecked writes.",
     "Run `fencepost protect TABLE`, or write to the table without Fencepost. Views are read only.",
 )
 ROW_NOT_FOUND: Final = ProblemType(
@@ -101,8 +101,8 @@ OUTCOME_UNKNOWN: Final = ProblemType(
     "The connection to PostgreSQL broke after the write was sent and before its answer came. It may have been "
     "committed, or may still be.",
     "Repeat the same request with the same Idempotency-Key, if it had one: it is answered, or done, once. Without: ask "
-    "GET /v1/fences?resource=… . A mark below your token says that it has not landed so far. Under the rule strict a "
-    "mark equal to it says that a write with this token has. The member known says what the gateway could find out.",
+    "GET /v1/fences?resource=… . A mark below your token means that it has not landed so far. Under the rule strict a "
+    "mark equal to it means that a write with this token has. The member known has what the gateway could find out.",
     retryable=True,
 )
 DATABASE_UNAVAILABLE: Final = ProblemType(
@@ -118,9 +118,9 @@ LOCK_HELD: Final = ProblemType(
     "FP011",
     423,
     "lock-held",
-    "Somebody else holds the lock",
-    "The lock is held, or others have been waiting for it longer. The members holder, held_since and held_until say by "
-    "whom; a holder may renew, or release early. Nothing was granted.",
+    "The lock is held by another client",
+    "The lock is held, or others have been waiting for it longer. The members holder, held_since and held_until show "
+    "by whom; a holder may renew, or release early. Nothing was granted.",
     "Wait in the queue with wait_ms, or try again after the seconds in Retry-After.",
     retryable=True,
 )
@@ -130,7 +130,7 @@ LEASE_LOST: Final = ProblemType(
     "lease-lost",
     "The lease is not held any more",
     "Its time ran out before it was renewed, or it was released, or the id or secret is not that of a live lease. "
-    "Somebody else may hold the lock now. It cannot be renewed, and it mints no more tokens.",
+    "Another client may hold the lock now. It cannot be renewed, and it mints no more tokens.",
     "Stop working under this lease. Acquire the lock anew, claim or read what it covers, and decide again.",
 )
 KEY_IN_FLIGHT: Final = ProblemType(
@@ -160,9 +160,9 @@ SOURCE_QUARANTINED: Final = ProblemType(
     "a dump restored, a clone put in its place, a former primary came back. Or to one of two copies that went on by "
     "themselves, and it has met the other. Writes that were acknowledged, marks and tokens may be missing "
     "there, so that an old token could pass as a new one. Reads go on; grants and fenced writes wait. Nothing was "
-    "changed. The members found and known say which databases these are, met what the gateway was "
+    "changed. The members found and known show which databases these are, met what the gateway was "
     "connected to before. Or a lock service has handed out a number that is not above those before, "
-    "after a restored backup, say: then nothing is acquired or minted there.",
+    "after a restored backup, for example: then nothing is acquired or minted there.",
     "An operator decides: make sure that no other primary is alive, then run `fencepost generation raise --reason …` "
     "on the database that shall go on; or `fencepost source bump NAME --reason …` for a lock service. Older tokens and "
     "leases are void then; the gateway needs no restart.",
@@ -192,7 +192,7 @@ UNISSUED_TOKEN: Final = ProblemType(
     "The token was never issued, or is above what the table takes",
     "The table takes the tokens of one source only, and this source has not issued one this high. Or its source is "
     "external, and the token is above the highest that the table takes, or too far above the mark that it would raise "
-    "(`fencepost protect --max-token`, `--max-jump`). Accepting it would lock everybody out until the source gets "
+    "(`fencepost protect --max-token`, `--max-jump`). Accepting it would lock all holders out until the source gets "
     "there. Nothing was changed.",
     "Use the tokens that your lease gave: POST /v1/leases, or `fencepost lock`; of another lock service, the token as "
     "it came. Where an external service does count so far, `fencepost protect` raises the bound.",

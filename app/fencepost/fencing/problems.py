@@ -68,7 +68,7 @@ def _text(token: int | None) -> str | None:
 
 
 def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
-    """Tell a refusal to its reader."""
+    """Make the problem that answers a refusal."""
     match verdict:
         case Stale(resource, presented, mark):
             return Problem(
@@ -98,7 +98,7 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
 
 
 def _beyond_ceiling(verdict: Beyond) -> Problem:
-    """Tell that a token is above the ceiling of an external table (R12)."""
+    """Make the problem of a token above the ceiling of an external table (R12)."""
     resource, presented, highest, jump = verdict.resource, verdict.presented, verdict.highest, verdict.max_jump
     if jump is None:
         why = f"is above {highest}, the highest that its table takes"
@@ -108,7 +108,7 @@ def _beyond_ceiling(verdict: Beyond) -> Problem:
         option = "--max-jump N` sets how far a token may be above the mark"
     return Problem(
         UNISSUED_TOKEN,
-        f"Token {presented} for {resource} {why}: accepted, it would refuse everybody after it.",
+        f"Token {presented} for {resource} {why}: accepted, it would lock out all holders after it.",
         hint="Send the token as the lock service gave it. If that has counted so far: `fencepost protect TABLE "
         f"{option}.",
         resource=resource,
@@ -118,7 +118,7 @@ def _beyond_ceiling(verdict: Beyond) -> Problem:
 
 
 def _unissued_problem(verdict: Unissued) -> Problem:
-    """Tell that a token's source does not know it: not yet, or not in this generation (R12)."""
+    """Make the problem of a token that its source does not know: not yet, or not in this generation (R12)."""
     resource, presented, issued, source = verdict.resource, verdict.presented, verdict.issued, verdict.source
     kind = UNISSUED_TOKEN
     if source == BUILTIN:

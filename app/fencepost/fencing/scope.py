@@ -14,7 +14,7 @@ _COLUMNS: Final = re.compile(r"\{[^{}]+\}(?:,\{[^{}]+\})*")
 
 
 class MalformedScopeError(ValueError):
-    """The template cannot be read; the message says what is wrong with it."""
+    """The template cannot be read; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

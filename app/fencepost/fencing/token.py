@@ -27,7 +27,7 @@ _GRAMMAR = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
 class MalformedTokenError(ValueError):
-    """What stands in `X-Fence-Token` is not a token. The message says why, for the one who sent it."""
+    """What stands in `X-Fence-Token` is not a token. The message has the reason, for the sender."""
 
 
 def parse_token(raw: bytes) -> Token:
@@ -43,7 +43,7 @@ def parse_token(raw: bytes) -> Token:
 
 
 def accepts(rule: Rule, mark: int, token: Token) -> bool:
-    """Say whether a resource at this mark takes an operation with this token."""
+    """Return whether a resource at this mark takes an operation with this token."""
     match rule:
         case "strict":
             return mark < token

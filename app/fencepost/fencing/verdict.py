@@ -1,4 +1,4 @@
-"""What the fence said. Refusals are values; exceptions are for broken machinery."""
+"""The fence's verdicts. Refusals are values; exceptions are for broken machinery."""
 
 from dataclasses import dataclass
 

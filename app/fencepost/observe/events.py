@@ -57,7 +57,7 @@ class QueueFailed:
 
 @dataclass(frozen=True, slots=True)
 class HolderUnknown:
-    """A refusal was told without saying whose token the mark is: that could not be asked."""
+    """A refusal was answered without the holder of the mark's token: it could not be looked up."""
 
     table: str
     reason: str
@@ -74,7 +74,7 @@ class CatalogLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ListenerLost:
-    """The connection that hears of DDL changes broke; it is made anew."""
+    """The connection that listens for DDL changes broke; it is made anew."""
 
     reason: str
 
@@ -97,7 +97,7 @@ class ConnectionTrouble:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Marks (or idempotency records) that nobody can need any more were forgotten."""
+    """Marks (or idempotency records) that no request can need any more were deleted."""
 
     what: str
     records: int

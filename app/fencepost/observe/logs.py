@@ -66,12 +66,12 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     )
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(level.upper())
-    # uvicorn tells of every start and stop in five lines; `serve` says it in one.
+    # uvicorn logs every start and stop in five lines; `serve` prints one.
     logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
 class EventLog:
-    """Logs events. A refusal is news (somebody's lock was lost), an acceptance is not.
+    """Logs events. A refusal is news (a lock was lost), an acceptance is not.
 
     A client that tries again and again must not fill the disk, nor take the time of others: MOST_REFUSALS are logged
     one by one between two calls of `log_withheld`, and it counts the rest.
@@ -95,7 +95,7 @@ class EventLog:
         _log(level, event)
 
     def log_withheld(self) -> None:
-        """Say how many refusals were not logged since the last call."""
+        """Log how many refusals were not logged one by one since the last call."""
         withheld, self._withheld, self._refusals = self._withheld, Counter(), 0
         for (table, verb, code), count in withheld.items():
             log.info("refused, and not logged one by one", table=table, verb=verb, code=code, count=count)
@@ -105,7 +105,7 @@ def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
     match event:
         case Accepted():
             return logging.DEBUG
-        case Refused(verb=verb):  # somebody who asks for a row that is not there is no news
+        case Refused(verb=verb):  # a read of a row that is not there is no news
             return logging.DEBUG if verb == "read" else logging.INFO
         case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
             return logging.INFO if verdict == "FP012" else logging.DEBUG
@@ -179,7 +179,7 @@ def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one
         case BatchesFail(reason):
             log.log(
                 level,
-                "writes do not go together in batches, which is slow; `fencepost doctor` may say more",
+                "writes do not go together in batches, which is slow; `fencepost doctor` may show why",
                 reason=reason,
             )
         case QueueFailed(reason):
@@ -189,7 +189,7 @@ def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one
         case CatalogLoaded(version, tables, protected):
             log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
         case ListenerLost(reason):
-            log.log(level, "lost the connection that hears of changed tables; making it anew", reason=reason)
+            log.log(level, "lost the connection that listens for changed tables; making it anew", reason=reason)
         case ConnectionTrouble(reason):
             log.log(level, "connections to PostgreSQL", reason=reason)
         case _:

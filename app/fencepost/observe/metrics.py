@@ -83,7 +83,7 @@ class Metrics:
         )
         self._locks = Gauge(
             "fencepost_locks_held",
-            "Locks that somebody holds, in the whole database.",
+            "Locks that are held, in the whole database.",
             multiprocess_mode="livemostrecent",
             registry=self._registry,
         )

@@ -1,7 +1,7 @@
 """A command in a process group of its own: started, signalled, and ended with all that it has started.
 
 The group is what can be ended: a shell that is killed leaves its children behind. The command is not reaped before
-the end, so that its pid, which is the group's id, stays its own for as long as anybody may signal it.
+the end, so that its pid, which is the group's id, stays its own for as long as signals may be sent to it.
 
 If we are killed ourselves the kernel sends the command SIGTERM (PR_SET_PDEATHSIG). That reaches the command itself
 and not what it has started, nor a command that changes its user, such as sudo: the kernel then forgets the request.
@@ -44,8 +44,8 @@ class Child:
     ) -> "Child":
         """Run a command, from the main thread. OSError if it cannot be.
 
-        handled: the signals that we have handlers for. on_stop: told the signal that has stopped the command.
-        Whoever starts it calls `look` on each SIGCHLD.
+        handled: the signals that we have handlers for. on_stop: called with the signal that has stopped the
+        command. The caller calls `look` on each SIGCHLD.
         """
         parent = os.getpid()
         handled = list(handled)
@@ -74,13 +74,13 @@ class Child:
         """Find out whether it was stopped or has ended."""
         if self.ended.is_set():
             return
-        # One that has ended is nobody's child to a wait for stops alone: so both are asked for, and nothing is reaped.
+        # A wait for stops alone fails once the child has ended: so wait for both, and reap nothing.
         state = os.waitid(os.P_PID, self.group, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if state is None:
             return
         if state.si_code == os.CLD_STOPPED:
             with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, self.group, os.WSTOPPED | os.WNOHANG)  # so that it is told once
+                os.waitid(os.P_PID, self.group, os.WSTOPPED | os.WNOHANG)  # so that it is reported once
             self._on_stop(state.si_status)
         else:
             self.ended.set()

@@ -14,12 +14,12 @@ _SIGNALLED: Final = 128
 
 
 def of_signal(number: int) -> int:
-    """Give the exit code that tells of an end by a signal."""
+    """Give the exit code for an end by a signal."""
     return _SIGNALLED + number
 
 
 def of_error(error: ApiError, *, held: int = HELD, lost: int = LOST) -> int:
-    """Give the exit code for what the client raised. What nobody can be blamed for counts as unreachable."""
+    """Give the exit code for what the client raised. Every error without a code of its own counts as unreachable."""
     match error:
         case LockHeld():
             return held

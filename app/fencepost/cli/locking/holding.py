@@ -1,8 +1,8 @@
 """Running a command under a lock: acquire, run, watch, end it when the lock is lost, release.
 
-The command must be dead before anybody else can get the lock. So trust ends early: by the grace that the command has
-between TERM and KILL, and the client's own margin for clocks of different speeds on top (`margin_for`). Told late,
-because we were stopped or starved ourselves, it gets only what is left of that; when nothing is left, KILL at once.
+The command must be dead before another client can get the lock. So trust ends early: by the grace that the command has
+between TERM and KILL, and the client's own margin for clocks of different speeds on top (`margin_for`). If this process
+was stopped or starved and sees the loss late, the command gets only what is left of the grace; at 0, KILL at once.
 """
 
 import asyncio
@@ -60,19 +60,19 @@ class Job:
 
     @property
     def program(self) -> str:
-        """Tell which command does this."""
+        """Name the command that runs this job."""
         return "fencepost lock" if self.election is None else "fencepost elect"
 
     def print_line(self, text: str) -> None:
-        """Tell the user. Whoever closed our stderr does not want to know."""
+        """Print a line to stderr; a closed stderr is no error."""
         with contextlib.suppress(OSError):
             click.echo(f"{self.program}: {text}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended. `interrupted`: by Ctrl-C at a terminal, which whoever started us should learn of. `lost`: the lock
-    was, and nothing is left of the command.
+    """How it ended. `interrupted`: by Ctrl-C at a terminal, which the parent process should see. `lost`: the lock
+    was lost, and no process of the command is left.
     """
 
     code: int
@@ -158,7 +158,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     token = await lease.next_token()
     if job.verbose:
         job.print_line(f"acquired {job.shown}: lease {lease.id}, token {token}")
-        lease.check()  # whoever reads our stderr may be slow
+        lease.check()  # printing may have taken long
     try:
         child = relay.start(job.command, _environment(job, lease, token), may_go_on=lambda: lease.trusted)
     except OSError as error:
@@ -168,15 +168,15 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     try:
         lease.check()
     except LeaseLost as lost:
-        # From the end of trust if that has passed, else (the gateway says that the lease is gone) from now.
+        # From the end of trust if that has passed, else (the gateway answered that the lease is gone) from now.
         left = await child.terminate(_CLOCK, min(_CLOCK.now(), lease.trust.until) + job.grace)
         relay.take_back_terminal()
-        # Releasing it will probably fail too, and adds nothing to what we have to say.
+        # Releasing it will probably fail too, and its error adds nothing to this one.
         _LOGGER.setLevel(logging.ERROR)
         could_not = f"; could not end process {', '.join(map(str, left))}" if left else ""
         job.print_line(f"lost {job.shown}, the command was ended: {_describe_error(lost, job)}{could_not}")
         if not left:
-            child.exit_code()  # which is ours, and nobody's: it is only taken from the kernel
+            child.exit_code()  # reaps the child; our exit code is lost_code
         return Outcome(job.lost_code, lost=not left)
     code = child.exit_code()
     relay.take_back_terminal()
@@ -186,7 +186,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
 async def _ended_or_lost(child: Child, lease: Lease) -> None:
     """Return when the command has ended or the lease cannot be trusted any more.
 
-    The client's watchdog tells of a loss. The clock is asked as well: the watchdog may be stuck in a renewal.
+    The client's watchdog reports a loss. The clock is read as well: the watchdog may be stuck in a renewal.
     """
     ended = asyncio.ensure_future(child.ended.wait())
     lost = asyncio.ensure_future(lease.lost)

@@ -18,7 +18,7 @@ EXIT_CODES: Final = f"""\b
 Exit codes, when they are not the command's own:
   {exit_codes.REFUSED:>3}    bad usage, or the gateway refuses what is asked for
   {exit_codes.UNREACHABLE:>3}    the gateway, or its database, cannot be reached
-  {exit_codes.HELD:>3}    somebody else holds the lock (-E)
+  {exit_codes.HELD:>3}    another client holds the lock (-E)
   {exit_codes.LOST:>3}    the lock was lost and the command ended (--lost-exit-code)
   {exit_codes.NOT_EXECUTABLE:>3}    the command cannot be executed
   {exit_codes.NOT_FOUND:>3}    there is no such command
@@ -47,7 +47,7 @@ _WAITING: Final = (
 )
 _ENDING: Final = (
     click.option("--source", metavar="NAME", help="The lock service to take it from.  [default: builtin]"),
-    click.option("--owner", metavar="TEXT", help="What others are told about us.  [default: user@host:pid]"),
+    click.option("--owner", metavar="TEXT", help="The holder's name, as others see it.  [default: user@host:pid]"),
     click.option(
         "--grace",
         type=click.FloatRange(min=0),
@@ -61,7 +61,7 @@ _ENDING: Final = (
         default=exit_codes.HELD,
         show_default=True,
         metavar="N",
-        help="When somebody else holds the lock. With 0 nothing is said about it, either.",
+        help="When another client holds the lock. With 0 no message is printed, either.",
     ),
     click.option(
         "--lost-exit-code",
@@ -71,7 +71,7 @@ _ENDING: Final = (
         metavar="N",
         help="When the lock was lost.",
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Say who holds the lock while we wait, and what we acquired."),
+    click.option("-v", "--verbose", is_flag=True, help="Show who holds the lock while we wait, and what we acquired."),
 )
 
 

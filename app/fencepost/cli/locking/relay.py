@@ -5,7 +5,7 @@ command's: what they do to it decides how we end. A signal that was ignored when
 background job) stays ignored, by us and by the command.
 
 Ctrl-Z stops the command. We see that, and stop our own process group, which is what the shell waits for. When the
-shell lets us go on, so may the command, if the lease has survived that long: nobody has renewed it meanwhile.
+shell lets us go on, so may the command, if the lease is still alive: it was not renewed meanwhile.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Relay:
 
     @property
     def has_terminal(self) -> bool:
-        """Whether somebody sits before us."""
+        """Whether there is a terminal."""
         return self._terminal.exists
 
     @contextlib.contextmanager
@@ -126,7 +126,7 @@ class Relay:
             self._go_on(child)
             return
         self._stop_ourselves(number)
-        # Where nobody could let us go on, the kernel does not stop us. Then the command must not stay stopped either.
+        # The kernel does not stop an orphaned process group. Then the command must not stay stopped either.
         if number == signal.SIGTSTP:
             self._go_on(child)
 
@@ -136,7 +136,7 @@ class Relay:
             child.send(signal.SIGCONT)
 
     def _stop_ourselves(self, number: int) -> None:
-        """Stop our process group; returns when somebody has let it go on."""
+        """Stop our process group; returns when it was continued."""
         loop = asyncio.get_running_loop()
         handled = signal.SIGTSTP in self._handled
         if handled:

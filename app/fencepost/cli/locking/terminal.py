@@ -32,7 +32,7 @@ class Terminal:
         return self._descriptor is not None
 
     def lend(self, group: int) -> bool:
-        """Make a group the one that reads from the terminal, if that is ours to say."""
+        """Make a group the one that reads from the terminal, if it is ours now."""
         if self._descriptor is None:
             return False
         with contextlib.suppress(OSError):

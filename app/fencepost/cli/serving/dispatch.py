@@ -1,7 +1,7 @@
 """How connections get to several workers: one thread accepts them all, and hands each to the worker with the fewest.
 
 Workers that share a listening socket each accept as much as they can get: of 64 connections one may take 50, and their
-requests queue up for it while the other idles. SO_REUSEPORT throws dice instead. So nobody but this thread of the
+requests queue up for it while the other idles. SO_REUSEPORT throws dice instead. So only this thread of the
 parent listens:
 
     client ── connect ──▶ listener ── accept ──▶ Dispatcher ── channel (a socket pair for each worker) ──▶ worker
@@ -11,7 +11,7 @@ taken, and how many connections it has open. A worker's load is what it has open
 fewest wins, and who is next in turn among equals. So workers stay even when connections end unevenly, and a worker that
 was replaced fills up first.
 
-- A worker's first report says that it serves. Ten a second follow. One that is silent for two seconds (stopped, or
+- A worker that has reported once serves. Ten a second follow. One that is silent for two seconds (stopped, or
   stuck) gets connections only if all are silent.
 - A worker that ends, or begins to drain, closes its end of the channel: it gets no more. What it had not taken
   is closed by the kernel, as are the connections of a process that dies, so no client waits for ever.

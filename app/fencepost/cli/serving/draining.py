@@ -75,7 +75,7 @@ class DrainingProtocol(HttpToolsProtocol):
         return not self._arriving and (self.cycle is None or self.cycle.response_complete)
 
     def _announce_the_end(self) -> None:
-        """Have the last answer that is to come say `Connection: close`; it is too late for one that has begun."""
+        """Put `Connection: close` into the last answer; it is too late for one that has begun."""
         last = self.pipeline[0][0] if self.pipeline else self.cycle
         if last is not None and not last.response_started:
             last.keep_alive = False

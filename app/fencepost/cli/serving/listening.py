@@ -20,7 +20,7 @@ def listen(host: str, port: int, *, allow_remote: bool) -> socket.socket:
     if not allow_remote and not _is_loopback(address[0]):
         raise ListenError(
             f"{host} can be reached from other machines, and there is no authentication yet:"
-            " listen on 127.0.0.1, or say --allow-remote (FENCEPOST_ALLOW_REMOTE=true)"
+            " listen on 127.0.0.1, or give --allow-remote (FENCEPOST_ALLOW_REMOTE=true)"
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -47,7 +47,7 @@ def run_gateway(
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nobody asks who the client is, and asking whether a proxy has told costs 2 of a bare answer's 32 µs.
+        # The client's address is not used, and looking for a proxy's header costs 2 of a bare answer's 32 µs.
         proxy_headers=False,
         workers=settings.workers,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
@@ -58,7 +58,7 @@ def run_gateway(
         server = _Server(config, on_ready=on_ready, database_runs=database_runs)
         try:
             server.run([listener])
-        except SystemExit as ended:  # uvicorn's way of saying that the lifespan failed, after logging why
+        except SystemExit as ended:  # uvicorn exits when the lifespan failed, after logging why
             raise ServerFailedError("the gateway did not start") from ended
         failure = server.failure
     else:
@@ -71,7 +71,7 @@ def run_gateway(
 
 
 class _Server(uvicorn.Server):
-    """A server in this process. `failure` says, after `run`, why it ended; None when it was asked to."""
+    """A server in this process. `failure`: why it ended, after `run`; None when it was asked to end."""
 
     def __init__(
         self, config: uvicorn.Config, *, on_ready: Callable[[], None], database_runs: Callable[[], bool]

@@ -14,7 +14,7 @@ from uvicorn.supervisors.multiprocess import Process
 from fencepost.cli.serving.dispatch import Dispatcher
 from fencepost.cli.serving.worker_server import WorkerServer
 
-DATABASE_LOST = "the embedded PostgreSQL ended by itself; its log, postgresql.log, says why"
+DATABASE_LOST = "the embedded PostgreSQL ended by itself; see its log, postgresql.log"
 
 _JOIN_INTERVAL = 0.1  # seconds between two looks for a second Ctrl-C
 _RESTART_PAUSE = 2.0  # seconds between two tries to start a process that could not start
@@ -36,7 +36,7 @@ class Worker(Process):
 class Supervisor(Multiprocess):
     """Servers in processes of their own, restarted when they die.
 
-    `failure` says, after `run`, why it ended; None when it was asked to.
+    `failure`: why it ended, after `run`; None when it was asked to end.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Supervisor(Multiprocess):
         if not self._database_runs():
             self._fail(DATABASE_LOST)
         elif not self._dispatcher.is_alive():
-            self._fail("connections are not accepted any more; the log says why")
+            self._fail("connections are not accepted any more; see the log")
         elif not self._announced and self._dispatcher.serving == len(self.processes):
             self._announced = True
             self._on_ready()
@@ -87,7 +87,7 @@ class Supervisor(Multiprocess):
     def _replace_dead(self) -> None:
         """Start processes again that died, and now and then those that could not start.
 
-        Only the first start of all tells a broken configuration. Later the others serve, or will once the database
+        Only the very first start shows a broken configuration. Later the others serve, or will once the database
         is back.
         """
         for number, process in enumerate(self.processes):

@@ -14,18 +14,18 @@ from fencepost.cli.serving.dispatch import REPORT
 from fencepost.cli.serving.draining import DrainingProtocol
 
 _AT_ONCE = 16
-"""Connections taken before the event loop goes on with requests, and after which the parent is told at once."""
+"""Connections taken before the event loop goes on with requests, and after which the parent gets a report at once."""
 
 
 class HandedProtocol(DrainingProtocol):
-    """The protocol of a connection that was handed over, which says when its connection has ended."""
+    """The protocol of a connection that was handed over, which reports the end of its connection."""
 
     def __init__(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state, loop)
         self._ended = ended
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Clean up, and say so."""
+        """Clean up, and report the end."""
         super().connection_lost(exc)
         self._ended()
 
@@ -43,13 +43,13 @@ class WorkerServer(uvicorn.Server):
         await super().startup([])
         (self._channel,) = sockets or []
         self._channel.setblocking(False)
-        self._taken = self._told = 0
+        self._taken = self._reported = 0
         self._held: set[socket.socket] = set()
         self._arriving: set[asyncio.Task[None]] = set()
         asyncio.get_running_loop().add_reader(self._channel, self._take)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: say that we live, and what we have."""
+        """Ten times a second: report that this worker lives, and its connections."""
         self._report()
         return await super().on_tick(counter)
 
@@ -65,16 +65,18 @@ class WorkerServer(uvicorn.Server):
         for _ in range(_AT_ONCE):
             if not self._take_one():
                 break
-        if self._taken - self._told >= _AT_ONCE:  # the parent hands over only so many that it does not know to be taken
+        if (
+            self._taken - self._reported >= _AT_ONCE
+        ):  # the parent hands over only so many that it does not know to be taken
             self._report()
 
     def _take_one(self) -> bool:
         """Take a connection; false when there is none."""
         try:
-            said, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            byte, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
-        if not said:  # the parent listens no more, and soon asks us to stop
+        if not byte:  # the parent listens no more, and soon asks us to stop
             asyncio.get_running_loop().remove_reader(self._channel)
             return False
         self._taken += 1
@@ -103,4 +105,4 @@ class WorkerServer(uvicorn.Server):
         # Both figures are of one moment: a connection counted twice, or not at all, would mislead the next one.
         with suppress(OSError):  # the parent is gone or stuck: the next report will do
             self._channel.send(REPORT.pack(self._taken, len(self._held)))
-            self._told = self._taken
+            self._reported = self._taken
