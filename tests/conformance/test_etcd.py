@@ -14,8 +14,9 @@ from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.support.interleave import eventually
 
-from fencepost.locks.etcd.api import Api, target
+from fencepost.locks.etcd.api import Api
 from fencepost.locks.etcd.source import EtcdSource
+from fencepost.locks.etcd.url import target
 from fencepost.locks.source import Grant, Holder, Source, SourceError
 
 pytestmark = pytest.mark.long("tests of etcd")

@@ -7,8 +7,9 @@ import pytest
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import granted
 
-from fencepost.locks.etcd.api import Api, RefusedError, target
+from fencepost.locks.etcd.api import Api, RefusedError
 from fencepost.locks.etcd.source import EtcdSource, from_url
+from fencepost.locks.etcd.url import target
 from fencepost.locks.registry import Surroundings, make
 from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
 
@@ -41,11 +42,11 @@ def test_options() -> None:
         ("etcd://one:70000", "host 1"),
         ("etcd://[::1", "brackets"),
         ("etcd://one/path", "path"),
-        ("etcd://one#f", "fragment"),
+        ("etcd://one#f", "has a #"),
         ("etcd://one?prefx=a", "prefx"),
-        ("etcd://one?prefix=", "empty"),
+        ("etcd://one?prefix=", "prefix without a value"),
         ("etcd://one?prefix=a&prefix=b", "twice"),
-        ("etcd://one?ca=/ca.pem", "unknown in etcd://"),
+        ("etcd://one?ca=/ca.pem", "ca, which is for etcds:// only"),
         ("etcds://one?cert=/a.pem", "together"),
         ("etcd://user@one", "password"),
         ("etcd://:secret@one", "user"),

@@ -366,22 +366,22 @@ async def test_an_exec_plugin_that_hangs_holds_up_nobody_for_good(
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("kubernetes://", "is followed by in-cluster or kubeconfig"),
-        ("kubernetes://10.0.0.1:6443/locks", "is followed by in-cluster or kubeconfig"),
-        ("kubernetes://me:s3cret@in-cluster/locks", "is followed by in-cluster or kubeconfig"),
-        ("kubernetes://in-cluster/a/b", "'a/b' cannot be the name of a namespace"),
-        ("kubernetes://in-cluster/UPPER", "'UPPER' cannot be the name of a namespace"),
-        ("kubernetes://in-cluster?context=x", "context is no option here; there are names, serviceaccount"),
-        ("kubernetes://kubeconfig?serviceaccount=/x", "serviceaccount is no option here"),
-        ("kubernetes://kubeconfig?names=other", "names=other is neither hashed"),
-        ("kubernetes://kubeconfig?file=", "file is empty"),
-        ("kubernetes://kubeconfig?file=a&file=b", "file is given twice"),
-        ("kubernetes://kubeconfig?file", "is not name=value"),
-        ("kubernetes://kubeconfig#x", "a fragment"),
+        ("kubernetes://", "something else than in-cluster or kubeconfig"),
+        ("kubernetes://10.0.0.1:6443/locks", "something else than in-cluster or kubeconfig"),
+        ("kubernetes://me:s3cret@in-cluster/locks", "something else than in-cluster or kubeconfig"),
+        ("kubernetes://in-cluster/a/b", "the path '/a/b'"),
+        ("kubernetes://in-cluster/UPPER", "the path '/UPPER'"),
+        ("kubernetes://in-cluster?context=x", "context, which is for kubernetes://kubeconfig only"),
+        ("kubernetes://kubeconfig?serviceaccount=/x", "serviceaccount, which is for kubernetes://in-cluster only"),
+        ("kubernetes://kubeconfig?names=other", "names=other: it is one of hashed, own"),
+        ("kubernetes://kubeconfig?file=", "file without a value"),
+        ("kubernetes://kubeconfig?file=a&file=b", "file twice"),
+        ("kubernetes://kubeconfig?file", "not name=value"),
+        ("kubernetes://kubeconfig#x", "has a #"),
     ],
 )
 def test_a_url_that_says_something_else_is_refused(url: str, told: str) -> None:
     with pytest.raises(SourceConfigError, match=told) as error:
         from_url(url, Surroundings("kube", ""))
-    assert str(error.value).startswith("source kube")
+    assert str(error.value).startswith("the URL of source kube ")
     assert "s3cret" not in str(error.value)

@@ -5,19 +5,28 @@ postgres-advisory://user:password@host:5432/database?…         another one
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlunsplit
 
 from fencepost.locks.registry import Surroundings
-from fencepost.locks.source import SourceConfigError, SourceError
+from fencepost.locks.source import SourceError
+from fencepost.locks.source_url import Form, Option, one_of, read, text, whole
 
-MOST_SESSIONS: Final = 10_000
-
-_PASSED_ON: Final = frozenset({"sslmode", "sslrootcert", "sslcert", "sslkey"})
-_SSLMODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-_OPTIONS: Final = ("keys", "sessions", *sorted(_PASSED_ON))
+_KEYS: Final = Option("keys", one_of("hash", "number"), "hash")
+_SESSIONS: Final = Option("sessions", whole(1, 10_000), 32)
+_PASSED_ON: Final = (
+    Option("sslmode", one_of("disable", "allow", "prefer", "require", "verify-ca", "verify-full"), "prefer"),
+    *(Option(name, text(), "") for name in ("sslrootcert", "sslcert", "sslkey")),
+)
+_FORM: Final = Form(
+    "postgres-advisory://[user:password@]host[:port]/database[?option=value&…], or postgres-advisory:[?option=value&…]"
+    " for the gateway's own database",
+    (_KEYS, _SESSIONS, *_PASSED_ON),
+    re.compile("(/[^/]+)?"),
+    port=5432,
+    least=0,
+)
 
 _NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _PAIR: Final = re.compile(r"(0|-?[1-9][0-9]{0,9}),(0|-?[1-9][0-9]{0,9})")
@@ -76,57 +85,23 @@ class Settings:
 
 def parse(url: str, surroundings: Surroundings) -> Settings:
     """Read the URL. Raises SourceConfigError."""
-    where = f"the URL of the token source {surroundings.name}"
-    if "#" in url:
-        raise SourceConfigError(f"{where} has a #: write it as %23 in a password")
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-        options = _options(parts.query, where)
-    except ValueError:
-        # What the standard library says quotes the URL, and with it the password.
-        raise SourceConfigError(f"{where} cannot be read: write postgres-advisory://user@host:5432/database") from None
-    if (sslmode := options.get("sslmode", "prefer")) not in _SSLMODES:
-        raise SourceConfigError(f"{where} has sslmode={sslmode}: it is one of {', '.join(_SSLMODES)}")
-    numbers, sessions = _keys(options, where), _sessions(options, where)
-    passed_on = {name: value for name, value in options.items() if name in _PASSED_ON}
-    if not parts.netloc and not parts.path:
+    found = read(url, surroundings.name, _FORM)
+    passed_on = {option.name: found[option] for option in _PASSED_ON if option in found}
+    numbers, sessions = found[_KEYS] == "number", found[_SESSIONS]
+    if not found.hosts and not found.path:
         if passed_on:
-            raise SourceConfigError(
-                f"{where} names no host, so it means the gateway's own database: {', '.join(passed_on)} belongs into"
-                " that one's URL"
+            raise found.wrong(
+                f"names no host, so it means the gateway's own database: {', '.join(passed_on)} belongs into that one's"
+                " URL"
             )
         if not surroundings.dsn:
-            raise SourceConfigError(f"{where} names no host, and there is no database of the gateway's own")
+            raise found.wrong("names no host, and there is no database of the gateway's own")
         return Settings(surroundings.dsn, "the gateway's own database", numbers, sessions)
-    if not host or "," in parts.netloc or not parts.path.strip("/") or "/" in parts.path[1:]:
-        raise SourceConfigError(
-            f"{where} has to name one host and one database: postgres-advisory://user@host/database"
-        )
-    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(passed_on), ""))
-    return Settings(dsn, f"{host}:{port or 5432}{parts.path}", numbers, sessions)
-
-
-def _options(query: str, where: str) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []:
-        if name not in _OPTIONS:
-            raise SourceConfigError(f"{where} has the unknown option {name}: known are {', '.join(_OPTIONS)}")
-        if name in options:
-            raise SourceConfigError(f"{where} has the option {name} twice")
-        options[name] = value
-    return options
-
-
-def _keys(options: Mapping[str, str], where: str) -> bool:
-    keys = options.get("keys", "hash")
-    if keys not in ("hash", "number"):
-        raise SourceConfigError(f"{where} has keys={keys}: it is hash or number")
-    return keys == "number"
-
-
-def _sessions(options: Mapping[str, str], where: str) -> int:
-    sessions = options.get("sessions", "32")
-    if not re.fullmatch("[1-9][0-9]{0,4}", sessions) or int(sessions) > MOST_SESSIONS:
-        raise SourceConfigError(f"{where} has sessions={sessions}: it is a number from 1 to {MOST_SESSIONS}")
-    return int(sessions)
+    if not (found.hosts and found.path):
+        raise found.wrong("has to name one host and one database")
+    (host,) = found.hosts
+    user = quote(found.user or "", safe="") + (f":{quote(found.password, safe='')}" if found.password else "")
+    dsn = urlunsplit(
+        ("postgresql", f"{user}@{host}" if user else f"{host}", quote(found.path), urlencode(passed_on), "")
+    )
+    return Settings(dsn, f"{host}{found.path}", numbers, sessions)

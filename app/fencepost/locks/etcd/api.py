@@ -1,4 +1,4 @@
-"""etcd's JSON gateway: where it is, and how it is asked.
+"""etcd's JSON gateway, and how it is asked.
 
 Several endpoints are one service. A request goes to the one that answered last, and on to the next when the connection
 breaks, no answer comes, or the node says that it is not ready (no leader, say). **So every request may be done
@@ -12,17 +12,14 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 import orjson
 
+from fencepost.locks.etcd.url import Target
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError, SourceError, SourceUnavailableError
 
-DEFAULT_PORT: Final = 2379
-DEFAULT_PREFIX: Final = "fencepost/"
 PAUSE: Final = 0.1
 """Seconds between two rounds over the endpoints, and before a look where no watch could be had."""
 
@@ -46,82 +43,6 @@ class RefusedError(SourceError):
 
 class _UnreadyError(Exception):
     """This node cannot answer now; another one may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a source's URL says. `endpoints` are base URLs without a path."""
-
-    name: str
-    endpoints: tuple[str, ...]
-    prefix: str
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    def __str__(self) -> str:
-        return f"etcd source {self.name} ({', '.join(self.endpoints)})"
-
-
-def target(url: str, name: str) -> Target:
-    """Read etcd://[user:password@]host[:port][,…][/][?prefix=…] or etcds://…[&ca=…&cert=…&key=…]. No I/O.
-
-    Raises SourceConfigError. Its messages quote nothing of where a badly written password could be.
-    """
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise SourceConfigError(f"the URL of source {name} is malformed: check its brackets") from None
-    signed, _, places = parts.netloc.rpartition("@")
-    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
-        raise SourceConfigError(
-            f"the URL of source {name} has an @ after its hosts: write / ? # @ of a password as %2F …"
-        )
-    web = "https" if parts.scheme == "etcds" else "http"
-    endpoints = tuple(_endpoint(place, number, web, name) for number, place in enumerate(places.split(","), 1))
-    if parts.path not in {"", "/"} or parts.fragment:
-        raise SourceConfigError(f"the URL of source {name} has a path or a fragment; keys are chosen with ?prefix=")
-    user, _, password = signed.partition(":")
-    if signed and not (user and password):
-        raise SourceConfigError(f"the URL of source {name} needs both user and password before the @")
-    options = _options(parts.query, parts.scheme, name)
-    return Target(
-        name,
-        endpoints,
-        options.pop("prefix", DEFAULT_PREFIX),
-        unquote(user) or None,
-        unquote(password) or None,
-        **options,
-    )
-
-
-def _endpoint(place: str, number: int, web: str, name: str) -> str:
-    try:
-        parts = urlsplit(f"//{place}")
-        host, port = parts.hostname, parts.port or DEFAULT_PORT
-        plain = not (parts.path or parts.query) and all(c.isalnum() or c in "-._:" for c in host or "")
-    except ValueError:
-        host, port, plain = None, 0, False
-    if not host or not plain:
-        raise SourceConfigError(f"host {number} in the URL of source {name} is not host:port, [IPv6]:port or host")
-    return f"{web}://[{host}]:{port}" if ":" in host else f"{web}://{host}:{port}"
-
-
-def _options(query: str, scheme: str, name: str) -> dict[str, str]:
-    known = ("prefix", "ca", "cert", "key") if scheme == "etcds" else ("prefix",)
-    options: dict[str, str] = {}
-    for option, value in parse_qsl(query, keep_blank_values=True):
-        if option not in known or option in options or not value:
-            wrong = "empty" if not value else "given twice" if option in options else f"unknown in {scheme}://"
-            raise SourceConfigError(
-                f"?{option}= in the URL of source {name} is {wrong}; it takes {', '.join(known)}, once each"
-            )
-        options[option] = value
-    if ("cert" in options) != ("key" in options):
-        raise SourceConfigError(f"the URL of source {name} needs ?cert= and ?key= together")
-    return options
 
 
 class Api:

@@ -23,8 +23,9 @@ import asyncio
 import secrets
 from typing import Final
 
-from fencepost.locks.etcd.api import Api, target
+from fencepost.locks.etcd.api import Api
 from fencepost.locks.etcd.keys import Hold, Key, Keys, PlaceLostError, seconds
+from fencepost.locks.etcd.url import target
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import Capabilities, Grant, Holder, Source, SourceError, SourceUnavailableError
 

@@ -16,8 +16,9 @@ from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fencepost.locks.redis.url import Address
+from fencepost.locks.redis.url import CA
 from fencepost.locks.source import Holder, SourceError, SourceUnavailableError
+from fencepost.locks.source_url import Host, SourceUrl
 
 AT_ONCE: Final = 32
 """Connections to one server at most. Requests are short, so more of them wait for a moment."""
@@ -37,21 +38,22 @@ _SCRIPT_PLACE: Final = re.compile(r"\s*script: [0-9a-f]{40}, on @user_script:[0-
 
 
 class RedisNode:
-    """A connection pool to one server. `timeout`: seconds for one request, with connecting and logging in."""
+    """Connections to one server of a source. `timeout`: seconds for one request, with connecting and logging in."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        self.name = f"Redis at {address}"
+    def __init__(self, where: SourceUrl, host: Host, timeout: float) -> None:
+        self.name = f"Redis at {host}"
         self._timeout = timeout
-        tls: dict[str, Any] = {"ssl_ca_certs": address.ca} if address.tls else {}
+        encrypted = where.scheme == "rediss"
+        tls: dict[str, Any] = {"ssl_ca_certs": where[CA]} if encrypted else {}
         pool = BlockingConnectionPool(
             max_connections=AT_ONCE,
             timeout=timeout,
-            connection_class=SSLConnection if address.tls else Connection,
-            host=address.host,
-            port=address.port,
-            db=address.db,
-            username=address.username,
-            password=address.password,
+            connection_class=SSLConnection if encrypted else Connection,
+            host=host.name,
+            port=host.port,
+            db=int(where.path.strip("/") or 0),
+            username=where.user,
+            password=where.password,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             retry=Retry(NoBackoff(), 0),

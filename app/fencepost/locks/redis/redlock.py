@@ -22,18 +22,17 @@ from fencepost.locks.redis.advice import advice, server_info
 from fencepost.locks.redis.leftovers import Leftovers
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
 from fencepost.locks.redis.scripts import EXTEND, LOOK, RELEASE, TAKE
-from fencepost.locks.redis.url import RedisUrl, parsed
+from fencepost.locks.redis.url import LEAST_NODES, NODE_TIMEOUT_MS, PREFIX, REDLOCK
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import (
     Capabilities,
     Grant,
     Holder,
-    SourceConfigError,
     SourceError,
     SourceUnavailableError,
 )
+from fencepost.locks.source_url import SourceUrl, read
 
-LEAST_NODES: Final = 3
 LONGEST_PAUSE: Final = 0.2
 """Seconds between a waiter's tries at most; at random, so that rivals who split the nodes do not split them again."""
 DRIFT: Final = 0.01
@@ -41,18 +40,15 @@ DRIFT: Final = 0.01
 DRIFT_MS: Final = 2.0
 SHARE: Final = 10
 """The shortest TTL in time limits of one node: asking must not take most of it."""
-OPTIONS: Final = ("node_timeout_ms", "prefix")
 
 Ask = Callable[[RedisNode], Awaitable[Any]]
 
 
 def from_url(url: str, surroundings: Surroundings) -> "RedlockSource":
     """Make the source that a redlock:// URL describes. Raises SourceConfigError."""
-    where = parsed(url, surroundings.name, OPTIONS)
-    if len(set(where.addresses)) < max(LEAST_NODES, len(where.addresses)):
-        raise SourceConfigError(
-            f"source {where.name}: redlock:// takes {LEAST_NODES} or more different hosts, separated by commas"
-        )
+    where = read(url, surroundings.name, REDLOCK)
+    if len(set(where.hosts)) < len(where.hosts):
+        raise where.wrong(f"has a host twice: it takes {LEAST_NODES} or more different hosts")
     return RedlockSource(where)
 
 
@@ -86,11 +82,11 @@ class Poll:
 class RedlockSource:
     """A lock source (source.py) in several Redis servers that are independent of each other. It has no numbers."""
 
-    def __init__(self, where: RedisUrl) -> None:
-        timeout_ms = where.whole("node_timeout_ms", 50, 1, 1000)
+    def __init__(self, where: SourceUrl) -> None:
+        timeout_ms = where[NODE_TIMEOUT_MS]
         self.capabilities = Capabilities(order="database", fair=False, verifies=False, least_ttl_ms=SHARE * timeout_ms)
-        self._prefix = where.prefix
-        self._nodes = [RedisNode(address, timeout_ms / 1000) for address in where.addresses]
+        self._prefix = where[PREFIX]
+        self._nodes = [RedisNode(where, host, timeout_ms / 1000) for host in where.hosts]
         self._leftovers = Leftovers()
 
     async def open(self) -> None:

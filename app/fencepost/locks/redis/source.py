@@ -17,33 +17,28 @@ from fencepost.locks.redis.advice import advice
 from fencepost.locks.redis.leftovers import Leftovers
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
 from fencepost.locks.redis.scripts import EXTEND, GRANT, LOOK, MINT, RELEASE
-from fencepost.locks.redis.url import RedisUrl, parsed
+from fencepost.locks.redis.url import PREFIX, REDIS, REPLICAS, WAIT_MS
 from fencepost.locks.registry import Surroundings
 from fencepost.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
     Grant,
     Holder,
-    SourceConfigError,
     SourceError,
     SourceUnavailableError,
 )
+from fencepost.locks.source_url import SourceUrl, read
 
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.2
 """Seconds between a waiter's tries, on average: twice as long each time, up to this."""
-OPTIONS: Final = ("ca", "prefix", "replicas", "wait_ms")
 
 
 def from_url(url: str, surroundings: Surroundings) -> "RedisSource":
     """Make the source that a redis:// or rediss:// URL describes. Raises SourceConfigError."""
-    where = parsed(url, surroundings.name, OPTIONS)
-    if len(where.addresses) > 1:
-        raise SourceConfigError(f"source {where.name}: redis:// takes one host; several are for redlock://")
-    if "ca" in where.options and not where.addresses[0].tls:
-        raise SourceConfigError(f"source {where.name}: ca= in the URL needs rediss://")
-    if "wait_ms" in where.options and "replicas" not in where.options:
-        raise SourceConfigError(f"source {where.name}: wait_ms= in the URL needs replicas=")
+    where = read(url, surroundings.name, REDIS)
+    if WAIT_MS in where and REPLICAS not in where:
+        raise where.wrong("has the option wait_ms, which needs replicas=")
     return RedisSource(where)
 
 
@@ -52,12 +47,12 @@ class RedisSource:
 
     capabilities = Capabilities(order="source", fair=False, verifies=True)
 
-    def __init__(self, where: RedisUrl) -> None:
-        self._prefix = where.prefix
+    def __init__(self, where: SourceUrl) -> None:
+        self._prefix = where[PREFIX]
         self._counter = f"{self._prefix}tokens"
-        self._replicas = where.whole("replicas", 0, 0, 99)
-        self._wait_ms = where.whole("wait_ms", 500, 1, 2000)
-        self._node = RedisNode(where.addresses[0], REQUEST_TIMEOUT)
+        self._replicas = where[REPLICAS]
+        self._wait_ms = where[WAIT_MS]
+        self._node = RedisNode(where, where.hosts[0], REQUEST_TIMEOUT)
         self._leftovers = Leftovers()
 
     async def open(self) -> None:

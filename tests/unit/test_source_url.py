@@ -1,0 +1,56 @@
+"""How the URLs of token sources are read: strictly, and without a word of a password."""
+
+import pytest
+
+from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.source import SourceConfigError
+from fencepost.locks.source_url import seconds, whole
+
+SIGNED = [
+    "redis://user:{}@one/0",
+    "rediss://user:{}@one/0?ca=/c.pem",
+    "redlock://user:{}@one,two,three/0",
+    "zookeeper://user:{}@one,two/root?session_timeout_s=3",
+    "etcd://user:{}@one,two?prefix=a",
+    "etcds://user:{}@one?ca=/c.pem",
+    "postgres-advisory://user:{}@one/db?keys=hash",
+]
+BROKEN = [url.partition("?")[0] + "?unknown=1" for url in SIGNED] + [url.replace("one", "one:x") for url in SIGNED]
+
+
+@pytest.mark.parametrize("url", SIGNED)
+def test_a_url_is_taken_with_its_password_percent_encoded(url: str) -> None:
+    assert make(url.format("sec%2Fr%3Fe%23t%40"), Surroundings("locks", "")).capabilities is not None
+
+
+@pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "1?ret=sec", "1/sec,ret", "sec[ret"])
+@pytest.mark.parametrize("url", [*SIGNED, *BROKEN, "kubernetes://user:{}@in-cluster/a?names=own"])
+def test_no_message_has_a_part_of_a_password_that_was_written_badly(url: str, password: str) -> None:
+    with pytest.raises(SourceConfigError, match=r"the URL of source locks|the URL cannot be read") as refused:
+        make(url.format(password), Surroundings("locks", ""))
+    words = str(refused.value).replace("seconds", "")
+    assert "sec" not in words
+    assert "ret" not in words
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize("url", ["REDISS://one/0?ca=/c.pem", "Kubernetes://in-cluster?serviceaccount=/x"])
+def test_an_option_is_known_whatever_the_case_of_the_scheme(url: str) -> None:
+    assert make(url, Surroundings("locks", "")).capabilities is not None
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1_0", " 1", "\u0661", "100", "1\n"])
+def test_what_is_no_whole_number_in_its_bounds(text: str) -> None:
+    with pytest.raises(ValueError, match="a whole number from 1 to 99"):
+        whole(1, 99)(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "1e1", "0.9", ".5", "1.", "10.01", "\u0661"])
+def test_what_is_no_number_of_seconds_in_its_bounds(text: str) -> None:
+    with pytest.raises(ValueError, match="seconds from 1 to 10"):
+        seconds(1, 10)(text)
+
+
+def test_numbers_in_their_bounds() -> None:
+    assert (whole(1, 99)("99"), seconds(1, 10)("1"), seconds(1, 10)("2.5")) == (99, 1.0, 2.5)
