@@ -101,7 +101,7 @@ async def granted(source: KubernetesLeases, lock: str = LOCK, *, ttl_ms: int = 1
 def elected(name: str, identity: str, seconds: int = 1) -> dict[str, Any]:
     """Write a Lease as client-go's leader election does."""
     spec = {"holderIdentity": identity, "leaseDurationSeconds": seconds, "leaseTransitions": 3}
-    return {"kind": "LeaseObject", "metadata": {"name": name, "labels": {"their": "own"}}, "spec": spec}
+    return {"kind": "Lease", "metadata": {"name": name, "labels": {"their": "own"}}, "spec": spec}
 
 
 async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(

@@ -128,7 +128,7 @@ def new_lease(name: str, lock: str, identity: str, ttl_ms: int) -> dict[str, Any
     now = wall_clock()
     return {
         "apiVersion": "coordination.k8s.io/v1",
-        "kind": "LeaseObject",
+        "kind": "Lease",
         "metadata": {"name": name, "labels": MANAGED_BY, "annotations": {LOCK_ANNOTATION: lock}},
         "spec": {
             "holderIdentity": identity,
