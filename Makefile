@@ -61,6 +61,7 @@ check: install-dev
 	$(BIN)/pytest -q tests/unit
 
 format: install-dev
+	$(BIN)/python -m tools.sync_client
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

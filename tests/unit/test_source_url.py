@@ -2,7 +2,7 @@
 
 import pytest
 
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import KINDS, Surroundings, make
 from fencepost.locks.source import SourceConfigError
 from fencepost.locks.source_url import seconds, whole
 
@@ -16,6 +16,10 @@ SIGNED = [
     "postgres-advisory://user:{}@one/db?keys=hash",
 ]
 BROKEN = [url.partition("?")[0] + "?unknown=1" for url in SIGNED] + [url.replace("one", "one:x") for url in SIGNED]
+
+
+def test_every_kind_of_source_is_looked_at() -> None:
+    assert {url.partition(":")[0] for url in SIGNED} | {"kubernetes"} == set(KINDS)
 
 
 @pytest.mark.parametrize("url", SIGNED)

@@ -179,6 +179,17 @@ class Client(Elections):
         idempotency_key: str | None = None,
     ) -> list[Row]: ...
 
+    @overload
+    async def post(
+        self,
+        table: str,
+        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row | list[Row]: ...
+
     async def post(
         self,
         table: str,

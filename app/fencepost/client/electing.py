@@ -20,11 +20,12 @@ PREFIX: Final = "election/"
 
 
 class Term(Lease):
-    """What `async with client.elect(…) as term` gives: the lease of a leader.
+    """What `async with client.elect(…) as term` gives: the lease of a leader."""
 
-    `election`: its name. `term`: the lease's first token, an int; a later leader's is larger, and so are all tokens
-    that he writes with.
-    """
+    election: str
+    """The election's name."""
+    term: int
+    """The lease's first token. A later leader's is larger, and so are all tokens that he writes with."""
 
     def __init__(
         self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float

@@ -37,11 +37,24 @@ logger = logging.getLogger("fencepost.client")
 
 
 class Lease:
-    """What `async with client.lock(…) as lease` gives.
+    """What `async with client.lock(…) as lease` gives."""
 
-    Public: `id`, `secret` (what renews, mints and releases; keep it), `locks`, `owner`, `ttl` (seconds), `granted_at`
-    and `expires_at` (the database's clock, as of the grant), `claims` (in the order of the claims asked for).
-    """
+    id: str
+    """The lease's public id."""
+    secret: str
+    """What renews, mints and releases; keep it."""
+    locks: tuple[str, ...]
+    """The names of all its locks."""
+    owner: str
+    """What other holders are told about us."""
+    ttl: float
+    """Seconds."""
+    granted_at: "datetime | None"
+    """When it was granted, by the database's clock."""
+    expires_at: "datetime | None"
+    """When it would have expired, as of the grant, by the database's clock."""
+    claims: tuple[Claimed, ...]
+    """What was claimed with the grant, in the order of the claims asked for."""
 
     def __init__(
         self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float
@@ -51,9 +64,9 @@ class Lease:
         self.locks = granted.locks
         self.owner = granted.owner
         self.ttl = granted.ttl
-        self.granted_at: datetime | None = granted.granted_at
-        self.expires_at: datetime | None = granted.expires_at
-        self.claims: tuple[Claimed, ...] = granted.claims
+        self.granted_at = granted.granted_at
+        self.expires_at = granted.expires_at
+        self.claims = granted.claims
         self._exchange = exchange
         self._trust = Trust(exchange.clock, timings, trusted_from)
         self._pool = TokenPool(granted.tokens, self._mint)

@@ -2,71 +2,17 @@
 
 import asyncio
 import contextlib
-import functools
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from fencepost.client.answers import Claimed, Row
 from fencepost.client.errors import LeaseLost
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Lock
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-T = TypeVar("T")
+from fencepost.client.loop import Loop
+from fencepost.client.sync_lease_calls import SyncLeaseCalls
 
 
-class Loop:
-    """An event loop in a thread of its own, from `open` to `close`.
-
-    A daemon thread: a program that forgets to close its client ends all the same, and its leases with it.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closing = asyncio.Event()
-
-    def open(self) -> None:
-        """Start the thread."""
-        if self._loop is not None:
-            raise RuntimeError("this SyncClient is already open")
-        ready: Future[asyncio.AbstractEventLoop] = Future()
-        self._closing = asyncio.Event()
-        serve = functools.partial(self._serve, ready, self._closing)
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fencepost client", daemon=True)
-        self._thread.start()
-        self._loop = ready.result()
-
-    def close(self) -> None:
-        """End the thread, and what still runs in it."""
-        loop, self._loop = self._loop, None
-        if loop is not None and self._thread is not None:
-            loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
-
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do the work in the loop, and wait for it. An interrupt (Ctrl-C) of the waiting thread cancels the work."""
-        if self._loop is None:
-            raise RuntimeError("this SyncClient is not open: `with SyncClient(url) as c:`")
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    @staticmethod
-    async def _serve(ready: "Future[asyncio.AbstractEventLoop]", closing: asyncio.Event) -> None:
-        ready.set_result(asyncio.get_running_loop())
-        await closing.wait()
-
-
-class SyncLease:
+class SyncLease(SyncLeaseCalls):
     """A lease, as `Lease` is, for code that is not asynchronous."""
 
     def __init__(self, lease: Lease, loop: Loop) -> None:
@@ -75,70 +21,6 @@ class SyncLease:
 
     def __repr__(self) -> str:
         return repr(self.asynchronous).replace("<Lease", "<SyncLease", 1)
-
-    @property
-    def id(self) -> str:
-        """The lease's public id."""
-        return self.asynchronous.id
-
-    @property
-    def secret(self) -> str:
-        """What renews, mints and releases; keep it."""
-        return self.asynchronous.secret
-
-    @property
-    def lock(self) -> str | None:
-        """The lock's name; None if the lease has several."""
-        return self.asynchronous.lock
-
-    @property
-    def locks(self) -> tuple[str, ...]:
-        """The names of all its locks."""
-        return self.asynchronous.locks
-
-    @property
-    def owner(self) -> str:
-        """What others are told about us."""
-        return self.asynchronous.owner
-
-    @property
-    def ttl(self) -> float:
-        """Seconds."""
-        return self.asynchronous.ttl
-
-    @property
-    def granted_at(self) -> "datetime | None":
-        """When it was granted, by the database's clock."""
-        return self.asynchronous.granted_at
-
-    @property
-    def expires_at(self) -> "datetime | None":
-        """When it would have expired, as of the grant, by the database's clock."""
-        return self.asynchronous.expires_at
-
-    @property
-    def claims(self) -> tuple[Claimed, ...]:
-        """What was claimed with the grant."""
-        return self.asynchronous.claims
-
-    @property
-    def row(self) -> Row | None:
-        """The row that the claim returned; LookupError if the lock was not acquired with exactly one claim."""
-        return self.asynchronous.row
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the lease can be trusted at this moment. Once it was False it stays False."""
-        return self.asynchronous.trusted
-
-    @property
-    def remaining(self) -> float:
-        """Seconds of trust that are left unless a renewal comes; 0 once it has ended."""
-        return self.asynchronous.remaining
-
-    def check(self) -> None:
-        """Raise LeaseLost unless the lease can be trusted at this moment."""
-        self.asynchronous.check()
 
     def wait_lost(self, timeout: float | None = None) -> LeaseLost | None:
         """Wait until the lease is lost, and return why; None after `timeout` seconds."""
@@ -151,10 +33,6 @@ class SyncLease:
 
         return self._loop.run(wait)
 
-    def next_token(self) -> int:
-        """Return a fresh token, larger than all before it: for one operation on each resource."""
-        return self._loop.run(self.asynchronous.next_token)
-
     @contextlib.contextmanager
     def operation(self, resource: str | None = None) -> Iterator[int]:
         """Give a fresh token when no other write of this lease is under way on the resource (None: on any)."""
@@ -164,14 +42,6 @@ class SyncLease:
             yield token
         finally:
             self._loop.run(lambda: operation.__aexit__(None, None, None))
-
-    def claim(self, resource: str) -> Row | None:
-        """Claim with a fresh token: nobody older can write from now on. Returns the row behind the fence (R7)."""
-        return self._loop.run(lambda: self.asynchronous.claim(resource))
-
-    def release(self) -> None:
-        """Give the lock back. Errors are logged, not raised."""
-        self._loop.run(self.asynchronous.release)
 
 
 class SyncLock:
