@@ -38,7 +38,7 @@ from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 T = TypeVar("T")
 
 _BUSY: Final = ("55P03", "40P01")
-"""SQLSTATEs of a table that somebody else has locked: lock_not_available, deadlock_detected."""
+"""SQLSTATEs of a table that another session has locked: lock_not_available, deadlock_detected."""
 _NO_TRANSACTION: Final = "25P01"
 _FORBIDDEN: Final = "42501"
 _KEPT: Final = ("search_path", "lock_timeout", "row_security")
@@ -154,7 +154,7 @@ def _apply(
 
 
 def _explain(error: DBAPIError, wait: float) -> str | None:
-    """Say what a refusal of PostgreSQL's means here; None: it is nobody's fault but ours."""
+    """What a refusal of PostgreSQL's means here; None: it is our own fault."""
     state = _sqlstate(error)
     if state in _BUSY:
         return (

@@ -21,7 +21,9 @@ from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.upkeep.pruning import Pruner, prune_records
 
 RELOAD_EVERY: Final = 30.0
-"""Seconds. What nobody announced and no request stumbles over, a new column say, is seen after this time at most."""
+"""Seconds. What was not announced and no request stumbles over, for example a new column, is seen after this time at
+most.
+"""
 LOOK_EVERY: Final = 1.0
 """Seconds between two looks at which database this is: for a restore under open connections, and so that the position
 of the WAL that the gateway remembers is no older (origin.py)."""
@@ -42,7 +44,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What is done now and then, whether or not somebody asks for it."""
+    """What is done now and then, whether or not a request asks for it."""
 
     database: Database
     catalog: CatalogCache

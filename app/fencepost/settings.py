@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     )
     statement_timeout: Seconds = Field(default=30.0, description="How long one statement may run.")
     lock_timeout: Seconds = Field(
-        default=10.0, description="How long a statement waits for a row that somebody else holds."
+        default=10.0, description="How long a statement waits for a row that another transaction has locked."
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
@@ -71,7 +71,8 @@ class Settings(BaseSettings):
     max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
     max_watchers: Positive = Field(default=1000, description="Most streams of elections that are open, per worker.")
     lease_history: Seconds = Field(
-        default=3600.0, description="How long ended leases are remembered, to tell refused holders who came after them."
+        default=3600.0,
+        description="How long ended leases are remembered: a 409 names the holder that superseded the caller.",
     )
     idempotency_retention: Seconds = Field(
         default=86_400.0, description="How long answers given under an Idempotency-Key can be asked for again."
@@ -94,7 +95,7 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        # PostgreSQL refuses to run as root, and whoever it runs as instead cannot enter root's home.
+        # PostgreSQL refuses to run as root, and the user that it runs as instead cannot enter root's home.
         if value == HOME_DATA and os.geteuid() == 0:
             return ROOT_DATA
         return value.expanduser().absolute()

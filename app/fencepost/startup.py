@@ -2,4 +2,4 @@
 
 
 class StartupError(Exception):
-    """The gateway cannot start. The message is one line for whoever started it: what is wrong, what to do."""
+    """The gateway cannot start. The message is one line for the operator: what is wrong, what to do."""

@@ -47,7 +47,7 @@ class StoryEvent(TypedDict):
 class FenceAnswer(TypedDict):
     """What is known of a resource. The mark of one that was never written is "0".
 
-    `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is told.
+    `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is shown.
     `max_token` and `max_jump` are there where the source is external: the highest token that is taken, and how far one
     may be above the mark (null: any distance).
     """
@@ -138,7 +138,7 @@ class MintAnswer(TypedDict):
 
 
 class WaiterAnswer(TypedDict):
-    """Somebody in a lock's queue."""
+    """A waiter in a lock's queue."""
 
     owner: str
     since: str
@@ -146,7 +146,7 @@ class WaiterAnswer(TypedDict):
 
 
 class LockAnswer(TypedDict):
-    """A lock that is held or waited for. The lease's members are null when nobody holds it."""
+    """A lock that is held or waited for. The lease's members are null when it is free."""
 
     name: str
     source: str
@@ -161,7 +161,7 @@ class LockAnswer(TypedDict):
 
 
 class LeaderAnswer(TypedDict):
-    """Whoever leads an election. `term` is the first token of its lease: a later leader's is larger."""
+    """The leader of an election. `term` is the first token of its lease: a later leader's is larger."""
 
     term: str
     owner: str

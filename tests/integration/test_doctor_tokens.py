@@ -46,7 +46,7 @@ AMISS = [
     (f"{SEQUENCE} MAXVALUE 99", "ends at 99", f"{SEQUENCE} AS bigint NO MAXVALUE"),
     (
         "REVOKE SELECT ON fencepost.tokens FROM PUBLIC",
-        "whoever writes directly may not read it",
+        "a role that writes directly may not read it",
         "GRANT SELECT ON fencepost.tokens TO PUBLIC",
     ),
     ("SELECT setval('fencepost.tokens', 49)", "it has the mark 50, and the newest token is 49", "issue_beyond(50)"),

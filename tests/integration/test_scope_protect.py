@@ -50,7 +50,7 @@ async def owner(connect: Connect) -> Connection:
         ("acc/{note}", "note can be null: ALTER TABLE … ALTER COLUMN note SET NOT NULL"),
         ("acc/{ratio}", "ratio is of type double precision, whose equal values have several texts"),
         ("acc/{twice}", "twice is generated"),
-        ("acc/{mood}", "mood is of the enum public.mood: whoever renamed one of its values"),
+        ("acc/{mood}", "mood is of the enum public.mood: renaming one of its values"),
     ],
 )
 async def test_a_scope_that_cannot_be_is_refused_with_its_reason(owner: Connection, wanted: str, reason: str) -> None:

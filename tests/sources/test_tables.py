@@ -122,7 +122,7 @@ async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) ->
     assert (await run(database, "source", "add", "lock5=redlock://a,b,c,d,e")).exit_code == 0
     await orders(database)
     refused = await run(database, "protect", "orders", "--source", "lock5", "--verify")
-    assert (refused.exit_code, "redlock cannot tell which numbers it has issued" in refused.output) == (1, True)
+    assert (refused.exit_code, "redlock does not know which numbers it has issued" in refused.output) == (1, True)
 
 
 async def test_a_service_of_which_nobody_has_a_token_begins_above_another_sources_marks(

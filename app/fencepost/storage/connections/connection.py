@@ -66,18 +66,18 @@ class GatewayConnection(asyncpg.Connection):
             )
 
     def on_warning(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Hear a warning. A cancelled wait is told by nothing else: the statement succeeds, and its text is in any
+        """Keep a warning. Nothing else shows a cancelled wait: the statement succeeds, and its text is in any
         language.
         """
         if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
             self._unreplicated = True
 
     def listen(self) -> None:
-        """Hear warnings, until `stop_listening`."""
+        """Collect warnings, until `stop_listening`."""
         self.add_log_listener(self.on_warning)
 
     def stop_listening(self) -> None:
-        """Hear them no more. A closed connection takes no listener away, and complains of those that it has."""
+        """Collect them no more. A closed connection takes no listener away, and complains of those that it has."""
         if self.is_closed():
             self._log_listeners.clear()
         else:

@@ -40,9 +40,9 @@ UNREADABLE_URL: Final = (
 )
 
 LOCK_WAIT_MS: Final = 10
-"""How long a statement of a batch waits for anything that somebody else holds (group_commit.py)."""
+"""How long a statement of a batch waits for anything that another transaction has locked (group_commit.py)."""
 RETRIES: Final = 10
-"""How often a deadlock or serialization failure is tried again inside before the caller hears of it."""
+"""How often a deadlock or serialization failure is tried again inside before the caller gets the error."""
 
 
 class Database:
@@ -78,8 +78,8 @@ class Database:
         changed: Callable[[OriginStatus], None] = lambda _standing: None,
         report: Callable[[str], None] = lambda _trouble: None,
     ) -> "Database":
-        """Connect; raise UnavailableError with the reason when that fails. `changed` hears when writes begin or cease
-        to be let through (R19), `report` of trouble with connections that no caller is told of.
+        """Connect; raise UnavailableError with the reason when that fails. `changed` is called when writes begin or
+        cease to be let through (R19), `report` of trouble with connections that no caller gets.
         """
         settings, shared = session_settings(limits), Shared(Distinct(), Watch(changed))
         hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
@@ -107,7 +107,7 @@ class Database:
             self._ending.cancel()
 
     def end_after(self, seconds: float) -> None:
-        """Have statements under way break then, for PostgreSQL may not answer: `close`, and whoever still asks
+        """Have statements under way break then, for PostgreSQL may not answer: `close`, and requests that still ask
         something before it, wait no longer.
         """
         self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
@@ -277,7 +277,7 @@ class Database:
         return self._pool.size >= self._limits.pool_size and not self._pool.idle
 
     def sizes(self) -> tuple[int, int]:
-        """Tell (connections open, of them idle)."""
+        """Count (connections open, of them idle)."""
         pools = (self._pool, self._batch_pool)
         return sum(pool.size for pool in pools), sum(pool.idle for pool in pools)
 
@@ -302,7 +302,9 @@ async def undoing(connection: Connection) -> AsyncIterator[None]:
 
 
 async def retrying(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is told as stale (R4)."""
+    """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is answered as stale
+    (R4).
+    """
     for number in range(RETRIES):
         try:
             return await attempt()

@@ -1,4 +1,6 @@
-"""Hears of changed tables and released locks: LISTEN on a connection of its own, made anew whenever it breaks."""
+"""Receives notifications of changed tables and released locks: LISTEN on a connection of its own, made anew whenever
+it breaks.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable

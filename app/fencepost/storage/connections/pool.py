@@ -41,7 +41,7 @@ class ClosedError(Exception):
 
 
 class Pool:
-    """Up to `size` connections. `connect` opens one; `report` hears what concerns no caller, in a sentence."""
+    """Up to `size` connections. `connect` opens one; `report` gets what concerns no caller, in a sentence."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[GatewayConnection]], size: int, report: Callable[[str], None]
@@ -85,7 +85,7 @@ class Pool:
             return await waiting
         except asyncio.CancelledError:
             if waiting.cancelled():
-                with suppress(ValueError):  # whoever came to serve it since has taken it out of the line
+                with suppress(ValueError):  # the one that came to serve it has taken it out of the line
                     self._line.remove(waiting)
             elif waiting.exception() is None:  # it came at the same moment
                 self.give_back(waiting.result())
@@ -167,7 +167,7 @@ class Pool:
         self._open_for_waiters()
 
     async def _open_one(self, generation: int) -> None:
-        """Open one more, for the first in line or whoever comes next."""
+        """Open one more, for the first in line or the next to come."""
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 connection = await self._connect()
@@ -218,7 +218,7 @@ class Pool:
         try:
             if not (self._ended or connection.is_closed()):
                 await connection.close(timeout=CLOSED_WITHIN)
-        except Exception as error:  # noqa: BLE001 - nobody waits for it
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
             reason = str(error) or type(error).__name__
             self._report(f"a connection to PostgreSQL could not be closed in order: {reason}")
         finally:

@@ -48,7 +48,7 @@ _HERE: Final = "SELECT CAST(pg_catalog.current_setting('transaction_read_only') 
 
 
 class ReadOnly:
-    """What a process knows of it, over all its connections. `report` hears of its beginning, in a sentence."""
+    """What a process knows of it, over all its connections. `report` gets its beginning, in a sentence."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._until = -REPORTED_AFTER - HELD_FOR

@@ -61,7 +61,7 @@ PINNED: Final[Mapping[str, str]] = {
 """What the gateway's sessions have beside their time limits."""
 
 POOLED: Final = (
-    "the database URL leads to a connection pooler in transaction or statement mode, which gives a session to somebody"
+    "the database URL leads to a connection pooler in transaction or statement mode, which gives a session to another"
     " else after each transaction: settings, prepared statements and LISTEN do not hold there. Use session mode"
     " (pool_mode = session for this database in pgbouncer.ini), or the address of PostgreSQL itself"
 )

@@ -27,7 +27,7 @@ or which table is being changed, or only raises."""
 NOT_FOR_ALL: Final = frozenset({"current_timeline", "here", "issue_beyond", "prune", "raise_generation", "wake"})
 """Others that only some may execute."""
 FOR_NOBODY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
-"""SECURITY DEFINER functions that only triggers call: whoever else may, can shut others out."""
+"""SECURITY DEFINER functions that only triggers call: another role that may, can shut others out."""
 
 _MOST: Final = 6
 """Names that one finding shows."""
@@ -69,7 +69,7 @@ async def examine_functions(connection: Connection) -> list[Finding]:
         bodies = {function["name"]: function["body"] for function in functions}
         for table in await connection.fetch(_PROTECTED):
             made = await _expected_functions(connection, table["oid"], table["functions"])
-            # What is gone altogether is told with the table.
+            # What is gone altogether is reported with the table.
             old = [
                 part
                 for part, body in made.items()
@@ -102,7 +102,7 @@ def _owners(functions: list[asyncpg.Record], strays: list[asyncpg.Record]) -> li
 
 
 async def _keeper(connection: Connection) -> list[Finding]:
-    """Say whose marks are, and which tables' owners could change them: that is nothing amiss, but good to know."""
+    """Name who owns the marks, and which tables' owners could change them: no fault, but good to know."""
     row = await connection.fetchrow(_KEEPER)
     if row is None:
         return []
@@ -130,7 +130,7 @@ def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
 
 
 def _grantees(functions: list[asyncpg.Record]) -> list[Finding]:
-    """Name the roles that may execute what is nobody's, by default privileges maybe; and who may break the glass."""
+    """Name the roles that may execute what no role should, by default privileges maybe; and who may break the glass."""
     inner: dict[str, list[str]] = {}
     for function in functions:
         if function["definer"] and (function["name"] in FOR_NOBODY or function["of_trigger"]):
@@ -161,7 +161,7 @@ def _is_for_some(function: asyncpg.Record) -> bool:
 
 async def _expected_functions(connection: Connection, oid: int, stem: str) -> dict[str, str]:
     """Write what this version's `protect` would make, as the table stands; nothing when it has changed too much for
-    that, which is told with the table.
+    that, which is reported with the table.
     """
     target: Target | None = await read_target(connection, oid)
     if target is None or target.registered is None or target.registered.name != target.name:

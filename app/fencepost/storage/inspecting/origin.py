@@ -13,7 +13,7 @@ _SEQUENCE: Final = """
 SELECT s.seqmin, (SELECT max(g.generation) FROM fencepost.generations g) AS newest
   FROM pg_sequence s WHERE s.seqrelid = to_regclass('fencepost.tokens')"""
 
-# Whoever may not see other roles' connections sees standbys without their state.
+# A role that may not see other roles' connections sees standbys without their state.
 _REPLICATION: Final = """
 SELECT current_setting('synchronous_standby_names') AS names,
        (SELECT count(*) FROM pg_stat_replication r WHERE r.state IS DISTINCT FROM 'backup') AS attached,

@@ -1,4 +1,4 @@
-"""Looks at the database for `fencepost status` and `fencepost doctor`: what is protected, and what is amiss."""
+"""Looks at the database for `fencepost status` and `fencepost doctor`: what is protected, and what is wrong."""
 
 from dataclasses import dataclass
 from typing import Final, Literal

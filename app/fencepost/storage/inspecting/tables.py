@@ -82,10 +82,10 @@ async def examine_tables(connection: Connection) -> list[Finding]:
             )
             continue
         mend = _mend(row)
-        amiss = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
-        amiss += [Finding("error", name, text) for text in _unwritable(row)]
-        amiss += [Finding("warning", name, text) for text in _find_gaps(row, mend)]
-        findings += amiss or [Finding("ok", name, "column, check, triggers and functions are in place")]
+        faults = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
+        faults += [Finding("error", name, text) for text in _unwritable(row)]
+        faults += [Finding("warning", name, text) for text in _find_gaps(row, mend)]
+        findings += faults or [Finding("ok", name, "column, check, triggers and functions are in place")]
     return findings
 
 

@@ -48,10 +48,10 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
     readable = row is not None and row["readable"]
     issued: int | None = await connection.fetchval("SELECT fencepost.issued()") if readable else None
     for table in await connection.fetch(_TABLES, MARK_COLUMN, BUILTIN, list(JUDGING), EXTERNAL):
-        amiss = [_check_functions(table)]
+        wrong = [_check_functions(table)]
         if table["source"] == BUILTIN and issued is not None:
-            amiss.append(await _behind(connection, table, issued))
-        findings += [Finding("error", table["name"], text) for text in amiss if text is not None]
+            wrong.append(await _behind(connection, table, issued))
+        findings += [Finding("error", table["name"], text) for text in wrong if text is not None]
     if issued is not None:
         for scope in await connection.fetch(_SCOPES, BUILTIN):
             if (behind := _beyond(await _highest_recorded(connection, scope["name"]), issued)) is not None:
@@ -64,21 +64,21 @@ def _find_faults(row: asyncpg.Record | None) -> list[str]:
     if row is None:
         return ["the sequence fencepost.tokens is gone: no lease can be granted, and no table of it be written to"]
     alter = "ALTER SEQUENCE fencepost.tokens"
-    amiss = []
+    wrong = []
     if row["cache"] != 1:
-        amiss.append(f"sessions draw {row['cache']} tokens in advance and hand out old ones later: {alter} CACHE 1")
+        wrong.append(f"sessions draw {row['cache']} tokens in advance and hand out old ones later: {alter} CACHE 1")
     if row["cycles"]:
-        amiss.append(f"the sequence would begin again at its end: {alter} NO CYCLE")
+        wrong.append(f"the sequence would begin again at its end: {alter} NO CYCLE")
     if row["step"] != 1:
-        amiss.append(f"the sequence counts in steps of {row['step']}: {alter} INCREMENT BY 1")
+        wrong.append(f"the sequence counts in steps of {row['step']}: {alter} INCREMENT BY 1")
     if not row["is_bigint"] or row["most"] != 2**63 - 1:
-        amiss.append(f"the sequence ends at {row['most']}: {alter} AS bigint NO MAXVALUE")
+        wrong.append(f"the sequence ends at {row['most']}: {alter} AS bigint NO MAXVALUE")
     if row["persistence"] != "p":
-        amiss.append(f"the sequence is unlogged, and begins again after a crash: {alter} SET LOGGED")
+        wrong.append(f"the sequence is unlogged, and begins again after a crash: {alter} SET LOGGED")
     if not row["readable"] or not row["readable_by_all"]:
-        who = "whoever writes directly" if row["readable"] else f"the role {row['role']}"
-        amiss.append(f"{who} may not read it, so every token is refused: GRANT SELECT ON fencepost.tokens TO PUBLIC")
-    return amiss
+        who = "a role that writes directly" if row["readable"] else f"the role {row['role']}"
+        wrong.append(f"{who} may not read it, so every token is refused: GRANT SELECT ON fencepost.tokens TO PUBLIC")
+    return wrong
 
 
 def _check_functions(table: asyncpg.Record) -> str | None:

@@ -30,7 +30,7 @@ WITH wanted(scoped, trigger, function, kind, conditional) AS (
                       WHERE t.tgrelid = part.oid AND t.tgname = $6 || w.trigger AND t.tgenabled IN ('O', 'A')
                         AND f.pronamespace = 'fencepost'::regnamespace AND f.proname = p.functions || '_' || w.function
                         AND t.tgtype = w.kind AND (t.tgqual IS NOT NULL) = w.conditional AND t.tgattr = '')
-     -- A trigger of the table itself that is missing or disabled is told with the rest of the table.
+     -- A trigger of the table itself that is missing or disabled is reported with the rest of the table.
      AND (part.oid <> p.relation OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid
                                                AND t.tgname = $6 || w.trigger AND t.tgenabled IN ('O', 'A')))
   UNION ALL
@@ -48,7 +48,7 @@ SELECT p.name, n.nspname::text AS schema, c.relname::text AS relation, g.oid <> 
 
 
 async def examine_triggers(connection: Connection) -> list[Finding]:
-    """Look for triggers that somebody replaced, and for partitions where one is missing or does not fire."""
+    """Look for triggers that were replaced, and for partitions where one is missing or does not fire."""
     wanted = [(scoped, *each) for scoped, triggers in ((False, _ROWS), (True, _SCOPED)) for each in triggers]
     rows = await connection.fetch(_GAPS, *(list(column) for column in zip(*wanted, strict=True)), PREFIX, _TRUNCATE)
     findings = []

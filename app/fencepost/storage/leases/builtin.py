@@ -30,7 +30,7 @@ class Acquired:
 
     granted, repeated: the lease is the caller's; `claim_token` is the one for its claims. held, queued: the lease is
     its holder's, with no id when the lock is free and others wait for it. mismatch: the secret is that of a live lease
-    of other locks or claims. `due_ms`: until the lease expires. `first`: nobody waits before the caller.
+    of other locks or claims. `due_ms`: until the lease expires. `first`: no one waits before the caller.
     """
 
     verdict: Literal["granted", "repeated", "held", "queued", "mismatch"]
@@ -76,7 +76,7 @@ class LostLease:
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """Who has a lock, and who waits for it, first come first. The lease's members are None when nobody has it."""
+    """Who has a lock, and who waits for it, first come first. The lease's members are None when it is free."""
 
     name: str
     lease_id: int | None
@@ -132,7 +132,7 @@ class LockRequest:
 async def acquire(
     connection: Connection, wanted: LockRequest, gateway: UUID | None, visit: UUID | None, wait_ms: int
 ) -> Acquired:
-    """Try for all locks once: granted, or somebody is in the way; wait_ms > 0 then takes a place in the queue."""
+    """Try for all locks once: granted, or another one is in the way; wait_ms > 0 then takes a place in the queue."""
     row = await connection.fetchrow(
         _ACQUIRE,
         list(wanted.names),
@@ -207,7 +207,7 @@ async def lock_counts(connection: Connection) -> tuple[int, int]:
 
 
 async def leave(connection: Connection, visit: UUID, keep_ms: int = 0) -> None:
-    """Leave the queue, and wake whoever is first then. keep_ms > 0: the place stays for that long."""
+    """Leave the queue, and wake the one that is first then. keep_ms > 0: the place stays for that long."""
     await connection.execute("SELECT fencepost.leave($1, $2)", visit, keep_ms)
 
 

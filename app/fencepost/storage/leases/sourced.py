@@ -127,8 +127,8 @@ async def grant(
 
 
 async def lock_claims(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
-    """Wait for whoever makes the lease's claims, until the end of the transaction: whether they are made now, and the
-    lease's tokens. None: it is over.
+    """Wait for the transaction that makes the lease's claims, until the end of the transaction: whether they are made
+    now, and the lease's tokens. None: it is over.
     """
     row = await connection.fetchrow(
         "SELECT claimed, CAST(tokens AS text[]) AS tokens FROM fencepost.source_claiming($1)", lease_id
@@ -147,7 +147,7 @@ async def record_claims(connection: Connection, lease_id: int, tokens: Sequence[
 
 
 async def hold(connection: Connection, source: str, lease_id: int, secret_hash: bytes) -> tuple[str, str] | None:
-    """Give lock and handle of a lease, also of one that is over, to whoever has its secret."""
+    """Give lock and handle of a lease, also of one that is over, to the caller that has its secret."""
     row = await connection.fetchrow(
         "SELECT lock, handle FROM fencepost.source_hold($1, $2, $3)", source, lease_id, secret_hash
     )
@@ -199,7 +199,7 @@ async def end(connection: Connection, lease_id: int, *, released: bool) -> None:
 
 
 async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
-    """Tell in how many ms each of these leases may be over; 0: it is."""
+    """In how many ms each of these leases may be over; 0: it is."""
     rows = await connection.fetch(
         "SELECT lease_id, due_ms FROM fencepost.source_over(CAST($1::text[] AS bigint[]))",
         [str(each) for each in leases],

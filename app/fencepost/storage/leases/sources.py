@@ -41,7 +41,7 @@ class KnownSource:
 
     @property
     def number(self) -> int:
-        """The service's own number of the highest token; 0: nobody has one of this generation."""
+        """The service's own number of the highest token; 0: none of this generation was given."""
         return max(self.issued - (self.generation << GENERATION_BITS), 0)
 
     def describe(self) -> str:

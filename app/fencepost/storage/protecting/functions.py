@@ -327,7 +327,7 @@ END"""
 
 
 def give_functions(functions: Sequence[str]) -> str:
-    """Give functions to the owner of the schema fencepost: in his name they write marks, and nobody else may change
+    """Give functions to the owner of the schema fencepost: in his name they write marks, and no other role may change
     them. Who that is is asked when it runs, which for a printed script may be later and elsewhere.
     """
     named = ", ".join(literal(function) for function in functions)

@@ -162,7 +162,9 @@ async def require_source(connection: Connection, target: Target, source: str, *,
             ],
         )
     if verify and source in services and not services[source].verifies:
-        raise ProtectError(target.name, [f"--verify: {services[source].kind} cannot tell which numbers it has issued."])
+        raise ProtectError(
+            target.name, [f"--verify: {services[source].kind} does not know which numbers it has issued."]
+        )
     if verify and source in (BUILTIN, EXTERNAL):
         raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 
@@ -212,8 +214,8 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
                 for statement in plan.statements:
                     await connection.execute(statement)
             break
-        # A deadlock: of somebody who has drawn a token and wants the table, while this has the table and wants to move
-        # the tokens.
+        # A deadlock: with a session that has drawn a token and wants the table, while this has the table and wants to
+        # move the tokens.
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if loop.time() > deadline:
                 said = (

@@ -58,10 +58,10 @@ class RowDdl(TableDdl):
         return f"COMMENT ON COLUMN {self.table}.{MARK_COLUMN} IS {text}"
 
     def _take_up_marks(self) -> str:
-        """Protected once before? Rows that came back while nobody watched take up the marks that their keys had, and
-        keys whose rows went are known to be without. So do the rows of partitions that were attached since, without an
-        event trigger that would have seen to it; and these take up the floor, too. Without the trigger that judges an
-        UPDATE, which would take the marks for tokens; it is made anew in the same transaction.
+        """Protected once before? Rows that came back while the table was unprotected take up the marks that their keys
+        had, and keys whose rows went are known to be without. So do the rows of partitions that were attached since,
+        without an event trigger that would have seen to it; and these take up the floor, too. Without the trigger that
+        judges an UPDATE, which would take the marks for tokens; it is made anew in the same transaction.
         """
         prefix = literal(encode_name(self.target.name) + "/")
         named = self.functions.resource("r.*")
@@ -170,11 +170,11 @@ END"""
         """Look whether the marks that are there fit: they are below the ceiling of an external table, and a source's
         tokens go on from above them.
 
-        Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: nobody draws from it
-        until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that passes.
-        A claim of a key without a row takes the table's lock last; it looks at the source after that (marks.py). Under
-        such a source no mark rises above what was issued, so repeating `protect` looks at no row (a new name may
-        have marks of a table that was called so before).
+        Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: no session draws
+        from it until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that
+        passes. A claim of a key without a row takes the table's lock last; it looks at the source after that
+        (marks.py). Under such a source no mark rises above what was issued, so repeating `protect` looks at no row (a
+        new name may have marks of a table that was called so before).
         """
         before = self.target.registered
         stays = before is not None and (before.source, before.name) == (self.source, self.target.name)
@@ -207,8 +207,8 @@ def unprotect_sql(
     """List what undoes `protect`. The column, its check, the marks and the floor stay: a later protect goes on from
     them, since a mark never falls. If the table was renamed since, that will be under the name it has now.
 
-    `keep_marks`: write live rows' marks down too, for their rows may go while nobody watches. Not possible when the key
-    or the column has changed since.
+    `keep_marks`: write live rows' marks down too, for their rows may be deleted while the table is unprotected. Not
+    possible when the key or the column has changed since.
     """
     # The table's owner may have given the column a type of his own; the key's are looked at by our function.
     same = (

@@ -1,5 +1,5 @@
 """The DDL of `protect --scope` (R8). One mark per scope stands in fencepost.marks instead of one a row in the table, so
-the table needs no column; one BEFORE trigger enters the scope for whoever has not yet.
+the table needs no column; one BEFORE trigger enters the scope for a transaction that has not yet.
 
 Nothing stale gets in by changing sides. A table that enters a scope brings its rows' marks with it, and those of its
 deleted keys as the floor of the prefix; one that leaves takes the prefix's highest mark as its own floor, which its
@@ -182,7 +182,7 @@ class ScopeDdl(TableDdl):
         return resource_sql(self.scope.prefix, [(c.base_name, f"{record}.{quote(c.name)}") for c in self.columns])
 
     def _require_one_rule(self) -> str:
-        """Look again once nobody else can protect a table of this scope: two may have been looking at once."""
+        """Look again once no other session can protect a table of this scope: two may have been looking at once."""
         body = f"""
 BEGIN
   IF EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
@@ -322,7 +322,7 @@ END"""
 
     def meet_marks(self) -> list[str]:
         """Look whether the marks that are there fit: they are below the ceiling of an external source, and another
-        source's tokens go on from above them. Exact, because nobody enters the scope until this commits.
+        source's tokens go on from above them. Exact, because no transaction enters the scope until this commits.
         """
         now = self.target.registered
         marks = scope_marks_sql(self.scope.prefix, registered=now is not None and now.scope == self.scope.template)

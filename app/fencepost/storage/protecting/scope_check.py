@@ -126,7 +126,7 @@ async def _template_columns(
             continue
         if row["is_enum"]:
             reasons.append(
-                f"the scope's column {name} is of the enum {row['type']}: whoever renamed one of its values would give"
+                f"the scope's column {name} is of the enum {row['type']}: renaming one of its values would give"
                 " a scope a new name, without a mark. Let the scope have a text column, with a CHECK."
             )
         elif not (row["builtin"] and row["base_name"] in KEY_TYPES):

@@ -15,7 +15,7 @@ PREFIX: Final = "zzz_fencepost_"
 ROW_PARTS: Final = ("upd", "ins", "insmark", "del")
 HIGHEST_MARK: Final = 2**62
 """Above it, too little would be left for the tokens that must come after a mark."""
-MADE_UP: Final = "No lock service counts that far: somebody made it up."
+MADE_UP: Final = "No lock service counts that far: it is made up."
 TOO_HIGH: Final = "54000"
 """The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK, or above the ceiling."""
 MISMATCH: Final = "55000"
@@ -50,7 +50,7 @@ class TableDdl:
 
     def begin(self, *columns: KeyColumn) -> list[str]:
         """Lock the table, and look again: until now its owner could have put something of his own in its place, and
-        what follows runs in the name of whoever protects it. `columns` are read besides the key's.
+        what follows runs in the name of the role that protects it. `columns` are read besides the key's.
         """
         read = {column.name: column for column in (*self.target.key, *columns)}
         types = ", ".join(
@@ -199,7 +199,7 @@ def issue_beyond_sql(source: str, before: str | None, marks: str) -> list[str]:
 
     The built-in source's are moved there. A lock service's cannot be moved: those marks count as issued by it, and if
     they were not, its next grant shows that it counts from elsewhere. `before` is the source that they were of: when it
-    is known to be another one, a service of which nobody has a token begins in a generation above them.
+    is known to be another one, a service that has given no token begins in a generation above them.
     """
     beyond = "fencepost.issue_beyond(high.mark)"
     if source != BUILTIN:

@@ -1,7 +1,7 @@
 """Whose the schema fencepost is, as SQL: `migrate --owner ROLE`.
 
 The functions that write marks run in their owner's name. So everything in the schema belongs to the schema's owner: the
-role that ran the first `migrate`, or one of its own, whose members are nobody's application. An owner of tables who is
+role that ran the first `migrate`, or one of its own, whose members are no application. An owner of tables who is
 no member of it can take a fence off his table, but cannot lower a mark.
 """
 
@@ -63,7 +63,7 @@ BEGIN
             ' CREATE ROLE %I NOLOGIN, and GRANT it to %I', wanted, current_user, wanted, current_user);
       END;
       keeper := wanted;
-      -- Whoever makes a role may grant it, and since 16 does not act as it before that.
+      -- A role that creates another may grant it, and since 16 does not act as it before that.
       IF NOT ({_MAY_ACT} AND pg_has_role(keeper, 'USAGE')) THEN
         EXECUTE format('GRANT %I TO %I', wanted, current_user);
       END IF;
@@ -82,7 +82,7 @@ BEGIN
   END IF;
   keeper := coalesce(keeper, current_user);
   FOR stray IN {_STRAYS} WHERE pg_get_userbyid(s.owner) <> keeper LOOP
-    -- What somebody else made stays his unless we were told that all of it changes hands: doctor tells of it.
+    -- What another role made stays that role's, unless --owner asks that all of it changes hands: doctor reports it.
     CONTINUE WHEN wanted IS NULL AND NOT pg_has_role(stray.owner, 'USAGE');
     EXECUTE format('%s OWNER TO %I', stray.command, keeper);
   END LOOP;

@@ -1,4 +1,4 @@
-"""Keeps the newest Catalog: reloaded when told (NOTIFY, SIGHUP) and when a request finds it outdated.
+"""Keeps the newest Catalog: reloaded when notified (NOTIFY, SIGHUP) and when a request finds it outdated.
 
 A request that meets an unknown column, table or changed type has the gateway look whether the table has changed (one
 small query), and asks for a picture begun after it arrived if so. At most one load runs at a time, and all that wait
@@ -36,7 +36,7 @@ class CatalogCache:
         return await self._load()
 
     async def loaded_after(self, moment: float) -> Catalog:
-        """Return a picture begun after `moment` (loop time), loading it unless somebody just did."""
+        """Return a picture begun after `moment` (loop time), loading it unless that has just been done."""
         return self._current if self._current.begun > moment else await self.reload()
 
     async def close(self) -> None:
@@ -54,7 +54,7 @@ class CatalogCache:
     def _load(self) -> Awaitable[Catalog]:
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._read())
-            # Whoever waits hears of its failure; if all have gone, nobody needs to.
+            # A request that waits gets its failure; if all have gone, none needs it.
             self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         # A caller that goes away must not cancel the load that others wait for.
         return asyncio.shield(self._loading)

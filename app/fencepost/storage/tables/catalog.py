@@ -1,6 +1,7 @@
 """The database's tables as the gateway sees them: read from pg_catalog, never from a model.
 
-A Catalog is one consistent, immutable picture. Whoever finds it outdated asks for a newer one (`tables/cache.py`).
+A Catalog is one consistent, immutable picture. A request that finds it outdated asks for a newer one
+(`tables/cache.py`).
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class Column:
 
     `type` is the full type as SQL writes it, schema-qualified; `base_type` is the same without domain and length, what
     a filter's value is cast to (a cast to varchar(3) would silently truncate it); `base_name` is pg_type's name of it
-    (`int4`, `_text` for an array), for whoever must tell types apart.
+    (`int4`, `_text` for an array), for code that must distinguish types.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Table:
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
-    """Whether its writes run nobody's code but ours, so that several operations may share a transaction unseen
+    """Whether its writes run no code but ours, so that several operations may share a transaction unseen
     (fenced_batch.py).
     """
     deletes_reach_further: bool = False

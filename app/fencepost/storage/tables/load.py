@@ -110,7 +110,7 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
    AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))
  ORDER BY a.attrelid, a.attnum"""
 
-# pg_get_expr takes the table's lock since PostgreSQL 18: asked apart, and done without where somebody holds it.
+# pg_get_expr takes the table's lock since PostgreSQL 18: asked apart, and left out where it is locked.
 DEFAULTS: Final = """
 SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
   FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum

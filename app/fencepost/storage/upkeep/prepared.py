@@ -21,8 +21,8 @@ _ANY: Final = "SELECT EXISTS (SELECT FROM pg_prepared_xacts)"
 
 # Locks without a process are those of prepared transactions. They keep the virtual transaction number of the session
 # that prepared them, until a restart gives them another one: the lock on their own transaction number says which.
-# A lock of a partition counts as one of the partitioned table. Whoever only reads stops no write of a row; the sequence
-# of tokens is locked for reading by every write under the built-in source, and moved by `protect`.
+# A lock of a partition counts as one of the partitioned table. A transaction that only reads stops no write of a row;
+# the sequence of tokens is locked for reading by every write under the built-in source, and moved by `protect`.
 _PREPARED: Final = """
 WITH RECURSIVE locks AS MATERIALIZED (
   SELECT l.* FROM pg_locks l WHERE l.pid IS NULL AND l.granted

@@ -1,10 +1,10 @@
-"""Forgetting marks of keys without a row, a while after nobody can need them any more (R6).
+"""Forgetting marks of keys without a row, a while after no token can need them any more (R6).
 
 A mark may go when its table's floor takes its place, and the floor may rise as far as no live lease reaches down:
 
 1. a pass asks for the horizon: the newest token, and a transaction number from after it was read;
-2. a later pass sees that all transactions before that number have ended. So whoever drew a token up to the horizon has
-   a lease that can be seen, or none;
+2. a later pass sees that all transactions before that number have ended. So a session that drew a token up to the
+   horizon has a lease that can be seen, or none;
 3. cap = the horizon, or just below the oldest token of the leases that live;
 4. marks up to the cap that have not changed for the time that is set go, the floor rising with them.
 
@@ -78,7 +78,7 @@ async def prune_batch(
 
 
 async def sizes(connection: Connection) -> list[Size]:
-    """Tell how much there is to remember, cheaply: what metrics show."""
+    """Count what there is to remember, cheaply: what metrics show."""
     rows = await connection.fetch("SELECT what, records, bytes FROM fencepost.sizes()")
     return [Size(row["what"], row["records"], row["bytes"]) for row in rows]
 

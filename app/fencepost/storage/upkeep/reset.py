@@ -1,4 +1,4 @@
-"""`fencepost fence reset`: an operator lowers a mark that somebody made up, and that refuses everybody since.
+"""`fencepost fence reset`: an operator lowers a mark that a made-up token left, and that refuses every holder since.
 
 A mark that falls lets tokens pass that were refused before, so where it may fall to is not free:
 
@@ -152,7 +152,7 @@ async def _floor(connection: Connection, catalog: Catalog, text: str) -> _Marked
 def _intact(table: Table) -> Fence:
     if table.fence is None:
         raise ResetError(
-            f"{table.name} is not protected: its marks refuse nobody. `fencepost protect {table.name} --max-token"
+            f"{table.name} is not protected: its marks refuse no write. `fencepost protect {table.name} --max-token"
             f" {2**63 - 1}` first, if they are to be lowered before it is protected again."
         )
     if not table.fence.intact:
@@ -198,7 +198,7 @@ async def _lowest(connection: Connection, marked: _Marked, old: int, to: int | N
         if to is not None and to != issued:
             raise ResetError(
                 f"{marked.resource}: the source {fence.source} has issued {issued} by now, and the mark can be set to"
-                " that only: leave --to out. Whoever holds a lease of it acquires anew."
+                " that only: leave --to out. A holder of one of its leases acquires anew."
             )
         if issued >= old:
             raise ResetError(
