@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
 IN_FILE = re.compile(r"((?:[\w-]+/)+\w+\.py)::(\w+)")
 PLACEHOLDERS = {"file.py"}
+WORDS = re.compile(r"`([\w/]+)\.(py|sql)`\s+\(([^()]*)\)")
 FOLDER = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OF_THE_SCHEMA = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
@@ -96,6 +97,17 @@ def test_functions_that_are_named_with_their_file_exist() -> None:
     assert len(named) > 30
     missing = {(file, name) for file, name in named if file not in files() or name not in defined_in(file)}
     assert missing == set()
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_words_in_brackets_after_a_file_stand_in_it(page: Path) -> None:
+    """`gateway/core.py` (`require_token`). Of SQL: the file makes the function or table."""
+    for name, kind, words in WORDS.findall((ROOT / page).read_text("utf-8")):
+        of_the_name = [path for path in tracked() if f"{name}.{kind}" in endings(path)]
+        texts = [(ROOT / path).read_text("utf-8") for path in of_the_name]
+        for word in re.findall(r"`(\w+)`", words):
+            there = rf"\b{word}\b" if kind == "py" else rf"^CREATE \w+ fencepost\.{word}\b"
+            assert any(re.search(there, text, re.MULTILINE) for text in texts), f"{name}.{kind} has no {word}"
 
 
 def test_folders_that_are_named_exist() -> None:
