@@ -27,7 +27,7 @@ ADOPT = "UPDATE fencepost.generations g SET database_oid = h.database_oid FROM f
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED = 2 * 1024**3  # bytes; a container's default is 64 MiB
-_OPTIONS = {"max_prepared_transactions": "5", "max_wal_size": "64MB", "min_wal_size": "32MB"}
+_OPTIONS = {"max_prepared_transactions": "5", "jit": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
 
 
 def debian_bin_dir(version: int = 15) -> Path | None:

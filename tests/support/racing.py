@@ -233,8 +233,11 @@ async def owner(connect: Connect) -> Connection:
 async def racer(connect: Connect) -> Connection:
     """Connect as the gateway's pool does."""
     connection = await connect()
-    for name, value in session_settings(LIMITS).items():
-        await connection.execute("SELECT set_config($1, $2, false)", name, value)
+    settings = session_settings(LIMITS)
+    names, values = list(settings), list(settings.values())
+    await connection.fetch(
+        "SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS s (name, value)", names, values
+    )
     return connection
 
 

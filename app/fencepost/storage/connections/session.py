@@ -38,7 +38,12 @@ HOLDERS: Final = 3
 TRANSACTION_TIMEOUT_SINCE: Final = 17
 """The major version of PostgreSQL that brought `transaction_timeout`."""
 
-DURABLE: Final[Mapping[str, str]] = {"default_transaction_isolation": "read committed", "synchronous_commit": "on"}
+DURABLE: Final[Mapping[str, str]] = {
+    "default_transaction_isolation": "read committed",
+    "synchronous_commit": "on",
+    # Compiling a statement that runs for 30 µs is never worth it, nor one of the catalog that runs once.
+    "jit": "off",
+}
 """What the commands' own transactions need. A `remote_apply` that the database asks for is kept: it is more."""
 
 PINNED: Final[Mapping[str, str]] = {
@@ -55,8 +60,6 @@ PINNED: Final[Mapping[str, str]] = {
     "fencepost.break_glass": "",
     # It would end connections that wait for work, and one that a write is just sent on.
     "idle_session_timeout": "0",
-    # Compiling a statement that runs for 30 µs is never worth it.
-    "jit": "off",
 }
 """What the gateway's sessions have beside their time limits."""
 
