@@ -4,7 +4,7 @@ Which tests run: see support/selection.py. Where the servers are and how databas
 """
 
 import asyncio
-import itertools
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,8 +14,7 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import (
     SERVERS,
-    clone,
-    drop,
+    Databases,
     in_database,
     quick_logins,
     run_on,
@@ -32,7 +31,6 @@ hypothesis.settings.register_profile("fencepost", deadline=None)
 hypothesis.settings.load_profile("fencepost")
 
 TEMPLATE = "fencepost_template"
-_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -63,13 +61,19 @@ def template(postgres: PostgresServer) -> str:
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+def databases(postgres: PostgresServer, template: str) -> Iterator[Databases]:
+    """Give what makes databases on the session's server."""
+    with contextlib.closing(Databases(postgres.url, template)) as made:
+        yield made
+
+
 @pytest.fixture
-async def database(postgres: PostgresServer, template: str) -> AsyncIterator[str]:
+def database(databases: Databases) -> Iterator[str]:
     """Give the URL of a fresh, migrated database. It is dropped afterwards, whoever is still connected."""
-    name = f"test_{next(_numbers)}"
-    await clone(postgres.url, name, template)
-    yield in_database(postgres.url, name)
-    await drop(postgres.url, name)
+    url = databases.make()
+    yield url
+    databases.drop(url)
 
 
 @pytest.fixture
