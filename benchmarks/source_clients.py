@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from benchmarks.lease_clients import TTL_MS, WAIT_MS, UnexpectedAnswerError
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant, Source
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
@@ -94,7 +94,7 @@ async def opened(url: str, dsn: str) -> AsyncIterator[Service]:
             stack.push_async_callback(queue.close)
             yield BuiltinService(PostgresLocks(database, queue))
             return
-        source = make(url, Surroundings("benchmark", dsn))
+        source = make(url, SourceContext("benchmark", dsn))
         stack.push_async_callback(source.close)
         await source.open()
         yield SourceService(source)

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import SecretStr
 
 from fencepost.gateway.core import Gateway
-from fencepost.locks.registry import Surroundings, kind_of, make
+from fencepost.locks.registry import SourceContext, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
 from fencepost.locks.sourced.leases import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
@@ -66,7 +66,7 @@ def read_source(text: str, dsn: str) -> ConfiguredSource:
             "FENCEPOST_SOURCES: an item is no NAME=URL with a name of a-z, 0-9 and _ (not builtin, nor external)"
         )
     try:
-        return ConfiguredSource(name, kind_of(url), make(url, Surroundings(name, dsn)))
+        return ConfiguredSource(name, kind_of(url), make(url, SourceContext(name, dsn)))
     except SourceConfigError as error:
         raise StartupError(f"FENCEPOST_SOURCES: {name}: {error}") from error
 

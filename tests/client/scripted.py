@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 from tests.client.manual_clock import ManualClock
 
-from fencepost.client.acquiring import Wish
+from fencepost.client.acquiring import AcquireRequest
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.exchange import Exchange
 from fencepost.client.lease import Lease
@@ -78,7 +78,7 @@ class ScriptedGateway(httpx.AsyncBaseTransport):
             await self.clock.sleep(seconds)
 
 
-WISH = Wish(locks=("a",), claims=(), owner="us", ttl=30.0, wait=0.0, tokens=1, secret="s" * 22)
+WISH = AcquireRequest(locks=("a",), claims=(), owner="us", ttl=30.0, wait=0.0, tokens=1, secret="s" * 22)
 
 
 def scripted_lease(

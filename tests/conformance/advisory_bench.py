@@ -16,7 +16,7 @@ from tests.support.servers import free_port
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.locks.advisory.source import AdvisorySource, from_url
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, Source
 
 ROLE = "locker"
@@ -95,7 +95,7 @@ class AdvisoryBench:
 
 def sourced(url: str, options: str = "", dsn: str = "") -> AdvisorySource:
     """Make a source with options of its own; the caller closes it."""
-    return from_url(url + options, Surroundings("adv", dsn))
+    return from_url(url + options, SourceContext("adv", dsn))
 
 
 async def taking(source: Source, lock: str, *, wait_s: float = 0) -> Grant | Holder:

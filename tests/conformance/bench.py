@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Source
 
 
@@ -41,6 +41,6 @@ class Bench(Protocol):
 
 async def opened(bench: Bench) -> Source:
     """Open a source on the bench's service; the caller closes it."""
-    source = make(bench.url, Surroundings(bench.name, bench.dsn))
+    source = make(bench.url, SourceContext(bench.name, bench.dsn))
     await source.open()
     return source

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant
 
 
@@ -18,7 +18,7 @@ def _say(answer: object) -> None:
 
 
 async def _hold(url: str, dsn: str, lock: str, ttl_ms: int) -> None:
-    source = make(url, Surroundings("held", dsn))
+    source = make(url, SourceContext("held", dsn))
     await source.open()
     grant = await source.acquire(lock, owner="holder", ttl_ms=ttl_ms, tokens=1, wait_s=0)
     if not isinstance(grant, Grant):

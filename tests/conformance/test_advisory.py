@@ -20,8 +20,8 @@ pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^fencepost [0-9a-f]{16}'"
 WAITS_FOREVER = """
 import asyncio, sys
-from fencepost.locks.registry import Surroundings, make
-asyncio.run(make(sys.argv[1], Surroundings("killed", "")).acquire(
+from fencepost.locks.registry import SourceContext, make
+asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
     sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
 """
 

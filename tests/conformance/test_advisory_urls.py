@@ -13,7 +13,7 @@ from tests.support.standby import replicated
 
 from fencepost.locks.advisory.source import AdvisorySource
 from fencepost.locks.advisory.url import parse
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
 
 on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
@@ -182,6 +182,6 @@ async def test_the_gateways_own_database(bench: AdvisoryBench, lock: str) -> Non
 )
 def test_a_wrong_url_is_named(url: str, says: str) -> None:
     with pytest.raises(SourceConfigError, match=says) as error:
-        parse(url, Surroundings("adv", ""))
+        parse(url, SourceContext("adv", ""))
     assert "adv" in str(error.value)
     assert "s3cret" not in str(error.value)

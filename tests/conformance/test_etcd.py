@@ -14,9 +14,9 @@ from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.support.interleave import eventually
 
-from fencepost.locks.etcd.api import Api
+from fencepost.locks.etcd.api import EtcdApi
 from fencepost.locks.etcd.source import EtcdSource
-from fencepost.locks.etcd.url import target
+from fencepost.locks.etcd.url import parse
 from fencepost.locks.source import Grant, Holder, Source, SourceError
 
 pytestmark = pytest.mark.long("tests of etcd")
@@ -61,11 +61,11 @@ async def leases(bench: EtcdBench) -> set[str]:
     return {f"{lease['id']:x}" for lease in (await bench.ctl("lease", "list")).get("leases") or ()}
 
 
-class Spied(Api):
+class Spied(EtcdApi):
     """Calls `told` between each answer and who asked for it. `leases`: those that it granted, in hex."""
 
     def __init__(self, url: str, told: Callable[[str, dict[str, Any]], Any]) -> None:
-        super().__init__(target(url, "spied"))
+        super().__init__(parse(url, "spied"))
         self.told = told
         self.leases: set[str] = set()
 
@@ -175,7 +175,7 @@ async def test_a_waiter_goes_on_when_the_revision_that_it_watches_from_is_compac
 
 async def test_a_watch_from_before_a_compaction_is_no_error(node: EtcdBench) -> None:
     """The deletion fell between the look and the watch, and was compacted."""
-    api = Api(target(node.url, "compacted"))
+    api = EtcdApi(parse(node.url, "compacted"))
     await api.open()
     old = (await node.ctl("put", "compacted", "1"))["header"]["revision"]
     now = (await node.ctl("put", "compacted", "2"))["header"]["revision"]

@@ -9,8 +9,8 @@ from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import LONG, granted, queued
 
-from fencepost.locks.etcd.api import RefusedError
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.etcd.api import EtcdRefusedError
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of etcd")
@@ -38,7 +38,7 @@ def lock(request: pytest.FixtureRequest) -> str:
 async def only(nodes: EtcdBench, *numbers: int) -> AsyncIterator[Source]:
     """Open a source that knows these endpoints, in this order."""
     places = ",".join(nodes.endpoints[n] for n in numbers)
-    source = make(f"etcd://{places}", Surroundings("some", ""))
+    source = make(f"etcd://{places}", SourceContext("some", ""))
     await source.open()
     yield source
     await source.close()
@@ -172,7 +172,7 @@ async def test_endpoints_of_two_clusters_and_a_single_node_are_told(
     nodes: EtcdBench, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with running(tmp_path_factory.mktemp("etcd1")) as single:
-        source = make(f"etcd://{single.endpoints[0]},{nodes.endpoints[0]}", Surroundings("mixed", ""))
+        source = make(f"etcd://{single.endpoints[0]},{nodes.endpoints[0]}", SourceContext("mixed", ""))
         await source.open()
         advice = " ".join(await source.advice())
         await source.close()
@@ -186,7 +186,7 @@ async def test_an_alarm_is_told(tmp_path_factory: pytest.TempPathFactory) -> Non
         with suppress(AssertionError):  # of etcdctl, once no more is taken
             for n in range(10):
                 await full.ctl("put", f"big{n}", "x" * 30_000)
-        with pytest.raises(RefusedError, match="space exceeded"):
+        with pytest.raises(EtcdRefusedError, match="space exceeded"):
             await granted(source, "a", wait_s=0)
         advice = " ".join(await source.advice())
         await source.close()

@@ -7,10 +7,10 @@ import pytest
 from tests.conformance.etcd_bench import EtcdBench, running
 from tests.conformance.test_etcd import granted
 
-from fencepost.locks.etcd.api import Api, RefusedError
+from fencepost.locks.etcd.api import EtcdApi, EtcdRefusedError
 from fencepost.locks.etcd.source import EtcdSource, from_url
-from fencepost.locks.etcd.url import target
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.etcd.url import parse
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
 
 
@@ -23,11 +23,11 @@ from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableE
     ],
 )
 def test_endpoints(url: str, endpoints: tuple[str, ...]) -> None:
-    assert target(url, "s").endpoints == endpoints
+    assert parse(url, "s").endpoints == endpoints
 
 
 def test_options() -> None:
-    found = target("etcds://us%40er:p%2Fw@one?prefix=/locks/&ca=/c.pem&cert=/a.pem&key=/b.pem", "s")
+    found = parse("etcds://us%40er:p%2Fw@one?prefix=/locks/&ca=/c.pem&cert=/a.pem&key=/b.pem", "s")
     assert (found.user, found.password, found.prefix) == ("us@er", "p/w", "/locks/")
     assert (found.ca, found.cert, found.key) == ("/c.pem", "/a.pem", "/b.pem")
     assert "p/w" not in f"{found!r} {found}"
@@ -54,20 +54,20 @@ def test_options() -> None:
 )
 def test_a_wrong_url_is_refused(url: str, says: str) -> None:
     with pytest.raises(SourceConfigError, match=says) as error:
-        from_url(url, Surroundings("locks", ""))
+        from_url(url, SourceContext("locks", ""))
     assert "locks" in str(error.value)
 
 
 @pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "sec@ret", "1?ret=sec", "sec:ret", "sec[ret"])
 def test_no_error_quotes_a_password_that_was_written_badly(password: str) -> None:
     with pytest.raises(SourceConfigError) as error:
-        from_url(f"etcd://user:{password}@one:x?no=1", Surroundings("locks", ""))
+        from_url(f"etcd://user:{password}@one:x?no=1", SourceContext("locks", ""))
     assert "sec" not in str(error.value)
     assert "ret" not in str(error.value)
 
 
 async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    source = make(f"etcds://one?ca={tmp_path}/none.pem", Surroundings("locks", ""))
+    source = make(f"etcds://one?ca={tmp_path}/none.pem", SourceContext("locks", ""))
     with pytest.raises(SourceConfigError, match="locks"):
         await source.open()
 
@@ -86,7 +86,7 @@ async def signed(bench: EtcdBench) -> None:
         await bench.ctl(*command.split())
 
 
-class Forgetful(Api):
+class Forgetful(EtcdApi):
     def forget(self) -> None:
         """Go on with a session that etcd does not know."""
         self._token = "unknown.1"
@@ -95,7 +95,7 @@ class Forgetful(Api):
 async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
     with running(tmp_path_factory.mktemp("auth")) as bench:
         (place,) = bench.endpoints
-        api = Forgetful(target(f"etcd://gate:secret@{place}", "locks"))
+        api = Forgetful(parse(f"etcd://gate:secret@{place}", "locks"))
         source: Source = EtcdSource(api)
         await source.open()
         before = await granted(source, "a/b", ttl_ms=60_000)  # nobody asks for a password yet
@@ -112,9 +112,9 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
             (f"etcd://gate:secret@{place}?prefix=other/", "permission denied"),
             (f"etcd://{place}", "user name is empty"),
         ):
-            source = make(url, Surroundings("locks", ""))
+            source = make(url, SourceContext("locks", ""))
             await source.open()
-            with pytest.raises(RefusedError, match=says) as error:
+            with pytest.raises(EtcdRefusedError, match=says) as error:
                 await granted(source, "a/b")
             assert "locks" in str(error.value)
             assert "wrong" not in str(error.value)
@@ -135,12 +135,12 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 async def test_tls_with_certificates_on_both_sides(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     with running(tmp_path, tls=certificate) as bench:
-        source = make(f"{bench.url}?ca={cert}&cert={cert}&key={key}", Surroundings("locks", ""))
+        source = make(f"{bench.url}?ca={cert}&cert={cert}&key={key}", SourceContext("locks", ""))
         await source.open()
         grant = await granted(source, "a")
         assert await source.mint("a", grant.handle, 1) is not None
         await source.close()
-        stranger = make(f"{bench.url}?ca={cert}", Surroundings("locks", ""))
+        stranger = make(f"{bench.url}?ca={cert}", SourceContext("locks", ""))
         await stranger.open()
         with pytest.raises(SourceUnavailableError):
             await stranger.inspect("a")

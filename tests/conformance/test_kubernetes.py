@@ -15,10 +15,10 @@ from tests.kube.manifests import FOLDER, objects
 from tests.support.interleave import eventually
 
 from fencepost.locks.kubernetes import lease as kubernetes_lease
-from fencepost.locks.kubernetes.api import Api
+from fencepost.locks.kubernetes.api import KubernetesApi
 from fencepost.locks.kubernetes.lease import LeaseObject, hashed_name, own_name
 from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
@@ -52,7 +52,7 @@ async def make(url: str) -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
         def one(options: str = "") -> KubernetesLeases:
-            source = from_url(url + options, Surroundings("kube", ""))
+            source = from_url(url + options, SourceContext("kube", ""))
             stack.push_async_callback(source.close)
             return source
 
@@ -236,7 +236,7 @@ async def test_two_processes_race_and_never_are_both_in(url: str) -> None:
 Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
 
 
-def api_of(source: KubernetesLeases) -> Api:
+def api_of(source: KubernetesLeases) -> KubernetesApi:
     return source._api  # noqa: SLF001 - to break the line at one place
 
 

@@ -21,7 +21,7 @@ from fencepost.locks.kubernetes import access as kubernetes_access
 from fencepost.locks.kubernetes import api as kubernetes_api
 from fencepost.locks.kubernetes.api import VERBS
 from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
@@ -47,7 +47,7 @@ async def make() -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
         def one(url: str) -> KubernetesLeases:
-            source = from_url(url, Surroundings("kube", ""))
+            source = from_url(url, SourceContext("kube", ""))
             stack.push_async_callback(source.close)
             return source
 
@@ -382,6 +382,6 @@ async def test_an_exec_plugin_that_hangs_holds_up_nobody_for_good(
 )
 def test_a_url_that_says_something_else_is_refused(url: str, told: str) -> None:
     with pytest.raises(SourceConfigError, match=told) as error:
-        from_url(url, Surroundings("kube", ""))
+        from_url(url, SourceContext("kube", ""))
     assert str(error.value).startswith("the URL of source kube ")
     assert "s3cret" not in str(error.value)

@@ -17,7 +17,7 @@ from tests.support.servers import free_port
 
 from fencepost.locks.redis.node import AT_ONCE
 from fencepost.locks.redis.scripts import GRANT
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import (
     MOST_NATIVE,
     REQUEST_TIMEOUT,
@@ -55,7 +55,7 @@ async def source_of() -> AsyncIterator[Opened]:
     async with AsyncExitStack() as stack:
 
         def made(url: str) -> Source:
-            source = make(url, Surroundings("locks", ""))
+            source = make(url, SourceContext("locks", ""))
             stack.push_async_callback(source.close)
             return source
 
@@ -480,7 +480,7 @@ def test_wrong_urls_are_refused_without_showing_a_password(url: str, words: str 
     from fencepost.locks.redis.source import from_url  # noqa: PLC0415
 
     with pytest.raises(SourceConfigError) as error:
-        from_url(url, Surroundings("locks", ""))
+        from_url(url, SourceContext("locks", ""))
     assert "source locks" in str(error.value)
     assert words is None or words in str(error.value)
     assert "hunter2" not in str(error.value)

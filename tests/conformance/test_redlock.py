@@ -11,7 +11,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import eventually
 
 from fencepost.locks.redis.redlock import from_url, validity_ms
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import (
     Grant,
     Holder,
@@ -54,7 +54,7 @@ async def source_of() -> AsyncIterator[Opened]:
     async with AsyncExitStack() as stack:
 
         def made(url: str) -> Source:
-            source = make(url, Surroundings("locks", ""))
+            source = make(url, SourceContext("locks", ""))
             stack.push_async_callback(source.close)
             return source
 
@@ -317,7 +317,7 @@ async def test_a_node_with_a_replica_is_not_independent(bench: RedisBench, sourc
 )
 def test_wrong_urls_are_refused(url: str, words: str) -> None:
     with pytest.raises(SourceConfigError, match="source locks") as error:
-        from_url(url, Surroundings("locks", ""))
+        from_url(url, SourceContext("locks", ""))
     assert words in str(error.value)
     assert "hunter2" not in str(error.value)
 

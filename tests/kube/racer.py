@@ -7,12 +7,12 @@ import asyncio
 import json
 import sys
 
-from fencepost.locks.registry import Surroundings, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant
 
 
 async def _race(url: str, lock: str, rounds: int) -> list[list[int]]:
-    source = make(url, Surroundings("racer", ""))
+    source = make(url, SourceContext("racer", ""))
     drawn: list[list[int]] = []
     for _ in range(rounds):
         grant = await source.acquire(lock, owner="racer", ttl_ms=30_000, tokens=1, wait_s=60)

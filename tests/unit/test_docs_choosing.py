@@ -11,7 +11,7 @@ from fencepost.locks.advisory.source import AdvisorySource
 from fencepost.locks.etcd.source import EtcdSource
 from fencepost.locks.kubernetes.source import KubernetesLeases
 from fencepost.locks.redis.source import RedisSource
-from fencepost.locks.registry import KINDS, Surroundings, make
+from fencepost.locks.registry import KINDS, SourceContext, make
 from fencepost.locks.source import Capabilities
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ CLAIMS = ("## Do you need a lock?", "## What each source breaks on, and costs", 
 
 def capabilities() -> dict[str, Capabilities]:
     """What each source promises, by the scheme of its URL."""
-    somewhere = Surroundings("locks", "")
+    somewhere = SourceContext("locks", "")
     return {
         "redis": RedisSource.capabilities,
         "redlock": make("redlock://a,b,c", somewhere).capabilities,

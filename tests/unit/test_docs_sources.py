@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.locks.registry import KINDS, Surroundings, make
+from fencepost.locks.registry import KINDS, SourceContext, make
 from fencepost.locks.source import Capabilities
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
@@ -45,7 +45,7 @@ def rows() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("scheme", KINDS)
 def test_each_source_is_described_as_it_is(scheme: str) -> None:
-    source = make(URLS[scheme], Surroundings("it", "postgresql://x@127.0.0.1/x"))
+    source = make(URLS[scheme], SourceContext("it", "postgresql://x@127.0.0.1/x"))
     assert rows()[scheme] == cells(source.capabilities, KINDS[scheme][1])
 
 

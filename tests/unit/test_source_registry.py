@@ -2,13 +2,13 @@
 
 import pytest
 
-from fencepost.locks.registry import Surroundings, kind_of, make
+from fencepost.locks.registry import SourceContext, kind_of, make
 from fencepost.locks.source import SourceConfigError
 from fencepost.settings import Settings
 from fencepost.source_wiring import check_sources
 from fencepost.startup import StartupError
 
-SURROUNDINGS = Surroundings("s", "")
+CONTEXT = SourceContext("s", "")
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ SURROUNDINGS = Surroundings("s", "")
 )
 def test_switching_tls_on_does_not_make_it_another_service(url: str, kind: str) -> None:
     assert kind_of(url) == kind
-    assert make(url, SURROUNDINGS).capabilities is not None
+    assert make(url, CONTEXT).capabilities is not None
 
 
 @pytest.mark.parametrize("url", ["etcd://[::1", "redis://u:hunter2℀@h/0", "nowhere://u:hunter2@h", "", "redis"])
 def test_a_url_that_names_no_source_is_not_repeated(url: str) -> None:
     with pytest.raises(SourceConfigError) as error:
-        make(url, SURROUNDINGS)
+        make(url, CONTEXT)
     assert "hunter2" not in str(error.value)
     assert str(error.value)
 

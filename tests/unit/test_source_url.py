@@ -2,7 +2,7 @@
 
 import pytest
 
-from fencepost.locks.registry import KINDS, Surroundings, make
+from fencepost.locks.registry import KINDS, SourceContext, make
 from fencepost.locks.source import SourceConfigError
 from fencepost.locks.source_url import seconds, whole
 
@@ -24,14 +24,14 @@ def test_every_kind_of_source_is_looked_at() -> None:
 
 @pytest.mark.parametrize("url", SIGNED)
 def test_a_url_is_taken_with_its_password_percent_encoded(url: str) -> None:
-    assert make(url.format("sec%2Fr%3Fe%23t%40"), Surroundings("locks", "")).capabilities is not None
+    assert make(url.format("sec%2Fr%3Fe%23t%40"), SourceContext("locks", "")).capabilities is not None
 
 
 @pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "1?ret=sec", "1/sec,ret", "sec[ret"])
 @pytest.mark.parametrize("url", [*SIGNED, *BROKEN, "kubernetes://user:{}@in-cluster/a?names=own"])
 def test_no_message_has_a_part_of_a_password_that_was_written_badly(url: str, password: str) -> None:
     with pytest.raises(SourceConfigError, match=r"the URL of source locks|the URL cannot be read") as refused:
-        make(url.format(password), Surroundings("locks", ""))
+        make(url.format(password), SourceContext("locks", ""))
     words = str(refused.value).replace("seconds", "")
     assert "sec" not in words
     assert "ret" not in words
@@ -41,7 +41,7 @@ def test_no_message_has_a_part_of_a_password_that_was_written_badly(url: str, pa
 
 @pytest.mark.parametrize("url", ["REDISS://one/0?ca=/c.pem", "Kubernetes://in-cluster?serviceaccount=/x"])
 def test_an_option_is_known_whatever_the_case_of_the_scheme(url: str) -> None:
-    assert make(url, Surroundings("locks", "")).capabilities is not None
+    assert make(url, SourceContext("locks", "")).capabilities is not None
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1_0", " 1", "\u0661", "100", "1\n"])

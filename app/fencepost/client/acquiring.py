@@ -1,13 +1,13 @@
-"""Acquiring: one wish, as many requests as it takes.
+"""Acquiring a lock: as many requests as it takes.
 
-The client chooses the lease's secret, once per wish. A request whose answer is lost is simply sent again: the gateway
+The client chooses the lease's secret, once per acquire. A request whose answer is lost is sent again: the gateway
 knows the secret, and answers with the lease that it had granted, or goes on waiting in the same place of the queue. A
 long wait is cut into slices for the same reason, and so that proxies do not cut it: each but the last asks the gateway
 to keep our place until the next.
 
-Whoever gives up in between (cancelled, or no answer in time) may have been granted the lock without knowing. So it
-asks once more with the same secret, without waiting, and releases what it is told; and again a moment later, for the
-request that was given up may still be on its way. If that cannot be delivered either, the TTL ends it.
+An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing. So
+the client sends one more with the same secret, without waiting, and releases the lease of the answer. It does so again
+a moment later, because the first request may still be on its way. If no request arrives, the TTL ends the lease.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger("fencepost.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class AcquireRequest:
     """What is to be acquired. Times in seconds; `wait` None waits for ever."""
 
     locks: tuple[str, ...]
@@ -67,10 +67,10 @@ class Wish:
         )
 
 
-async def acquire(exchange: Exchange, wish: Wish) -> GrantAnswer:
+async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
     """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises."""
     clock = exchange.clock
-    deadline = None if wish.wait is None else clock.now() + wish.wait
+    deadline = None if request.wait is None else clock.now() + request.wait
 
     def left() -> float:
         return float("inf") if deadline is None else max(deadline - clock.now(), 0.0)
@@ -78,7 +78,7 @@ async def acquire(exchange: Exchange, wish: Wish) -> GrantAnswer:
     async def attempt() -> GrantAnswer:
         wait = left()
         sent = clock.now()
-        answer = await exchange.once(wish.call(min(wait, WAIT_SLICE), keep_place=wait > WAIT_SLICE))
+        answer = await exchange.once(request.call(min(wait, WAIT_SLICE), keep_place=wait > WAIT_SLICE))
         return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
 
     while True:
@@ -93,16 +93,16 @@ async def acquire(exchange: Exchange, wish: Wish) -> GrantAnswer:
                 await clock.sleep(min(held.retry_after or _TOO_SOON, 2 * _TOO_SOON, left()))
 
 
-async def abandon(exchange: Exchange, wish: Wish) -> None:
+async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
     """Give back what an acquire may have been granted without our knowing. Never raises an error of its own."""
 
     async def find_and_release() -> bool:
-        """Say whether the lease that was asked for is found and released."""
+        """Return whether the lease was found and released."""
         try:
-            answer = await exchange.once(wish.call(0, keep_place=False))
+            answer = await exchange.once(request.call(0, keep_place=False))
         except LockHeld:
             return False
-        await exchange.once(release_call(answer.body["lease_id"], wish.secret))
+        await exchange.once(release_call(answer.body["lease_id"], request.secret))
         return answer.status != _CREATED
 
     async def twice() -> None:
@@ -114,7 +114,7 @@ async def abandon(exchange: Exchange, wish: Wish) -> None:
     try:
         await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, twice())
     except (ApiError, TimeoutError) as error:
-        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(wish.locks), error)
+        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(request.locks), error)
 
 
 def release_call(lease_id: str, secret: str) -> Call:

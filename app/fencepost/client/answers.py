@@ -1,4 +1,4 @@
-"""What the gateway's JSON says, as values: tokens are int, times are datetime. Unknown members are ignored."""
+"""The gateway's JSON as values: tokens are int, times are datetime. Unknown members are ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,14 +49,14 @@ class FenceState:
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "FenceState":
         """Read GET /v1/fences."""
-        story = tuple(StoryEvent(told["event"], int(told["token"]), as_time(told.get("at"))) for told in body["story"])
+        story = tuple(StoryEvent(each["event"], int(each["token"]), as_time(each.get("at"))) for each in body["story"])
         tables = tuple(body.get("tables", ()))
         return cls(body["resource"], int(body["mark"]), body["rule"], body["source"], body["row_exists"], story, tables)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Somebody in a lock's queue."""
+    """A client in a lock's queue."""
 
     owner: str
     since: datetime | None

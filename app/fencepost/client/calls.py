@@ -20,7 +20,7 @@ _ROWS_BACK: Final = "return=representation"
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SelectQuery:
     """What `select` asks for."""
 
     filters: Filters
@@ -40,7 +40,7 @@ def get(table: str, key: Key, select: str | None) -> Call:
     return Call(method="GET", path=row_path(table, key), params=[] if select is None else [("select", select)])
 
 
-def select(table: str, query: Query) -> Call:
+def select(table: str, query: SelectQuery) -> Call:
     """GET rows."""
     return Call(method="GET", path=collection_path(table), params=query.pairs())
 

@@ -9,8 +9,9 @@ import httpx
 
 from fencepost import __version__
 from fencepost.client import calls
+from fencepost.client.acquire_request import FIRST_TOKENS, Claims, Names, default_owner, make_acquire_request
 from fencepost.client.answers import Claimed, FenceState, LockState, Row
-from fencepost.client.calls import Filters, Query
+from fencepost.client.calls import Filters, SelectQuery
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.electing import Elections
 from fencepost.client.exchange import Exchange
@@ -18,14 +19,13 @@ from fencepost.client.keys import Key, resource_of
 from fencepost.client.lease import Lease, claim_call
 from fencepost.client.lock import Background, Lock
 from fencepost.client.retry import DEFAULT_RETRY, Retry
-from fencepost.client.wishes import FIRST_TOKENS, Claims, Names, default_owner, wish_for
 from fencepost.client.writing import Writer
 
 
 class Client(Elections):
     """A client of the gateway at `url`, for one event loop. Close it: `async with Client(url) as c:` does.
 
-    owner: what other holders are told about us; default `user@host:pid`.
+    owner: the holder's name, as others see it; default `user@host:pid`.
     retry: how often a request is tried again, where that is safe.
     timeout: seconds for an answer (5 at most to connect); an acquire's wait comes on top.
     headers: sent with every request. verify: as httpx takes it.
@@ -35,7 +35,7 @@ class Client(Elections):
     Every method raises an error of `fencepost.client.errors`; those that write take exactly one of `lease` and
     `token` (a token of a lock service of your own). Each write is sent under an Idempotency-Key, and again under the
     same one when its answer gets lost: it is done once. `idempotency_key` is for keys that outlive the process, so that
-    whoever takes the work over may repeat the write.
+    a successor may repeat the write.
     """
 
     def __init__(  # noqa: PLR0913 - all but the URL have a default
@@ -107,8 +107,8 @@ class Client(Elections):
         ValueError for timings that make no sense.
         """
         owner = owner or self._owner
-        wish = wish_for(name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source)
-        return Lock(self._exchange, self._background, wish, margin=margin, cancel_on_loss=cancel_on_loss)
+        request = make_acquire_request(name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source)
+        return Lock(self._exchange, self._background, request, margin=margin, cancel_on_loss=cancel_on_loss)
 
     async def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
         """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""
@@ -125,7 +125,7 @@ class Client(Elections):
     async def claim(
         self, resource: str, *, lease: Lease | None = None, token: int | None = None, idempotency_key: str | None = None
     ) -> Claimed:
-        """Raise the resource's mark without writing, and return the row: nobody older can write from now on (R7)."""
+        """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
         answer = await self._writer.write(
             resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh)
         )
@@ -153,7 +153,7 @@ class Client(Elections):
         offset: int | None = None,
     ) -> list[Row]:
         """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
-        query = Query(filters, select, order, limit, offset)
+        query = SelectQuery(filters, select, order, limit, offset)
         rows: list[Row] = (await self._exchange.repeat(calls.select(table, query))).body
         return rows
 
@@ -281,7 +281,7 @@ class Client(Elections):
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]:
-        """Change many rows, each as its mapping says, or none (R10); returns them in this order. A mapping has the
+        """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
         columns of the key and those to change, all have the same. RowNotFound if a row is not there.
         """
         answer = await self._writer.write(

@@ -7,14 +7,14 @@ it certainly lasts. What the leader writes is fenced by its term: `lease=term`.
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from fencepost.client.acquiring import Wish
+from fencepost.client.acquire_request import FIRST_TOKENS, make_acquire_request
+from fencepost.client.acquiring import AcquireRequest
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.exchange import Exchange
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Background, Lock
 from fencepost.client.observing import Leader, election_call, leader_in, leaders
 from fencepost.client.trust import Timings
-from fencepost.client.wishes import FIRST_TOKENS, wish_for
 
 PREFIX: Final = "election/"
 
@@ -28,10 +28,16 @@ class Term(Lease):
     """The lease's first token. A later leader's is larger, and so are all tokens that he writes with."""
 
     def __init__(
-        self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float
+        self,
+        exchange: Exchange,
+        request: AcquireRequest,
+        granted: GrantAnswer,
+        timings: Timings,
+        *,
+        trusted_from: float,
     ) -> None:
-        super().__init__(exchange, wish, granted, timings, trusted_from=trusted_from)
-        self.election = wish.locks[0].removeprefix(PREFIX)
+        super().__init__(exchange, request, granted, timings, trusted_from=trusted_from)
+        self.election = request.locks[0].removeprefix(PREFIX)
         self.term = granted.tokens[0]
 
     def __repr__(self) -> str:
@@ -48,7 +54,7 @@ class Campaign(Lock):
         return term
 
     def _make_lease(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
-        return Term(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
+        return Term(self._exchange, self._request, granted, timings, trusted_from=trusted_from)
 
 
 class Elections:
@@ -74,7 +80,7 @@ class Elections:
         ttl: how long after its last renewal a leader that is gone is still taken for one.
         wait: how long to wait to be elected before LockHeld; default: for ever.
         """
-        wish = wish_for(
+        request = make_acquire_request(
             _lock_of(name),
             ttl=ttl,
             wait=wait,
@@ -83,14 +89,14 @@ class Elections:
             tokens=FIRST_TOKENS,
             source=source,
         )
-        return Campaign(self._exchange, self._background, wish, margin=margin, cancel_on_loss=cancel_on_loss)
+        return Campaign(self._exchange, self._background, request, margin=margin, cancel_on_loss=cancel_on_loss)
 
     async def leader(self, name: str, *, source: str | None = None) -> Leader | None:
-        """Return who leads, as of a moment ago; None: nobody does."""
+        """Return who leads, as of a moment ago; None: there is no leader."""
         return leader_in((await self._exchange.repeat(election_call(name, source))).body)
 
     def leaders(self, name: str, *, source: str | None = None) -> AsyncGenerator[Leader | None, None]:
-        """Observe an election: `async for leader in client.leaders("scheduler")` gives the leader (None: nobody leads),
+        """Observe an election: `async for leader in client.leaders("scheduler")` gives the leader (None: no leader),
         and the next one whenever that changes. It never ends by itself.
 
         It connects again by itself, and leaves out terms that began and ended meanwhile. Unavailable when the gateway

@@ -1,14 +1,14 @@
 """Every error that the client raises by itself.
 
     FencepostError
-    └── ApiError                what the gateway said, in `problem`; or what came instead of an answer
+    └── ApiError                the gateway's answer, in `problem`; or what came instead of an answer
         ├── StaleToken          FP001  a newer token was accepted here: stop
         ├── SpentToken          FP002  strict: this token was already used here
         ├── TokenRequired       FP003  no token on a protected table
         ├── WrongTokenSource    FP008  the mark comes from another token source
         ├── UnissuedToken       FP018  the table's source has never issued this token
         ├── SourceFailed        FP025  the lock service refused, and will again
-        ├── LockHeld            FP011  somebody else holds the lock, and the wait is over
+        ├── LockHeld            FP011  another client holds the lock, and the wait is over
         ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
         ├── Forbidden           403    FP005 unprotected table, or no privilege
         ├── NotFound            404    FP007 unknown table, FP019 no such route
@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 from fencepost.client.problem import Problem, Superseded
 
 LossReason = Literal["expired", "gone", "released"]
-"""Why a lease is lost: not renewed in time; the gateway says that it is no longer held; given back by its holder."""
+"""Why a lease is lost: not renewed in time; no longer held, by the gateway's answer; released by its holder."""
 
 _NO_MEMBERS: Final[Mapping[str, Any]] = {}
 
@@ -41,7 +41,7 @@ class FencepostError(Exception):
 
 
 class ApiError(FencepostError):
-    """A request that did not do what was asked. `problem` is None when no answer of a gateway tells of it."""
+    """A request that did not do what was asked. `problem` is None when no gateway answered."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class ApiError(FencepostError):
     @property
     def presented_token(self) -> int | None:
         """The token that the request carried."""
-        told = self.problem.token("presented_token") if self.problem else None
-        return self._presented_token if told is None else told
+        token = self.problem.token("presented_token") if self.problem else None
+        return self._presented_token if token is None else token
 
     @property
     def current_token(self) -> int | None:
@@ -146,7 +146,7 @@ class UnissuedToken(ApiError):
 
 
 class LockHeld(ApiError):
-    """Somebody else holds the lock (FP011), or waits for it in front of us."""
+    """Another client holds the lock (FP011), or waits for it in front of us."""
 
     @property
     def lock(self) -> str | None:
@@ -176,7 +176,7 @@ class LockHeld(ApiError):
 
 
 class LeaseLost(ApiError):
-    """The lease is no longer ours, or nobody can say that it is (FP012). Nothing was sent under it since."""
+    """The lease is no longer ours, or that is uncertain (FP012). Nothing was sent under it since."""
 
     def __init__(self, message: str, problem: Problem | None = None, *, reason: LossReason = "gone") -> None:
         super().__init__(message, problem)
@@ -184,7 +184,7 @@ class LeaseLost(ApiError):
 
     @property
     def lease_id(self) -> str | None:
-        """The lease's public id, where the gateway told it."""
+        """The lease's public id, if the answer has it."""
         return self._text("lease_id")
 
 
@@ -261,7 +261,7 @@ _INTEGRITY = re.compile(r"23[0-9A-Z]{3}")
 
 
 def error_of(problem: Problem, *, writes: bool = False) -> ApiError:
-    """Give the error that a problem is told as. `writes`: what may have been done is an unknown outcome then."""
+    """Give the error for a problem. `writes`: if the write may have been done, the error is OutcomeUnknown."""
     code = problem.code
     kind = _BY_CODE.get(code or "") or _by_extent(problem, writes=writes) or _BY_STATUS.get(problem.status, ApiError)
     if code and _INTEGRITY.fullmatch(code):
@@ -271,12 +271,12 @@ def error_of(problem: Problem, *, writes: bool = False) -> ApiError:
 
 
 def _by_extent(problem: Problem, *, writes: bool) -> type[ApiError] | None:
-    """Tell failures of the other side apart by what may have been done: nothing, or nobody knows."""
+    """Sort the gateway's failures: nothing was done, or it is unknown what was done."""
     if problem.code is not None and problem.status == _UNAVAILABLE and problem.retryable:
         return Unavailable
     if problem.status < _SERVER_FAILED or problem.code not in (None, _INTERNAL_ERROR):
         return None
-    # The gateway's own failure, or a proxy's 502 or 504: nobody says that nothing was done.
+    # The gateway's own failure, or a proxy's 502 or 504: the write may have been done.
     if writes:
         return OutcomeUnknown
     return Unavailable if problem.code is None else None

@@ -1,4 +1,4 @@
-"""One request and its answer: what goes out, what comes back, and every way in which it can fail, told as ours.
+"""One request and its answer: what goes out, what comes back, and each way to fail, as one of the client's errors.
 
 Lease upkeep has connections of its own: a renewal must not queue behind a thousand writes, nor behind acquires that
 wait for their turn in the gateway for half a minute.

@@ -9,7 +9,7 @@ _KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 
 
 def new_key() -> str:
-    """Return a key that nobody else has."""
+    """Return a key that no other client has."""
     return uuid4().hex
 
 

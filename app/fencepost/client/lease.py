@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from fencepost.client.acquiring import SECRET_HEADER, Wish, release_call
+from fencepost.client.acquiring import SECRET_HEADER, AcquireRequest, release_call
 from fencepost.client.answers import Claimed, GrantAnswer, Row
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LeaseLost, LossReason
@@ -29,7 +29,7 @@ TOKEN_HEADER: Final = "X-Fence-Token"  # noqa: S105 - the header's name
 
 _HOW: Final[dict[LossReason, str]] = {
     "expired": "could not be renewed in time, and can no longer be trusted",
-    "gone": "is no longer held: it expired, or somebody else has the lock",
+    "gone": "is no longer held: it expired, or another client has the lock",
     "released": "was released",
 }
 
@@ -46,7 +46,7 @@ class Lease:
     locks: tuple[str, ...]
     """The names of all its locks."""
     owner: str
-    """What other holders are told about us."""
+    """The holder's name, as others see it."""
     ttl: float
     """Seconds."""
     granted_at: "datetime | None"
@@ -57,10 +57,16 @@ class Lease:
     """What was claimed with the grant, in the order of the claims asked for."""
 
     def __init__(
-        self, exchange: Exchange, wish: Wish, granted: GrantAnswer, timings: Timings, *, trusted_from: float
+        self,
+        exchange: Exchange,
+        request: AcquireRequest,
+        granted: GrantAnswer,
+        timings: Timings,
+        *,
+        trusted_from: float,
     ) -> None:
         self.id = granted.lease_id
-        self.secret = wish.secret
+        self.secret = request.secret
         self.locks = granted.locks
         self.owner = granted.owner
         self.ttl = granted.ttl
@@ -105,7 +111,7 @@ class Lease:
     def lost(self) -> Awaitable[LeaseLost]:
         """`await lease.lost` returns, once the lease is lost, the LeaseLost that a write would raise now.
 
-        It returns also when the lease is released; `reason` says which. Cancelling the wait is harmless.
+        It returns also when the lease is released; `reason` has which. Cancelling the wait is harmless.
         """
         return asyncio.shield(self._lost)
 
@@ -137,7 +143,7 @@ class Lease:
             yield token
 
     async def claim(self, resource: str) -> Row | None:
-        """Claim with a fresh token: nobody older can write from now on. Returns the row behind the fence (R7)."""
+        """Claim with a fresh token: no older holder can write from now on. Returns the row behind the fence (R7)."""
         async with self.operation(resource) as token:
             answer = await self.send(claim_call(resource, token).under(new_key()))
         return Claimed.read(answer.body).row
@@ -187,14 +193,14 @@ class Lease:
         return self._trust.record_renewal(started)
 
     def end(self, reason: LossReason, problem: "Problem | None" = None) -> None:
-        """End trust for good, and tell those who wait for it. Only the first reason counts."""
+        """End trust for good, and wake those who wait for it. Only the first reason counts."""
         self._trust.end()
         if not self._lost.done():
             self._lost.set_result(self._loss(reason, problem))
 
-    def on_loss(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when the lease is lost, other than by its release."""
-        self._lost.add_done_callback(lambda lost: None if lost.result().reason == "released" else tell())
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the lease is lost, other than by its release."""
+        self._lost.add_done_callback(lambda lost: None if lost.result().reason == "released" else callback())
 
     async def _mint(self, count: int) -> Sequence[int]:
         try:
@@ -210,10 +216,10 @@ class Lease:
         return Call(method="POST", path=f"/v1/leases/{self.id}/{verb}", headers=headers, body=body, upkeep=True)
 
     def _loss(self, reason: LossReason, problem: "Problem | None" = None) -> LeaseLost:
-        told = f"lease {self.id} of {', '.join(self.locks)} {_HOW[reason]}"
+        text = f"lease {self.id} of {', '.join(self.locks)} {_HOW[reason]}"
         if problem is not None and problem.text("detail"):
-            told = f"{told}: {problem.text('detail')}"
-        return LeaseLost(told, problem, reason=reason)
+            text = f"{text}: {problem.text('detail')}"
+        return LeaseLost(text, problem, reason=reason)
 
 
 def write_headers(token: int, prefer: str | None = None) -> dict[str, str]:

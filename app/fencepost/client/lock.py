@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
-from fencepost.client.acquiring import Wish, abandon, acquire
+from fencepost.client.acquiring import AcquireRequest, abandon, acquire
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.errors import ApiError, LeaseLost, OutcomeUnknown, Unavailable
 from fencepost.client.exchange import Exchange
@@ -18,7 +18,7 @@ logger = logging.getLogger("fencepost.client")
 
 
 class Background:
-    """Work that outlives whoever began it, such as the release of a lease whose holder was cancelled."""
+    """Tasks that go on when their caller has ended, such as the release of a lease whose holder was cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -43,15 +43,15 @@ class Lock:
         self,
         exchange: Exchange,
         background: Background,
-        wish: Wish,
+        request: AcquireRequest,
         *,
         margin: float | None,
         cancel_on_loss: bool,
     ) -> None:
-        Timings.of(wish.ttl, margin)
+        Timings.of(request.ttl, margin)
         self._exchange = exchange
         self._background = background
-        self._wish = wish
+        self._request = request
         self._margin = margin
         self._cancel_on_loss = cancel_on_loss
         self._used = False
@@ -96,15 +96,15 @@ class Lock:
     async def _acquire(self) -> Lease:
         """Acquire. Whatever may have been granted when that fails is given back."""
         try:
-            granted = await acquire(self._exchange, self._wish)
+            granted = await acquire(self._exchange, self._request)
         except BaseException as error:
             if not _is_certain(error):
-                await self._background.finish(abandon(self._exchange, self._wish))
+                await self._background.finish(abandon(self._exchange, self._request))
             raise
         try:
             return await self._ready(granted)
         except BaseException:
-            await self._background.finish(abandon(self._exchange, self._wish))
+            await self._background.finish(abandon(self._exchange, self._request))
             raise
 
     async def _ready(self, granted: GrantAnswer) -> Lease:
@@ -124,7 +124,7 @@ class Lock:
         return lease
 
     def _make_lease(self, granted: GrantAnswer, timings: Timings, trusted_from: float) -> Lease:
-        return Lease(self._exchange, self._wish, granted, timings, trusted_from=trusted_from)
+        return Lease(self._exchange, self._request, granted, timings, trusted_from=trusted_from)
 
     async def _watch(self, lease: Lease) -> None:
         try:
@@ -145,5 +145,5 @@ async def _left(lease: Lease, watchdog: asyncio.Task[None]) -> None:
 
 
 def _is_certain(error: BaseException) -> bool:
-    """Whether the gateway has said that it granted nothing."""
+    """Whether the gateway answered that it granted nothing."""
     return isinstance(error, ApiError) and not isinstance(error, Unavailable | OutcomeUnknown)

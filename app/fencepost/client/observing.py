@@ -1,7 +1,7 @@
-"""Observing an election: server-sent events, read for as long as somebody listens.
+"""Observing an election: server-sent events, read for as long as the caller iterates.
 
-A stream begins with how things are, so a new connection needs to know nothing of the old one. The gateway says every
-ten seconds that it is alive; a stream that is silent for longer is cut off, and connected again.
+A stream begins with the present leader, so a new connection needs to know nothing of the old one. The gateway sends a
+heartbeat every ten seconds; a stream that is silent for longer than SILENCE is closed, and opened again.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -16,7 +16,7 @@ from fencepost.client.problem import as_time
 
 SILENCE: Final = 25.0
 """Seconds without a heartbeat after which a stream is taken for dead."""
-_NOT_HEARD: Final = ""
+_NO_EVENT: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def leader_in(election: Mapping[str, Any]) -> Leader | None:
 
 
 def election_call(name: str, source: str | None, *, events: bool = False) -> Call:
-    """Give the request that asks who leads, once or for as long as somebody listens."""
+    """Give the request that asks who leads, once or as a stream."""
     params = [("name", name), *([] if source is None else [("source", source)])]
     if not events:
         return Call(method="GET", path="/v1/elections", params=params)
@@ -58,7 +58,7 @@ def election_call(name: str, source: str | None, *, events: bool = False) -> Cal
 async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGenerator[Leader | None, None]:
     """Give the leader, and each other one after it. See `Client.leaders`."""
     call = election_call(name, source, events=True)
-    heard: str | None = _NOT_HEARD
+    heard: str | None = _NO_EVENT
     failures = 0
     while True:
         asked_to_wait: float | None = None
@@ -90,7 +90,7 @@ def _read(data: str) -> Leader | None:
 
 
 async def _events(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Give the data of each event. Comments and what else a stream may say are left out."""
+    """Give the data of each event. Comments and other fields are left out."""
     data: list[str] = []
     async for line in lines:
         if line.startswith("data:"):

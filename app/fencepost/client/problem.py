@@ -1,6 +1,6 @@
 """An error's body, read: RFC 9457's members, PostgREST's, and what Fencepost adds (R18).
 
-Reading never raises: an answer that is not quite a problem still has to become an error with what it does say.
+Reading never raises: an answer that is not quite a problem still has to become an error with what it has.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def retryable(self) -> bool:
-        """Whether the gateway says that the same request may be sent again."""
+        """Whether the same request may be sent again, by the gateway's answer."""
         return self.members.get("retryable") is True
 
     @property

@@ -20,7 +20,7 @@ T = TypeVar("T")
 DEFINITE: Final = (StaleToken, SpentToken, LockHeld)
 """Refusals that hold for an earlier attempt too, wherever it is: marks never fall; a grant is found by its secret."""
 IN_FLIGHT: Final = "FP013"
-"""Somebody else works on the same key, and this attempt did nothing."""
+"""Another request works on the same key, and this attempt did nothing."""
 MOST_RETRY_AFTER: Final = 30.0  # seconds: what an answer may ask us to wait
 
 
@@ -41,7 +41,7 @@ class Retry:
             raise ValueError(f"{self}: attempts is at least 1, and 0 <= first <= longest")
 
     def delay(self, failures: int, retry_after: float | None = None) -> float:
-        """Return the seconds to wait after so many failures: from half to all of the step, or what the answer says."""
+        """Return the seconds to wait after so many failures: from half to all of the step, or Retry-After."""
         step = min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
         return max(step * random.uniform(0.5, 1.0), min(retry_after or 0.0, MOST_RETRY_AFTER))  # noqa: S311 - jitter is no secret
 

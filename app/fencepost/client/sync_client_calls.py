@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import httpx
 
+from fencepost.client.acquire_request import FIRST_TOKENS, Claims, Names
 from fencepost.client.answers import Claimed, FenceState, LockState, Row
 from fencepost.client.calls import Filters
 from fencepost.client.client import Client
@@ -19,7 +20,6 @@ from fencepost.client.observing import Leader
 from fencepost.client.retry import DEFAULT_RETRY, Retry
 from fencepost.client.sync_electing import SyncCampaign
 from fencepost.client.sync_lease import SyncLease, SyncLock
-from fencepost.client.wishes import FIRST_TOKENS, Claims, Names
 
 
 class SyncClientCalls:
@@ -97,7 +97,7 @@ class SyncClientCalls:
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Claimed:
-        """Raise the resource's mark without writing, and return the row: nobody older can write from now on (R7)."""
+        """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
         return self._loop.run(
             lambda: self._client.claim(
                 resource,
@@ -278,7 +278,7 @@ class SyncClientCalls:
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]:
-        """Change many rows, each as its mapping says, or none (R10); returns them in this order. A mapping has the
+        """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
         columns of the key and those to change, all have the same. RowNotFound if a row is not there.
         """
         return self._loop.run(
@@ -331,5 +331,5 @@ class SyncClientCalls:
         )
 
     def leader(self, name: str, *, source: str | None = None) -> Leader | None:
-        """Return who leads, as of a moment ago; None: nobody does."""
+        """Return who leads, as of a moment ago; None: there is no leader."""
         return self._loop.run(lambda: self._client.leader(name, source=source))

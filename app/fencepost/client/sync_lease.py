@@ -70,7 +70,7 @@ class SyncLock:
         try:
             return self._make_lease(self._loop.run(enter))
         except BaseException:
-            # Ctrl-C may come when the lock is ours already: nobody would leave it then.
+            # Ctrl-C may come when the lock is ours already: then it would never be left.
             self._loop.run(leave_if_entered)
             raise
 

@@ -34,7 +34,7 @@ class SyncLeaseCalls:
 
     @property
     def owner(self) -> str:
-        """What other holders are told about us."""
+        """The holder's name, as others see it."""
         return self.asynchronous.owner
 
     @property
@@ -92,7 +92,7 @@ class SyncLeaseCalls:
         return self._loop.run(self.asynchronous.next_token)
 
     def claim(self, resource: str) -> Row | None:
-        """Claim with a fresh token: nobody older can write from now on. Returns the row behind the fence (R7)."""
+        """Claim with a fresh token: no older holder can write from now on. Returns the row behind the fence (R7)."""
         return self._loop.run(lambda: self.asynchronous.claim(resource))
 
     def release(self) -> None:

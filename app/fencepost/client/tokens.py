@@ -24,7 +24,7 @@ class TokenPool:
         self._add(tokens)
 
     async def take(self) -> int:
-        """Return a token that nobody has had, larger than all before it. Mints when there is none left."""
+        """Return an unused token, larger than all before it. Mints when there is none left."""
         async with self._turn:
             if not self._tokens:
                 self._add(await self._more())

@@ -1,13 +1,14 @@
 """How long a holder may believe that the lease is its own.
 
 The database grants until `granted + ttl` by its clock, and the client never learns when `granted` was on its own. It
-knows a moment that was certainly not later: when it sent the request (plus the time that the gateway says the request
-then waited in the queue). Counted from there, trust ends before the lease does, whatever the answer's way took:
+knows a moment that was certainly not later: when it sent the request (plus the time that the request then waited
+in the queue, by the gateway's answer). Counted from there, trust ends before the lease does, however long the answer
+took:
 
     attempt started + waited + ttl - margin
 
 Each renewal counts from the start of its own attempt. One that fails or hangs extends nothing, and neither does the
-repeated answer to an acquire whose first answer was lost: it tells of a grant that may be old. The margin is for
+repeated answer to an acquire whose first answer was lost: its grant may be old. The margin is for
 clocks that run at different speeds. Trust that has ended never comes back; ending early is safe, ending late is not.
 
 Trust decides when the client stops. It is no fence: a process can be paused between the question and the write, and

@@ -23,7 +23,7 @@ logger = logging.getLogger("fencepost.client")
 
 
 async def keep(lease: Lease, clock: Clock) -> None:
-    """Keep the lease until it is lost; the lease's `lost` tells."""
+    """Renew the lease until it is lost; `lease.lost` returns then."""
     trust = lease.trust
     while trust.holds():
         pause = min(trust.renew_at, trust.until) - clock.now()
@@ -35,7 +35,7 @@ async def keep(lease: Lease, clock: Clock) -> None:
 
 
 async def renew_in_time(lease: Lease, clock: Clock) -> bool:
-    """Try to renew until it succeeds or trust is over; say whether it succeeded."""
+    """Try to renew until it succeeds or trust is over; return whether it succeeded."""
     trust = lease.trust
     for failures in itertools.count(1):
         if not trust.holds():

@@ -1,7 +1,7 @@
 """Finds a token source by the scheme of its URL: those of this package, and third parties' through entry points.
 
 [project.entry-points."fencepost.sources"]
-acme = "acme_locks.fencepost:open_source"      # acme://… ; takes the URL and a Surroundings, returns a Source
+acme = "acme_locks.fencepost:open_source"      # acme://… ; takes the URL and a SourceContext, returns a Source
 """
 
 import importlib
@@ -32,17 +32,17 @@ _SAME: Final = {"rediss": "redis", "etcds": "etcd"}
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SourceContext:
     """What a source may need beside its URL. `dsn`: the gateway's own PostgreSQL."""
 
     name: str
     dsn: str
 
 
-FromUrl = Callable[[str, Surroundings], Source]
+FromUrl = Callable[[str, SourceContext], Source]
 
 
-def make(url: str, surroundings: Surroundings) -> Source:
+def make(url: str, context: SourceContext) -> Source:
     """Make the source that a URL names, not opened yet. Raises SourceConfigError."""
     scheme = scheme_of(url)
     if (kind := KINDS.get(scheme)) is not None:
@@ -55,8 +55,8 @@ def make(url: str, surroundings: Surroundings) -> Source:
             raise SourceConfigError(
                 f"{scheme}:// needs the library {error.name}: pip install '.[{extra}]' in the clone of Fencepost"
             ) from error
-        return from_url(url, surroundings)
-    return _third_party(scheme)(url, surroundings)
+        return from_url(url, context)
+    return _third_party(scheme)(url, context)
 
 
 def scheme_of(url: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
@@ -34,11 +34,11 @@ INSERT INTO tokens SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM tokens);
 """
 
 
-def open_source(url: str, surroundings: Surroundings) -> "AcmeSource":
+def open_source(url: str, context: SourceContext) -> "AcmeSource":
     """Make a source from its URL. Raises SourceConfigError, whose message Fencepost shows when it starts."""
     path = urlsplit(url).path
     if not path:
-        raise SourceConfigError(f"{surroundings.name} needs a file, as in acme:///var/lib/acme/locks.db")
+        raise SourceConfigError(f"{context.name} needs a file, as in acme:///var/lib/acme/locks.db")
     return AcmeSource(path)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from fencepost.locks.advisory.url import Settings
+from fencepost.locks.advisory.url import AdvisoryUrl
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError, SourceError, SourceUnavailableError
 
 BEATS_PER_TTL: Final = 3
@@ -61,7 +61,7 @@ def map_errors(server: str) -> Iterator[None]:
         raise SourceUnavailableError(f"PostgreSQL ({server}) cannot be asked: {reason}") from error
 
 
-async def connect(settings: Settings, **session_settings: str) -> "asyncpg.Connection[asyncpg.Record]":
+async def connect(settings: AdvisoryUrl, **session_settings: str) -> "asyncpg.Connection[asyncpg.Record]":
     """Connect to the primary itself, not to a pooler or a standby. Raises SourceError. Keep it in a time limit."""
     try:
         connection = await asyncpg.connect(
@@ -96,7 +96,7 @@ async def _check(connection: "asyncpg.Connection[asyncpg.Record]", server: str) 
 class QueryConnection:
     """The connection for short questions, one at a time; made when needed, and anew after a failure."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AdvisoryUrl) -> None:
         self._settings = settings
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
@@ -140,7 +140,7 @@ class AdvisorySession:
         self._lost: Callable[[], None] = lambda: None
 
     @classmethod
-    async def begin(cls, settings: Settings, lock: str, owner: str, ttl_ms: int) -> "AdvisorySession":
+    async def begin(cls, settings: AdvisoryUrl, lock: str, owner: str, ttl_ms: int) -> "AdvisorySession":
         """Open one. Raises SourceError, within REQUEST_TIMEOUT."""
         name = f"{PREFIX} {secrets.token_hex(8)}"
         # For pg_stat_activity and the server's log; PostgreSQL itself would mangle or refuse other characters.

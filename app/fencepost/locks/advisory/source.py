@@ -23,8 +23,8 @@ from typing import Final
 import asyncpg
 
 from fencepost.locks.advisory.session import AdvisorySession, QueryConnection, map_errors, owner_of
-from fencepost.locks.advisory.url import Key, Settings, parse
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.advisory.url import AdvisoryKey, AdvisoryUrl, parse
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
@@ -64,9 +64,9 @@ SELECT current_setting('track_activities')::bool AS tracks, current_setting('max
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used"""
 
 
-def from_url(url: str, surroundings: Surroundings) -> "AdvisorySource":
+def from_url(url: str, context: SourceContext) -> "AdvisorySource":
     """Make the source that a `postgres-advisory:` URL names. Raises SourceConfigError."""
-    return AdvisorySource(parse(url, surroundings))
+    return AdvisorySource(parse(url, context))
 
 
 class AdvisorySource:
@@ -76,7 +76,7 @@ class AdvisorySource:
         order="database", fair=True, verifies=False, least_ttl_ms=LEAST_TTL_MS, ttl_from_server=False
     )
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AdvisoryUrl) -> None:
         self._settings = settings
         self._asking = QueryConnection(settings)
         self._holds: dict[str, AdvisorySession] = {}
@@ -193,7 +193,7 @@ class AdvisorySource:
             lost.hang_up()
         return False
 
-    async def _take(self, session: AdvisorySession, key: Key, lock: str, deadline: float) -> bool:
+    async def _take(self, session: AdvisorySession, key: AdvisoryKey, lock: str, deadline: float) -> bool:
         """Take the lock in a session, or wait for it until the deadline."""
         left = deadline - asyncio.get_running_loop().time()
         async with asyncio.timeout(max(left, 0) + REQUEST_TIMEOUT):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlencode, urlunsplit
 
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import SourceError
 from fencepost.locks.source_url import Form, Option, one_of, read, text, whole
 
@@ -35,7 +35,7 @@ _INT: Final = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class AdvisoryKey:
     """An advisory lock, as SQL over the lock's name in $1. `arguments`: what pg_advisory_lock takes. `place`: a
     FROM item `k (classid, objid, objsubid)`, where pg_locks has it.
     """
@@ -44,25 +44,25 @@ class Key:
     place: str
 
     @classmethod
-    def of_bigint(cls, value: str) -> "Key":
+    def of_bigint(cls, value: str) -> "AdvisoryKey":
         """The one-argument form: pg_locks splits the bigint into two halves, and marks it with objsubid 1."""
         halves = "((h >> 32) & 4294967295)::oid AS classid, (h & 4294967295)::oid AS objid, 1 AS objsubid"
         return cls(value, f"(SELECT {halves} FROM (SELECT {value}) AS v (h)) AS k")
 
     @classmethod
-    def of_ints(cls, one: str, two: str) -> "Key":
+    def of_ints(cls, one: str, two: str) -> "AdvisoryKey":
         """The two-argument form, objsubid 2."""
         pair = f"({one} & 4294967295)::oid AS classid, ({two} & 4294967295)::oid AS objid, 2 AS objsubid"
         return cls(f"({one})::int, ({two})::int", f"(SELECT {pair}) AS k")
 
 
-HASHED: Final = Key.of_bigint("hashtextextended($1::text, 0)")
-NUMBERED: Final = Key.of_bigint("$1::text::bigint")
-PAIRED: Final = Key.of_ints("split_part($1::text, ',', 1)::bigint", "split_part($1::text, ',', 2)::bigint")
+HASHED: Final = AdvisoryKey.of_bigint("hashtextextended($1::text, 0)")
+NUMBERED: Final = AdvisoryKey.of_bigint("$1::text::bigint")
+PAIRED: Final = AdvisoryKey.of_ints("split_part($1::text, ',', 1)::bigint", "split_part($1::text, ',', 2)::bigint")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdvisoryUrl:
     """What the URL says. `server` names the database for messages, without a password."""
 
     dsn: str
@@ -70,7 +70,7 @@ class Settings:
     numbers: bool
     sessions: int
 
-    def key(self, lock: str) -> Key:
+    def key(self, lock: str) -> AdvisoryKey:
         """Which advisory lock a name means. SourceError where it must be a number, and is none."""
         if not self.numbers:
             return HASHED
@@ -83,9 +83,9 @@ class Settings:
         )
 
 
-def parse(url: str, surroundings: Surroundings) -> Settings:
+def parse(url: str, context: SourceContext) -> AdvisoryUrl:
     """Read the URL. Raises SourceConfigError."""
-    found = read(url, surroundings.name, _FORM)
+    found = read(url, context.name, _FORM)
     passed_on = {option.name: found[option] for option in _PASSED_ON if option in found}
     numbers, sessions = found[_KEYS] == "number", found[_SESSIONS]
     if not found.hosts and not found.path:
@@ -94,9 +94,9 @@ def parse(url: str, surroundings: Surroundings) -> Settings:
                 f"names no host, so it means the gateway's own database: {', '.join(passed_on)} belongs into that one's"
                 " URL"
             )
-        if not surroundings.dsn:
+        if not context.dsn:
             raise found.wrong("names no host, and there is no database of the gateway's own")
-        return Settings(surroundings.dsn, "the gateway's own database", numbers, sessions)
+        return AdvisoryUrl(context.dsn, "the gateway's own database", numbers, sessions)
     if not (found.hosts and found.path):
         raise found.wrong("has to name one host and one database")
     (host,) = found.hosts
@@ -104,4 +104,4 @@ def parse(url: str, surroundings: Surroundings) -> Settings:
     dsn = urlunsplit(
         ("postgresql", f"{user}@{host}" if user else f"{host}", quote(found.path), urlencode(passed_on), "")
     )
-    return Settings(dsn, f"{host}{found.path}", numbers, sessions)
+    return AdvisoryUrl(dsn, f"{host}{found.path}", numbers, sessions)

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import httpx
 import orjson
 
-from fencepost.locks.etcd.url import Target
+from fencepost.locks.etcd.url import EtcdUrl
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError, SourceError, SourceUnavailableError
 
 PAUSE: Final = 0.1
@@ -33,7 +33,7 @@ TOO_MANY: Final = "too many requests"
 SIGN_IN_AGAIN: Final = ("user name is empty", "revision of auth store is old")
 
 
-class RefusedError(SourceError):
+class EtcdRefusedError(SourceError):
     """etcd has answered, and said no. `code` is gRPC's."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -45,10 +45,10 @@ class _UnreadyError(Exception):
     """This node cannot answer now; another one may."""
 
 
-class Api:
+class EtcdApi:
     """Asks one etcd cluster. For one event loop."""
 
-    def __init__(self, where: Target) -> None:
+    def __init__(self, where: EtcdUrl) -> None:
         self.where = where
         self._current = 0
         self._token = ""
@@ -147,7 +147,7 @@ class Api:
         used = self._token or await self._sign_in(at, "")
         try:
             return await self._exchange(at, path, body)
-        except RefusedError as error:
+        except EtcdRefusedError as error:
             if error.code != UNAUTHENTICATED and not any(words in str(error) for words in SIGN_IN_AGAIN):
                 raise
         await self._sign_in(at, used)
@@ -161,7 +161,7 @@ class Api:
                 who = {"name": self.where.user, "password": self.where.password}
                 try:
                     self._token = (await self._exchange(at, "auth/authenticate", who))["token"]
-                except RefusedError as error:
+                except EtcdRefusedError as error:
                     # Signing in is not switched on there. Then none is asked for, as with etcd's own clients.
                     if error.code != NO_PRECONDITION:
                         raise
@@ -177,7 +177,7 @@ class Api:
         except (orjson.JSONDecodeError, AttributeError) as error:
             if response.is_server_error:
                 raise _UnreadyError(f"HTTP {response.status_code}") from error
-            raise RefusedError(
+            raise EtcdRefusedError(
                 f"{self.where} answers /v3/{path} with HTTP {response.status_code}, no JSON: is it etcd 3.4 or newer?",
                 0,
             ) from error
@@ -188,7 +188,7 @@ class Api:
         code, message = int(shown.get("grpc_code", shown.get("code", 0))), str(shown.get("message") or problem)
         if code in UNREADY or TOO_MANY in message:
             raise _UnreadyError(message)
-        raise RefusedError(f"{self.where} refused {path}: {message}", code)
+        raise EtcdRefusedError(f"{self.where} refused {path}: {message}", code)
 
     def _patience(self) -> float:
         """Seconds for one step of a request: it ends before `ask` cancels it, which would leave a handshake open."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fencepost.locks.etcd.api import NO_PRECONDITION, NOT_FOUND, Api, RefusedError
+from fencepost.locks.etcd.api import NO_PRECONDITION, NOT_FOUND, EtcdApi, EtcdRefusedError
 from fencepost.locks.source import SourceError
 
 _FIRST: Final = {"sort_target": "CREATE", "sort_order": "ASCEND", "limit": "1"}
@@ -17,7 +17,7 @@ class PlaceLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class EtcdKey:
     """A key as etcd shows it. `encoded` is its name as the gateway writes it; `lease` 0 is none."""
 
     encoded: str
@@ -26,7 +26,7 @@ class Key:
     owner: str | None
 
     @classmethod
-    def of(cls, shown: Mapping[str, Any]) -> "Key":
+    def of(cls, shown: Mapping[str, Any]) -> "EtcdKey":
         """Read one of the answer's `kvs`."""
         owner = b64decode(shown.get("value", "")).decode(errors="replace")  # etcdctl lock leaves it empty
         return cls(shown["key"], int(shown["create_revision"]), int(shown.get("lease", 0)), owner or None)
@@ -60,7 +60,7 @@ class Hold:
 class Keys:
     """Reads and writes them. Every method raises SourceError."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: EtcdApi) -> None:
         self._api = api
 
     async def enter(self, lock: str, lease: int, owner: str) -> tuple[Hold, bool]:
@@ -72,12 +72,12 @@ class Keys:
         answer = await self._txn(
             [_created(key, 0)],
             [
-                {"request_put": {"key": key, "value": _encoded(owner), "lease": str(lease)}},
+                {"request_put": {"key": key, "value": _encode(owner), "lease": str(lease)}},
                 {"request_range": {**self._folder(lock), **_FIRST}},
             ],
             [{"request_range": {"key": key}}],
         )
-        shown = Key.of(answer["responses"][-1]["response_range"]["kvs"][0])
+        shown = EtcdKey.of(answer["responses"][-1]["response_range"]["kvs"][0])
         if not answer.get("succeeded"):  # we have asked twice, the first one landed, and others may have come since
             return Hold(lease, shown.created), False
         return Hold(lease, _revision(answer)), shown.encoded == key
@@ -102,39 +102,39 @@ class Keys:
             return True
         # Asked twice, and the first one landed? To deny it would make the caller revoke the lease, key and all.
         shown = answer["responses"][-1]["response_range"].get("kvs")
-        return bool(shown) and Key.of(shown[0]).lease == new
+        return bool(shown) and EtcdKey.of(shown[0]).lease == new
 
     async def delete(self, lock: str, hold: Hold) -> None:
         """Delete the key, if it is still the one that was created."""
         key = self._key(lock, hold.lease)
         await self._txn([_created(key, hold.created)], [{"request_delete_range": {"key": key}}])
 
-    async def look(self, lock: str, before: int | None = None) -> tuple[Key | None, int]:
+    async def look(self, lock: str, before: int | None = None) -> tuple[EtcdKey | None, int]:
         """Read the key of the lock's owner, or the one just before the place created at `before`; and the revision
         at which it was so.
         """
         which = _FIRST if before is None else {**_LAST, "max_create_revision": str(before - 1)}
         answer = await self._api.ask("kv/range", {**self._folder(lock), **which})
         shown = answer.get("kvs")
-        return Key.of(shown[0]) if shown else None, _revision(answer)
+        return EtcdKey.of(shown[0]) if shown else None, _revision(answer)
 
-    async def read(self, lock: str, hold: Hold) -> tuple[Key | None, int]:
+    async def read(self, lock: str, hold: Hold) -> tuple[EtcdKey | None, int]:
         """Read the key of a hold, if it is still the one that was created, and the raft term at which it was so."""
         answer = await self._api.ask("kv/range", {"key": self._key(lock, hold.lease)})
         shown = answer.get("kvs")
-        key = Key.of(shown[0]) if shown else None
+        key = EtcdKey.of(shown[0]) if shown else None
         return key if key is not None and key.created == hold.created else None, _term(answer)
 
     async def revision(self) -> int:
         """Read etcd's revision, as most of its nodes know it."""
-        nothing = {"key": _encoded(self._api.where.prefix), "count_only": True}
+        nothing = {"key": _encode(self._api.where.prefix), "count_only": True}
         return _revision(await self._api.ask("kv/range", nothing))
 
     async def grant(self, lease: int, ttl: int) -> None:
         """Make a lease of `ttl` seconds with this id."""
         try:
             await self._api.ask("lease/grant", {"ID": str(lease), "TTL": str(ttl)})
-        except RefusedError as error:
+        except EtcdRefusedError as error:
             # It exists: we have asked twice. No other client chooses this one of 2^62 ids.
             if error.code != NO_PRECONDITION:
                 raise
@@ -154,16 +154,16 @@ class Keys:
         """End the lease, if it is there, and delete what is attached to it."""
         try:
             await self._api.ask("lease/revoke", {"ID": str(lease)})
-        except RefusedError as error:
+        except EtcdRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
 
     def _key(self, lock: str, lease: int) -> str:
-        return _encoded(f"{self._path(lock)}{lease:x}")
+        return _encode(f"{self._path(lock)}{lease:x}")
 
     def _folder(self, lock: str) -> dict[str, str]:
         folder = self._path(lock)
-        return {"key": _encoded(folder), "range_end": _encoded(folder[:-1] + chr(ord("/") + 1))}
+        return {"key": _encode(folder), "range_end": _encode(folder[:-1] + chr(ord("/") + 1))}
 
     def _path(self, lock: str) -> str:
         """Without a slash in it, no lock's name begins with another lock's folder."""
@@ -175,7 +175,7 @@ class Keys:
         """Raise PlaceLostError where the lease of a put has ended."""
         try:
             return await self._api.ask("kv/txn", {"compare": compare, "success": then, "failure": otherwise or []})
-        except RefusedError as error:
+        except EtcdRefusedError as error:
             if error.code == NOT_FOUND:
                 raise PlaceLostError from error
             raise
@@ -186,7 +186,7 @@ def seconds(ttl_ms: int) -> int:
     return max(1, -(-ttl_ms // 1000))
 
 
-def _encoded(text: str) -> str:
+def _encode(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 

@@ -23,10 +23,10 @@ import asyncio
 import secrets
 from typing import Final
 
-from fencepost.locks.etcd.api import Api
-from fencepost.locks.etcd.keys import Hold, Key, Keys, PlaceLostError, seconds
-from fencepost.locks.etcd.url import target
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.etcd.api import EtcdApi
+from fencepost.locks.etcd.keys import EtcdKey, Hold, Keys, PlaceLostError, seconds
+from fencepost.locks.etcd.url import parse
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Capabilities, Grant, Holder, Source, SourceError, SourceUnavailableError
 
 BEATS: Final = 3
@@ -37,9 +37,9 @@ FAULTY: Final = ((3, 5, 0), (3, 5, 2))
 """From this release to that one a node that crashed may lack what the others have."""
 
 
-def from_url(url: str, surroundings: Surroundings) -> Source:
+def from_url(url: str, context: SourceContext) -> Source:
     """Make the source of an etcd:// or etcds:// URL (docs/sources/etcd.md). Raises SourceConfigError."""
-    return EtcdSource(Api(target(url, surroundings.name)))
+    return EtcdSource(EtcdApi(parse(url, context.name)))
 
 
 class EtcdSource:
@@ -47,7 +47,7 @@ class EtcdSource:
 
     capabilities = Capabilities(order="source", fair=True, verifies=True, least_ttl_ms=1000)
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: EtcdApi) -> None:
         self._api, self._keys = api, Keys(api)
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -197,12 +197,12 @@ class EtcdSource:
         self._refuse_foreign(lock, first)
         return await self._holder(first)
 
-    async def _holder(self, key: Key) -> Holder:
+    async def _holder(self, key: EtcdKey) -> Holder:
         if key.lease == 0:
             return Holder(key.owner)
         return Holder(key.owner, await self._keys.left_ms(key.lease))
 
-    def _refuse_foreign(self, lock: str, key: Key) -> None:
+    def _refuse_foreign(self, lock: str, key: EtcdKey) -> None:
         """A key that never expires keeps every client from the lock."""
         if key.lease == 0:
             raise SourceError(

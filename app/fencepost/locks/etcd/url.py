@@ -24,7 +24,7 @@ _FORM: Final = Form(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EtcdUrl:
     """What a source's URL says. `endpoints` are base URLs without a path."""
 
     name: str
@@ -40,13 +40,13 @@ class Target:
         return f"etcd source {self.name} ({', '.join(self.endpoints)})"
 
 
-def target(url: str, name: str) -> Target:
+def parse(url: str, name: str) -> EtcdUrl:
     """Read the URL of the source of this name. Raises SourceConfigError."""
     found = read(url, name, _FORM)
     if (CERT in found) != (KEY in found):
         raise found.wrong("needs cert= and key= together")
     web = "https" if found.scheme == "etcds" else "http"
-    return Target(
+    return EtcdUrl(
         name,
         tuple(f"{web}://{host}" for host in found.hosts),
         found[PREFIX],

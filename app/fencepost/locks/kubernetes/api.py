@@ -30,7 +30,7 @@ _PAUSE: Final = 0.2
 """Seconds before a watch that broke is asked for again."""
 
 
-class Api:
+class KubernetesApi:
     """One API server. `namespace` None: the one that the credentials come with."""
 
     def __init__(self, access: Access, namespace: str | None) -> None:

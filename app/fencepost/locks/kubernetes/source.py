@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.locks.kubernetes import lease as kubernetes_lease
-from fencepost.locks.kubernetes.api import VERBS, Api
+from fencepost.locks.kubernetes.api import VERBS, KubernetesApi
 from fencepost.locks.kubernetes.lease import LOCK_ANNOTATION, LeaseObject
-from fencepost.locks.kubernetes.url import Names, parsed
+from fencepost.locks.kubernetes.url import Names, parse
 from fencepost.locks.source import (
     MOST_NATIVE,
     Capabilities,
@@ -40,7 +40,7 @@ from fencepost.locks.source import (
 )
 
 if TYPE_CHECKING:
-    from fencepost.locks.registry import Surroundings
+    from fencepost.locks.registry import SourceContext
 
 TRIES: Final = 50
 """How often an update is tried that another client gets ahead of."""
@@ -63,7 +63,7 @@ class KubernetesLeases:
 
     capabilities: Final = Capabilities(order="source", fair=False, verifies=True, least_ttl_ms=1000)
 
-    def __init__(self, api: Api, names: Names) -> None:
+    def __init__(self, api: KubernetesApi, names: Names) -> None:
         self._api, self._names = api, names
         self._seen: OrderedDict[str, _Observed] = OrderedDict()
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -289,10 +289,10 @@ class KubernetesLeases:
         ]
 
 
-def from_url(url: str, surroundings: "Surroundings") -> KubernetesLeases:
+def from_url(url: str, context: "SourceContext") -> KubernetesLeases:
     """Make the source of kubernetes://in-cluster/NAMESPACE or kubernetes://kubeconfig/NAMESPACE?file=…&context=….
 
     Raises SourceConfigError.
     """
-    options = parsed(url, surroundings.name)
-    return KubernetesLeases(Api(options.access, options.namespace), options.names)
+    options = parse(url, context.name)
+    return KubernetesLeases(KubernetesApi(options.access, options.namespace), options.names)

@@ -40,7 +40,7 @@ class Options:
     names: Names
 
 
-def parsed(url: str, source: str) -> Options:
+def parse(url: str, source: str) -> Options:
     """Read the URL of the source of this name. Raises SourceConfigError."""
     found = read(url, source, _FORM)
     access: Access

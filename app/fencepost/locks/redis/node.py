@@ -77,15 +77,15 @@ class RedisNode:
 
     async def command(self, *words: str | int, about: str) -> Any:
         """Send one command. Raises as `run` does."""
-        with self._translated(about):
+        with self._map_errors(about):
             async with asyncio.timeout(self._timeout):
                 return await self._redis.execute_command(*words)
 
-    async def acknowledged(
+    async def run_replicated(
         self, script: str, keys: tuple[str, ...], *values: str | int, about: str, replicas: int, wait_ms: int
     ) -> tuple[Any, int]:
         """Run a script, and say how many replicas had its writes within `wait_ms`. Raises as `run` does."""
-        with self._translated(about):
+        with self._map_errors(about):
             async with asyncio.timeout(self._timeout), self._redis.pipeline(transaction=False) as pipeline:
                 # WAIT is about the writes of its own connection, so both go over one.
                 pipeline.execute_command("EVAL", script, len(keys), *keys, *values)
@@ -97,7 +97,7 @@ class RedisNode:
         return answers[0], int(answers[1])
 
     @contextmanager
-    def _translated(self, about: str) -> Iterator[None]:
+    def _map_errors(self, about: str) -> Iterator[None]:
         """Turn everything that the library raises into a SourceError."""
         try:
             yield

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fencepost.locks.redis.advice import advice, server_info
-from fencepost.locks.redis.leftovers import Leftovers
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
+from fencepost.locks.redis.pending_releases import PendingReleases
 from fencepost.locks.redis.scripts import EXTEND, LOOK, RELEASE, TAKE
 from fencepost.locks.redis.url import LEAST_NODES, NODE_TIMEOUT_MS, PREFIX, REDLOCK
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import (
     Capabilities,
     Grant,
@@ -44,9 +44,9 @@ SHARE: Final = 10
 Ask = Callable[[RedisNode], Awaitable[Any]]
 
 
-def from_url(url: str, surroundings: Surroundings) -> "RedlockSource":
+def from_url(url: str, context: SourceContext) -> "RedlockSource":
     """Make the source that a redlock:// URL describes. Raises SourceConfigError."""
-    where = read(url, surroundings.name, REDLOCK)
+    where = read(url, context.name, REDLOCK)
     if len(set(where.hosts)) < len(where.hosts):
         raise where.wrong(f"has a host twice: it takes {LEAST_NODES} or more different hosts")
     return RedlockSource(where)
@@ -87,14 +87,14 @@ class RedlockSource:
         self.capabilities = Capabilities(order="database", fair=False, verifies=False, least_ttl_ms=SHARE * timeout_ms)
         self._prefix = where[PREFIX]
         self._nodes = [RedisNode(where, host, timeout_ms / 1000) for host in where.hosts]
-        self._leftovers = Leftovers()
+        self._pending = PendingReleases()
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed."""
 
     async def close(self) -> None:
         """Close connections, after what cancelled requests left behind is given back."""
-        await self._leftovers.settled()
+        await self._pending.finish()
         await asyncio.gather(*(node.close() for node in self._nodes))
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:  # noqa: ARG002 - it has none
@@ -104,7 +104,7 @@ class RedlockSource:
         while True:
             attempt = self._try(lock, unique_value(owner), ttl_ms)
             try:
-                answer = await self._leftovers.whole(attempt, lambda grant: self.release(lock, grant.handle))
+                answer = await self._pending.acquire_or_release(attempt, lambda grant: self.release(lock, grant.handle))
             except SourceUnavailableError:
                 # Who waits anyway waits on: the time limits of nodes are short, so one slow moment is nothing.
                 if loop.time() >= deadline:

@@ -14,11 +14,11 @@ import random
 from typing import Any, Final
 
 from fencepost.locks.redis.advice import advice
-from fencepost.locks.redis.leftovers import Leftovers
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
+from fencepost.locks.redis.pending_releases import PendingReleases
 from fencepost.locks.redis.scripts import EXTEND, GRANT, LOOK, MINT, RELEASE
 from fencepost.locks.redis.url import PREFIX, REDIS, REPLICAS, WAIT_MS
-from fencepost.locks.registry import Surroundings
+from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
@@ -34,9 +34,9 @@ LONGEST_PAUSE: Final = 0.2
 """Seconds between a waiter's tries, on average: twice as long each time, up to this."""
 
 
-def from_url(url: str, surroundings: Surroundings) -> "RedisSource":
+def from_url(url: str, context: SourceContext) -> "RedisSource":
     """Make the source that a redis:// or rediss:// URL describes. Raises SourceConfigError."""
-    where = read(url, surroundings.name, REDIS)
+    where = read(url, context.name, REDIS)
     if WAIT_MS in where and REPLICAS not in where:
         raise where.wrong("has the option wait_ms, which needs replicas=")
     return RedisSource(where)
@@ -53,14 +53,14 @@ class RedisSource:
         self._replicas = where[REPLICAS]
         self._wait_ms = where[WAIT_MS]
         self._node = RedisNode(where, where.hosts[0], REQUEST_TIMEOUT)
-        self._leftovers = Leftovers()
+        self._pending = PendingReleases()
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed."""
 
     async def close(self) -> None:
         """Close connections, after what cancelled requests left behind is given back."""
-        await self._leftovers.settled()
+        await self._pending.finish()
         await self._node.close()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
@@ -70,7 +70,7 @@ class RedisSource:
         pause = FIRST_PAUSE
         while True:
             attempt = self._try(lock, unique_value(owner), ttl_ms, tokens)
-            answer = await self._leftovers.whole(attempt, lambda grant: self.release(lock, grant.handle))
+            answer = await self._pending.acquire_or_release(attempt, lambda grant: self.release(lock, grant.handle))
             left = deadline - loop.time()
             if isinstance(answer, Grant) or left <= 0:
                 return answer
@@ -82,7 +82,7 @@ class RedisSource:
             answer = await self._draw(GRANT, lock, value, ttl_ms, tokens)
         except SourceError:
             # It may have been granted all the same.
-            self._leftovers.give_back(self.release(lock, value))
+            self._pending.give_back(self.release(lock, value))
             raise
         return holder(answer) if isinstance(answer, list) else Grant(value, _numbers(answer, tokens))
 
@@ -91,7 +91,7 @@ class RedisSource:
         keys, about = (self._key(lock), self._counter), self._about(lock)
         if self._replicas == 0:
             return await self._node.run(script, keys, *values, about=about)
-        answer, count = await self._node.acknowledged(
+        answer, count = await self._node.run_replicated(
             script, keys, *values, about=about, replicas=self._replicas, wait_ms=self._wait_ms
         )
         if isinstance(answer, int) and count < self._replicas:

@@ -8,14 +8,14 @@ from kazoo.exceptions import NoNodeError
 
 from fencepost.locks.source import REQUEST_TIMEOUT
 from fencepost.locks.zookeeper.session import ZooKeeperSession
-from fencepost.locks.zookeeper.url import Settings
+from fencepost.locks.zookeeper.url import ZooKeeperUrl
 
 _ANYBODY: Final = ("world", "anyone")
 _LATE_EPOCH: Final = 60_000
 _MOST_EPOCH: Final = 65_535
 
 
-async def advice(settings: Settings, session: ZooKeeperSession) -> list[str]:
+async def advice(settings: ZooKeeperUrl, session: ZooKeeperSession) -> list[str]:
     """List what is unsafe, one sentence each. Raises SourceError where the ensemble cannot be asked."""
     found = await _permissions(settings, session)
     said = await asyncio.gather(*(_server(host, port) for host, port in settings.hosts))
@@ -27,7 +27,7 @@ async def advice(settings: Settings, session: ZooKeeperSession) -> list[str]:
     return found
 
 
-async def _permissions(settings: Settings, session: ZooKeeperSession) -> list[str]:
+async def _permissions(settings: ZooKeeperUrl, session: ZooKeeperSession) -> list[str]:
     try:
         acls, _ = await session.ask("*", lambda client: client.get_acls_async(settings.root))
     except NoNodeError:

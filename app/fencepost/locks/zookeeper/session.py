@@ -31,7 +31,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceError, SourceUnavailableError
-from fencepost.locks.zookeeper.url import Settings
+from fencepost.locks.zookeeper.url import ZooKeeperUrl
 
 Begin = Callable[[Any], Any]
 """Sends a request: takes a KazooClient, returns its AsyncResult. kazoo has no types."""
@@ -72,7 +72,7 @@ class LostAnswerError(SourceUnavailableError):
 class ZooKeeperSession:
     """A session, which is opened anew whenever it is lost."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ZooKeeperUrl) -> None:
         self.settings = settings
         self.acl = OPEN_ACL_UNSAFE if settings.credentials is None else CREATOR_ALL_ACL
         self._connected = asyncio.Event()

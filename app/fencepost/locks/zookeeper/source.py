@@ -26,23 +26,23 @@ from fencepost.locks.zookeeper import advice as zookeeper_advice
 from fencepost.locks.zookeeper.nodes import QueueNode, in_order, new_guid, parent_of, prefix_of, token
 from fencepost.locks.zookeeper.session import LostAnswerError, ZooKeeperSession
 from fencepost.locks.zookeeper.sweep import Sweeper
-from fencepost.locks.zookeeper.url import Settings, parse
+from fencepost.locks.zookeeper.url import ZooKeeperUrl, parse
 
 if TYPE_CHECKING:
-    from fencepost.locks.registry import Surroundings
+    from fencepost.locks.registry import SourceContext
 
 _CAPABILITIES: Final = Capabilities(order="source", fair=True, verifies=True, ttl_from_server=False)
 
 
-def from_url(url: str, surroundings: "Surroundings") -> "ZooKeeperSource":
+def from_url(url: str, context: "SourceContext") -> "ZooKeeperSource":
     """Make a source from zookeeper://h1:2181,h2:2181/chroot. Raises SourceConfigError."""
-    return ZooKeeperSource(parse(url, surroundings.name))
+    return ZooKeeperSource(parse(url, context.name))
 
 
 class ZooKeeperSource:
     """Locks of one ensemble, through one session."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ZooKeeperUrl) -> None:
         self._settings = settings
         self._session = ZooKeeperSession(settings)
         self._sweeper = Sweeper(self._session)

@@ -21,7 +21,7 @@ _FORM: Final = Form(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ZooKeeperUrl:
     """What a URL says. `root`: the node that has one child per lock. `credentials`: user:password, for digest."""
 
     hosts: tuple[Host, ...]
@@ -35,8 +35,8 @@ class Settings:
         return ",".join(map(str, self.hosts))
 
 
-def parse(url: str, name: str) -> Settings:
+def parse(url: str, name: str) -> ZooKeeperUrl:
     """Read the URL of the source of this name. Raises SourceConfigError."""
     found = read(url, name, _FORM)
     credentials = None if found.user is None else f"{found.user}:{found.password}"
-    return Settings(found.hosts, found.path.rstrip("/") + ROOT, found[SESSION_TIMEOUT], credentials)
+    return ZooKeeperUrl(found.hosts, found.path.rstrip("/") + ROOT, found[SESSION_TIMEOUT], credentials)

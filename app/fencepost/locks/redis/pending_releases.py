@@ -14,13 +14,15 @@ from fencepost.locks.source import Grant, SourceError
 T = TypeVar("T")
 
 
-class Leftovers:
+class PendingReleases:
     """Tasks that outlive the requests they belong to."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def whole(self, attempt: Coroutine[Any, Any, T], release: Callable[[Grant], Awaitable[None]]) -> T:
+    async def acquire_or_release(
+        self, attempt: Coroutine[Any, Any, T], release: Callable[[Grant], Awaitable[None]]
+    ) -> T:
         """Await an attempt to acquire. Cancelled, it ends all the same, and what it was granted is released."""
         task = self._start(attempt)
         try:
@@ -34,7 +36,7 @@ class Leftovers:
         """Release behind the caller's back what may have been granted."""
         self._start(self._tried(release))
 
-    async def settled(self) -> None:
+    async def finish(self) -> None:
         """Return once all is given back, or has failed to."""
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from fencepost.client.acquiring import Wish
+from fencepost.client.acquiring import AcquireRequest
 
 Names: TypeAlias = str | Sequence[str]
 """A lock's name, or several that are taken together: all or none."""
@@ -20,9 +20,9 @@ SECRET_BYTES: Final = 32
 LONGEST_OWNER: Final = 256
 
 
-def wish_for(
+def make_acquire_request(
     name: Names, *, ttl: float, wait: float | None, claim: Claims, owner: str, tokens: int, source: str | None = None
-) -> Wish:
+) -> AcquireRequest:
     """Check the arguments of `lock`, and choose the lease's secret. ValueError names what makes no sense."""
     locks = _several(name)
     if not locks:
@@ -31,7 +31,7 @@ def wish_for(
         raise ValueError(f"wait={wait!r}: 0 or more seconds, or None to wait for ever")
     if tokens < 1:
         raise ValueError(f"tokens={tokens!r}: a grant draws at least 1 token")
-    return Wish(
+    return AcquireRequest(
         locks=locks,
         claims=_claims(claim, locks),
         owner=owner,
