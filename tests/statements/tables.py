@@ -178,6 +178,8 @@ class Driver:
         await self.ask("POST many, present and stale", "POST", path, [rows.row(1), rows.row(2)], stale=True)
         await self.ask("POST one, only values", "POST", path, {**rows.whole, **rows.values})
         await self.ask("POST many, only values", "POST", path, [{**rows.whole, **rows.values}] * 2)
+        await self.ask("POST of nothing", "POST", path, {})
+        await self.ask("POST many of nothing", "POST", path, [{}, {}])
         await self.ask("POST one, minimal", "POST", path, rows.row(3), prefer="return=minimal")
 
     async def changes(self) -> None:

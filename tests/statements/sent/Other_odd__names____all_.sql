@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'Other.odd "names"%2C \'all\'/k6'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"Other"."odd ""names"", \'all\'"'
 --   $4 = 'Other.odd "names", \'all\''
 --   $5 = '{"columns": [{"name": "key $1", "type": "text", "number": 1}], "relation":  ...
@@ -34,7 +34,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"key $1": "k3", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 --   $3 = 0
 INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
@@ -61,7 +61,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b"
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = 'k4'
---   $2 = 116
+--   $2 = 118
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
@@ -72,19 +72,29 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b"
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
---   $2 = 117
+--   $2 = 119
 --   $3 = 0
 INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "Other"."odd ""names"", 'all'" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
 -- DELETE, stale: 409
 -- DELETE, minimal: 204
 --   $1 = 'k6'
---   $2 = 135
+--   $2 = 137
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."odd ""names"", 'all'_bdfa8dee7f_delete"(CAST($1::text AS text), $2::bigint, False) AS r
@@ -93,7 +103,7 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 -- DELETE: 200
 -- DELETE, no row: 404
 --   $1 = 'k0'
---   $2 = 151
+--   $2 = 153
 --   $3 = 0
 SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."odd ""names"", 'all'_bdfa8dee7f_delete"(CAST($1::text AS text), $2::bigint, True) AS r
@@ -160,13 +170,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6 ...
 --   $3 = [b'KL_\xd7\x95\x13\x0b\xbcH\xa2X_Q5Y\xa1\x9dE\xa4\x1dl\xcd\xac\xd6\xacgq0p\x ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"key $1":"k0","%s :token":"x","r":"r","b":"b","hit":"h"}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'Other.odd "names"%2C \'all\'/k6'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -234,7 +244,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = 'k0'
---   $2 = 115
+--   $2 = 117
 --   $3 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
   SET "%s :token" = DEFAULT, "r" = DEFAULT, "b" = DEFAULT, "hit" = DEFAULT, "last_fence_token" = $2::bigint
@@ -243,7 +253,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
@@ -254,7 +264,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 
 -- PATCH, select: 200
 --   $1 = 'k0'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
@@ -277,7 +287,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 -- PATCH, and the connection breaks: 503
 -- PUT, and the connection breaks: 503
 --   $1 = 'k0'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
@@ -288,7 +298,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
---   $2 = 110
+--   $2 = 112
 --   $3 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
   SET "last_fence_token" = $2::bigint
@@ -300,7 +310,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = 'k0'
---   $2 = 124
+--   $2 = 126
 UPDATE "Other"."odd ""names"", 'all'" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
@@ -312,9 +322,26 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $2 = '[{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 WITH
   b AS MATERIALIZED (SELECT "%s :token", "r", "b", "hit", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("%s :token", "r", "b", "hit", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS b("%s :token", "r", "b", "hit", "fencepost ordinal")),
   i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "last_fence_token")
     SELECT "%s :token", "r", "b", "hit", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("last_fence_token")
+    SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource)
@@ -331,7 +358,7 @@ WITH
 --   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
 WITH
   b AS MATERIALIZED (SELECT "key $1", "%s :token", "r", "b", "hit", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS x("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)) WITH ORDINALITY AS b("key $1", "%s :token", "r", "b", "hit", "fencepost ordinal")),
   i AS (INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b", "hit", "last_fence_token")
     SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
     FROM b
@@ -343,7 +370,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"key $1": "k0"}, {"key $1": "k1"}, {"key $1": "k2"}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -371,7 +398,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}, {"key  ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -396,7 +423,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'r'
 WITH
   hit AS MATERIALIZED (SELECT r."key $1" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -454,7 +481,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'r'
 WITH
   hit AS MATERIALIZED (SELECT r."key $1" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -485,7 +512,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $3 = 'r'
 WITH
@@ -516,7 +543,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $3 = 'r'
 WITH

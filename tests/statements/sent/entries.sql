@@ -190,7 +190,7 @@ SELECT e.scope, e.verdict, e.refused_by
 -- PUT of a new row: 201
 -- PUT of a new row with defaults: 201
 -- PUT, and the connection breaks: 503
---   $1 = [114]
+--   $1 = [116]
 --   $2 = ['1']
 --   $3 = ['{"account_id": 42, "n": 1}']
 SELECT e.scope, e.verdict, e.refused_by
@@ -209,7 +209,7 @@ SELECT e.scope, e.verdict, e.refused_by
 -- DELETE: 200
 -- DELETE, no row: 404
 -- DELETE, minimal: 204
---   $1 = [107]
+--   $1 = [109]
 --   $2 = ['1']
 SELECT e.scope, e.verdict, e.refused_by
   FROM fencepost.enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
@@ -233,7 +233,7 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/entries-PATCH-656e74726965732f31']
 --   $3 = [b't\xb8\xdfF\xf70\xf1\xec\xd0\xa7\xb0\t\xcc\x14mkR/~\xf6g\x87\xc0\xadw\xe1P ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n134\nx-fence-scope\naccount/42\ncon ...
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n136\nx-fence-scope\naccount/42\ncon ...
 --   $6 = [b'{"id":1,"account_id":42,"n":1}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
@@ -351,7 +351,7 @@ UPDATE "public"."entries" AS r
 --   $1 = '[{"account_id": 42, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "account_id", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" integer, "n" integer)) WITH ORDINALITY AS x("account_id", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" integer, "n" integer)) WITH ORDINALITY AS b("account_id", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."entries" AS r ("account_id", "n")
     SELECT "account_id", "n"
     FROM b
@@ -367,7 +367,7 @@ WITH
 --   $1 = '[{"id": 1, "account_id": 42, "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "account_id", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "account_id" integer, "n" integer)) WITH ORDINALITY AS x("id", "account_id", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "account_id" integer, "n" integer)) WITH ORDINALITY AS b("id", "account_id", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
     SELECT "id", "account_id", "n"
     FROM b
@@ -571,7 +571,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/entries-POST-656e7472696573']
 --   $3 = [b'\x9e\xc4A\x89\x9c\xfeZ\x0c\x03]k&\x7f\xd9\x19\x88\x9b\xa1\xf2\x87\xc0\xee ...
---   $4 = [138]
+--   $4 = [140]
 --   $5 = ['[{"id": 7, "account_id": 42, "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
@@ -588,7 +588,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/entries-PUT-656e74726965732f31']
 --   $3 = [b'\xa7\xdcXFI\xca\xb6u\x04c\xbe\x11\xbd\x02\xb2\xf5^i\xd5 8D\x10\xddj\xfcj\ ...
---   $4 = [135]
+--   $4 = [137]
 --   $5 = ['1']
 --   $6 = ['{"account_id": 42, "n": 1}']
 WITH
@@ -606,7 +606,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/entries-PATCH-656e74726965732f31']
 --   $3 = [b't\xb8\xdfF\xf70\xf1\xec\xd0\xa7\xb0\t\xcc\x14mkR/~\xf6g\x87\xc0\xadw\xe1P ...
---   $4 = [134]
+--   $4 = [136]
 --   $5 = ['1']
 WITH
   k AS MATERIALIZED (SELECT *

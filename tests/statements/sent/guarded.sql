@@ -28,7 +28,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."gua
 
 -- PATCH of nothing: 200
 --   $1 = '1'
---   $2 = 110
+--   $2 = 112
 UPDATE "public"."guarded" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -39,7 +39,7 @@ UPDATE "public"."guarded" AS r
 -- claim of a absent row: 404
 -- claim of a absent row, stale: 404
 --   $1 = '1'
---   $2 = 114
+--   $2 = 116
 UPDATE "public"."guarded" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -47,7 +47,7 @@ UPDATE "public"."guarded" AS r
 
 -- PATCH, minimal: 204
 --   $1 = '1'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x"}'
 UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -57,7 +57,7 @@ UPDATE "public"."guarded" AS r
 
 -- PATCH, select: 200
 --   $1 = '1'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x"}'
 UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -71,7 +71,7 @@ UPDATE "public"."guarded" AS r
 -- PATCH, stale: 409
 -- PATCH, no row: 404
 --   $1 = '1'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x"}'
 UPDATE "public"."guarded" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -79,12 +79,29 @@ UPDATE "public"."guarded" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
--- POST one, minimal: 201
+-- POST of nothing: 400
+-- POST many of nothing: 400
 --   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."guarded" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'guarded/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('guarded'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, minimal: 201
+--   $1 = 108
 --   $2 = '[{"id": 4, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -104,7 +121,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -121,7 +138,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS b("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."guarded" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'items/o,6'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."items"'
 --   $4 = 'items'
 --   $5 = '{"columns": [{"name": "order_id", "type": "text", "number": 1}, {"name": "l ...
@@ -23,10 +23,20 @@ WITH RECURSIVE part(oid) AS (
     JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."items" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+
 -- PUT of a new row with defaults: 201
 --   $1 = 'o'
 --   $2 = '5'
---   $3 = 117
+--   $3 = 119
 --   $4 = 0
 INSERT INTO "public"."items" AS r ("order_id", "line", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
@@ -34,7 +44,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "last_fence_token")
   RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"order_id": "o", "line": 3, "what": "x"}]'
 --   $3 = 0
 INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
@@ -62,7 +72,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
 -- PUT, and the connection breaks: 503
 --   $1 = 'o'
 --   $2 = '4'
---   $3 = 116
+--   $3 = 118
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
@@ -87,7 +97,7 @@ INSERT INTO "public"."items" AS r ("what", "last_fence_token")
 -- DELETE, minimal: 204
 --   $1 = 'o'
 --   $2 = '6'
---   $3 = 135
+--   $3 = 137
 --   $4 = 0
 SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
@@ -97,7 +107,7 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 -- DELETE, no row: 404
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 151
+--   $3 = 153
 --   $4 = 0
 SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
@@ -174,13 +184,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/items-PATCH-6974656d732f6f2c30']
 --   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"o","line":0,"what":"x"}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'items/o,6'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -250,7 +260,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."ite
 -- PATCH of nothing: 200
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 110
+--   $3 = 112
 --   $4 = 0
 UPDATE "public"."items" AS r
   SET "last_fence_token" = $3::bigint
@@ -263,7 +273,7 @@ UPDATE "public"."items" AS r
 -- claim of a absent row, stale: 409
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 124
+--   $3 = 126
 UPDATE "public"."items" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
@@ -273,7 +283,7 @@ UPDATE "public"."items" AS r
 -- PUT of a new row with defaults: 201
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 115
+--   $3 = 117
 --   $4 = 0
 UPDATE "public"."items" AS r
   SET "what" = DEFAULT, "last_fence_token" = $3::bigint
@@ -283,7 +293,7 @@ UPDATE "public"."items" AS r
 -- PATCH, minimal: 204
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 109
+--   $3 = 111
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
@@ -295,7 +305,7 @@ UPDATE "public"."items" AS r
 -- PATCH, select: 200
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 108
+--   $3 = 110
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
@@ -318,7 +328,7 @@ UPDATE "public"."items" AS r
 -- PUT, and the connection breaks: 503
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 107
+--   $3 = 109
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
@@ -330,13 +340,30 @@ UPDATE "public"."items" AS r
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'o'
 --   $2 = '0'
---   $3 = 112
+--   $3 = 114
 --   $4 = '{"order_id": "o", "line": " 0", "what": "x"}'
 UPDATE "public"."items" AS r
   SET "what" = b."what", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."items" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -346,7 +373,7 @@ UPDATE "public"."items" AS r
 --   $2 = '[{"order_id": "o", "line": 0, "what": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "order_id", "line", "what", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS x("order_id", "line", "what", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "line" integer, "what" text)) WITH ORDINALITY AS b("order_id", "line", "what", "fencepost ordinal")),
   i AS (INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token")
     SELECT "order_id", "line", "what", -$1::bigint
     FROM b
@@ -363,7 +390,7 @@ WITH
 --   $2 = '[{"what": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "what", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("what" text)) WITH ORDINALITY AS x("what", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("what" text)) WITH ORDINALITY AS b("what", "fencepost ordinal")),
   i AS (INSERT INTO "public"."items" AS r ("what", "last_fence_token")
     SELECT "what", -$1::bigint
     FROM b
@@ -375,7 +402,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"order_id": "o", "line": 0}, {"order_id": "o", "line": 1}, {"order_id": " ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -403,7 +430,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"order_id": "o", "line": 0, "what": "x"}, {"order_id": "o", "line": 1, "w ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -428,7 +455,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'o'
 --   $3 = ['1', '2', '3']
 WITH
@@ -488,7 +515,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'o'
 --   $3 = ['1', '2', '3']
 WITH
@@ -520,7 +547,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"what": "x"}'
 --   $3 = 'o'
 --   $4 = ['1', '2', '3']
@@ -552,7 +579,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"what": "x"}'
 --   $3 = 'o'
 --   $4 = ['1', '2', '3']

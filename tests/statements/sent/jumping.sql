@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'jumping/7'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."jumping"'
 --   $4 = 'jumping'
 --   $5 = '{"columns": [{"name": "id", "type": "integer", "number": 1}], "relation": < ...
@@ -50,14 +50,14 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- DELETE, stale: 409
 -- DELETE, minimal: 204
 --   $1 = '7'
---   $2 = 135
+--   $2 = 137
 SELECT 0 AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."jumping_610aaddf47_delete"(CAST($1::text AS integer), $2::bigint, False) AS r
 
 -- DELETE: 200
 -- DELETE, no row: 404
 --   $1 = '1'
---   $2 = 151
+--   $2 = 153
 SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."jumping_610aaddf47_delete"(CAST($1::text AS integer), $2::bigint, True) AS r
 
@@ -99,13 +99,13 @@ SELECT fencepost.floor_of($1)
 --   $2 = 'data/jumping-PATCH-6a756d70696e672f31'
 --   $3 = b'[E\t\x14\xce\xf7o\xb3\xfb\xe8h\x88S\x9f`\xbam\xc427\xd2l*yF\xf6o\xb6m\x13\ ...
 --   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '132', 'content-type', 'applic ...
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '134', 'content-type', 'applic ...
 --   $6 = b'{"id":1,"status":"x"}'
 SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'jumping/7'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -166,7 +166,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."jum
 
 -- PATCH of nothing: 200
 --   $1 = '1'
---   $2 = 110
+--   $2 = 112
 UPDATE "public"."jumping" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -177,7 +177,7 @@ UPDATE "public"."jumping" AS r
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = '1'
---   $2 = 124
+--   $2 = 126
 UPDATE "public"."jumping" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -186,7 +186,7 @@ UPDATE "public"."jumping" AS r
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = '1'
---   $2 = 115
+--   $2 = 117
 UPDATE "public"."jumping" AS r
   SET "status" = DEFAULT, "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -194,7 +194,7 @@ UPDATE "public"."jumping" AS r
 
 -- PATCH, minimal: 204
 --   $1 = '1'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x"}'
 UPDATE "public"."jumping" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -204,7 +204,7 @@ UPDATE "public"."jumping" AS r
 
 -- PATCH, select: 200
 --   $1 = '1'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x"}'
 UPDATE "public"."jumping" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -227,7 +227,7 @@ UPDATE "public"."jumping" AS r
 -- PUT, and the connection breaks: 503
 -- PUT, and the connection breaks: 201
 --   $1 = '1'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x"}'
 UPDATE "public"."jumping" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
@@ -235,12 +235,29 @@ UPDATE "public"."jumping" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
--- POST one, minimal: 201
+-- POST of nothing: 400
+-- POST many of nothing: 400
 --   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."jumping" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'jumping/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('jumping'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, minimal: 201
+--   $1 = 108
 --   $2 = '[{"id": 4, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -262,7 +279,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -279,7 +296,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS b("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."jumping" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b
@@ -291,7 +308,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -319,7 +336,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"id": 1, "status": "x"}, {"id": 2, "status": "x"}, {"id": 3, "status": "x ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -344,7 +361,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -402,7 +419,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -433,7 +450,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
@@ -464,7 +481,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
@@ -496,7 +513,7 @@ WITH
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
---   $2 = 117
+--   $2 = 119
 WITH
   i AS (INSERT INTO "public"."jumping" AS r ("id", "last_fence_token")
     SELECT CAST($1::text AS integer), -$2::bigint
@@ -510,7 +527,7 @@ WITH
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 201
 --   $1 = '5'
---   $2 = 116
+--   $2 = 118
 --   $3 = '{"status": "x"}'
 WITH
   i AS (INSERT INTO "public"."jumping" AS r ("id", "status", "last_fence_token")

@@ -170,7 +170,7 @@ SELECT e.scope, e.refused_by
 --   $2 = 'data/ledger-PATCH-6c65646765722f31'
 --   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
 --   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '134', 'x-fence-scope', 'books ...
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '136', 'x-fence-scope', 'books ...
 --   $6 = b'{"id":1,"book":"b","part":"ok","n":1}'
 SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 
@@ -235,7 +235,7 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1),
 --   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
     SELECT "book", "part", "n"
     FROM b
@@ -250,7 +250,7 @@ WITH
 --   $1 = '[{"id": 4, "book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
@@ -269,7 +269,7 @@ WITH
 --   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS x("id", "book", "part", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b

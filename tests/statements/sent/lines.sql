@@ -178,7 +178,7 @@ SELECT e.scope, e.refused_by
 -- PUT of a new row: 201
 -- PUT of a new row with defaults: 201
 -- PUT, and the connection breaks: 503
---   $1 = [114]
+--   $1 = [116]
 --   $2 = ['43']
 --   $3 = ['l0']
 --   $4 = ['{"n": 1}']
@@ -209,7 +209,7 @@ SELECT e.scope, e.verdict, e.refused_by
 -- DELETE: 200
 -- DELETE, no row: 404
 -- DELETE, minimal: 204
---   $1 = [107]
+--   $1 = [109]
 --   $2 = ['43']
 --   $3 = ['l0']
 SELECT e.scope, e.verdict, e.refused_by
@@ -234,7 +234,7 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n134\nx-fence-scope\naccount/43\ncon ...
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n136\nx-fence-scope\naccount/43\ncon ...
 --   $6 = [b'{"account_id":43,"line":"l0","n":1}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
@@ -344,7 +344,7 @@ UPDATE "public"."lines" AS r
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "account_id", "line", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS x("account_id", "line", "n", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal")),
   i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
     SELECT "account_id", "line", "n"
     FROM b
@@ -551,7 +551,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/lines-PUT-6c696e65732f34332c6c30']
 --   $3 = [b'@\x03\xe5?D`\x9e>li\xf2\xd051#-k\xec`w\tF\x0eV\xd34u\xa4\n\x99`R']
---   $4 = [135]
+--   $4 = [137]
 --   $5 = ['43']
 --   $6 = ['l0']
 --   $7 = ['{"n": 1}']
@@ -568,7 +568,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/lines-POST-6c696e6573']
 --   $3 = [b'\x0f>\x8e1\xb3y\xfe1\xdb2v\x05\xf6\xe0Z\xec\x9fJ\xb4\x0b\xdfW\xfb[k\xd9\x ...
---   $4 = [138]
+--   $4 = [140]
 --   $5 = ['[{"account_id": 43, "line": "l6", "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
@@ -585,7 +585,7 @@ WITH
 --   $1 = ''
 --   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
---   $4 = [134]
+--   $4 = [136]
 --   $5 = ['43']
 --   $6 = ['l0']
 WITH

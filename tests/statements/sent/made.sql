@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'made/107'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."made"'
 --   $4 = 'made'
 --   $5 = '{"columns": [{"name": "id", "type": "bigint", "number": 1}], "relation": <o ...
@@ -25,7 +25,7 @@ WITH RECURSIVE part(oid) AS (
 
 -- PUT of a new row with defaults: 201
 --   $1 = '106'
---   $2 = 117
+--   $2 = 119
 --   $3 = 0
 INSERT INTO "public"."made" AS r ("id", "last_fence_token")
   SELECT CAST($1::text AS bigint), -$2::bigint
@@ -33,7 +33,7 @@ INSERT INTO "public"."made" AS r ("id", "last_fence_token")
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"id": 104, "status": "x"}]'
 --   $3 = 0
 INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
@@ -60,7 +60,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = '105'
---   $2 = 116
+--   $2 = 118
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
@@ -68,6 +68,16 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   FROM json_to_record($3::json) AS b("status" text)
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST of nothing: 201
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."made" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, only values: 201
 --   $1 = 104
@@ -84,7 +94,7 @@ INSERT INTO "public"."made" AS r ("status", "last_fence_token")
 -- DELETE, stale: 409
 -- DELETE, minimal: 204
 --   $1 = '107'
---   $2 = 135
+--   $2 = 137
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, False) AS r
@@ -93,7 +103,7 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 -- DELETE: 200
 -- DELETE, no row: 404
 --   $1 = '101'
---   $2 = 151
+--   $2 = 153
 --   $3 = 0
 SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, True) AS r
@@ -166,13 +176,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/made-PATCH-6d6164652f313031']
 --   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"id":101,"status":"x"}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'made/107'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -239,7 +249,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."mad
 
 -- PATCH of nothing: 200
 --   $1 = '101'
---   $2 = 110
+--   $2 = 112
 --   $3 = 0
 UPDATE "public"."made" AS r
   SET "last_fence_token" = $2::bigint
@@ -251,7 +261,7 @@ UPDATE "public"."made" AS r
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = '101'
---   $2 = 124
+--   $2 = 126
 UPDATE "public"."made" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
@@ -260,7 +270,7 @@ UPDATE "public"."made" AS r
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = '101'
---   $2 = 115
+--   $2 = 117
 --   $3 = 0
 UPDATE "public"."made" AS r
   SET "status" = DEFAULT, "last_fence_token" = $2::bigint
@@ -269,7 +279,7 @@ UPDATE "public"."made" AS r
 
 -- PATCH, minimal: 204
 --   $1 = '101'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
@@ -280,7 +290,7 @@ UPDATE "public"."made" AS r
 
 -- PATCH, select: 200
 --   $1 = '101'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
@@ -302,7 +312,7 @@ UPDATE "public"."made" AS r
 -- PATCH, and the connection breaks: 503
 -- PUT, and the connection breaks: 503
 --   $1 = '101'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
@@ -313,13 +323,29 @@ UPDATE "public"."made" AS r
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '101'
---   $2 = 112
+--   $2 = 114
 --   $3 = '{"id": " 101", "status": "x"}'
 UPDATE "public"."made" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST many of nothing: 201
+--   $1 = 107
+--   $2 = '[{}, {}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."made" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -329,7 +355,7 @@ UPDATE "public"."made" AS r
 --   $2 = '[{"id": 101, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" bigint, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" bigint, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -345,7 +371,7 @@ WITH
 --   $2 = '[{"status": "x"}, {"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS b("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."made" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b
@@ -357,7 +383,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"id": 101}, {"id": 102}, {"id": 103}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -385,7 +411,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"id": 101, "status": "x"}, {"id": 102, "status": "x"}, {"id": 103, "statu ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -410,7 +436,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'x%'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -468,7 +494,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'x%'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -499,7 +525,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"status": "x"}'
 --   $3 = 'x%'
 WITH
@@ -530,7 +556,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"status": "x"}'
 --   $3 = 'x%'
 WITH

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'only_keys/6,0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."only_keys"'
 --   $4 = 'only_keys'
 --   $5 = '{"columns": [{"name": "a", "type": "integer", "number": 1}, {"name": "b", " ...
@@ -24,7 +24,7 @@ WITH RECURSIVE part(oid) AS (
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"a": 3, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d43"}]'
 --   $3 = 0
 INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
@@ -53,7 +53,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
 -- PUT, and the connection breaks: 503
 --   $1 = '4'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d44'
---   $3 = 116
+--   $3 = 118
 --   $4 = 0
 INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT CAST($1::text AS integer), CAST($2::text AS uuid), -$3::bigint
@@ -61,6 +61,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
+-- POST of nothing: 400
 --   $1 = 104
 --   $2 = '[{}]'
 --   $3 = 0
@@ -76,7 +77,7 @@ INSERT INTO "public"."only_keys" AS r ("last_fence_token")
 -- DELETE, minimal: 204
 --   $1 = '6'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
---   $3 = 135
+--   $3 = 137
 --   $4 = 0
 SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, False) AS r
@@ -86,7 +87,7 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 -- DELETE, no row: 404
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 151
+--   $3 = 153
 --   $4 = 0
 SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, True) AS r
@@ -161,13 +162,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
 --   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"a":0,"b":"0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'only_keys/6,0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -237,7 +238,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."onl
 -- PATCH, minimal: 204
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 109
+--   $3 = 111
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
@@ -247,7 +248,7 @@ UPDATE "public"."only_keys" AS r
 -- PATCH, select: 200
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 108
+--   $3 = 110
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
@@ -271,7 +272,7 @@ UPDATE "public"."only_keys" AS r
 -- PUT, and the connection breaks: 503
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 107
+--   $3 = 109
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
@@ -281,7 +282,7 @@ UPDATE "public"."only_keys" AS r
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 112
+--   $3 = 114
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
@@ -293,7 +294,7 @@ UPDATE "public"."only_keys" AS r
 -- claim of a absent row, stale: 409
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
---   $3 = 124
+--   $3 = 126
 UPDATE "public"."only_keys" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
@@ -307,7 +308,7 @@ UPDATE "public"."only_keys" AS r
 --   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
 WITH
   b AS MATERIALIZED (SELECT "a", "b", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS x("a", "b", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")),
   i AS (INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
     SELECT "a", "b", -$1::bigint
     FROM b
@@ -320,11 +321,13 @@ WITH
 
 -- POST one, only values: 400
 -- POST many, only values: 400
+-- POST of nothing: 400
+-- POST many of nothing: 400
 --   $1 = 104
 --   $2 = '[{}]'
 WITH
   b AS MATERIALIZED (SELECT "fencepost ordinal"
-    FROM json_array_elements($2::json) WITH ORDINALITY AS x(ignored, "fencepost ordinal")),
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
   i AS (INSERT INTO "public"."only_keys" AS r ("last_fence_token")
     SELECT -$1::bigint
     FROM b
@@ -340,7 +343,7 @@ WITH
 -- PATCH of an array, only keys: 204
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}, {"a": 1, "b": "0190 ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -369,7 +372,7 @@ WITH
 -- PATCH by filter of nothing: 204
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '0'
 WITH
   hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
@@ -427,7 +430,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = '0'
 WITH
   hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"
@@ -455,7 +458,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '0'
 WITH
   hit AS MATERIALIZED (SELECT r."a" AS k0, r."b" AS k1, r."last_fence_token" AS "fencepost mark"

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."orders"'
 --   $4 = 'orders'
 --   $5 = '{"columns": [{"name": "order_id", "type": "text", "number": 1}], "relation" ...
@@ -23,9 +23,19 @@ WITH RECURSIVE part(oid) AS (
     JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."orders" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
---   $2 = 117
+--   $2 = 119
 --   $3 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
@@ -33,7 +43,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"order_id": "k3", "status": "x", "at": null}]'
 --   $3 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
@@ -60,7 +70,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = 'k4'
---   $2 = 116
+--   $2 = 118
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
@@ -84,7 +94,7 @@ INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
 -- DELETE, stale: 409
 -- DELETE, minimal: 204
 --   $1 = 'k6'
---   $2 = 135
+--   $2 = 137
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, False) AS r
@@ -93,7 +103,7 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 -- DELETE: 200
 -- DELETE, no row: 404
 --   $1 = 'k0'
---   $2 = 151
+--   $2 = 153
 --   $3 = 0
 SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, True) AS r
@@ -160,13 +170,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/orders-PATCH-6f72646572732f6b30']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -233,7 +243,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."ord
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
---   $2 = 110
+--   $2 = 112
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = $2::bigint
@@ -245,7 +255,7 @@ UPDATE "public"."orders" AS r
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = 'k0'
---   $2 = 124
+--   $2 = 126
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
@@ -254,7 +264,7 @@ UPDATE "public"."orders" AS r
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = 'k0'
---   $2 = 115
+--   $2 = 117
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = $2::bigint
@@ -263,7 +273,7 @@ UPDATE "public"."orders" AS r
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -274,7 +284,7 @@ UPDATE "public"."orders" AS r
 
 -- PATCH, select: 200
 --   $1 = 'k0'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -291,7 +301,7 @@ UPDATE "public"."orders" AS r
 -- PATCH with an Idempotency-Key: 200
 -- PATCH, and the connection breaks: 503
 --   $1 = 'k0'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -307,7 +317,7 @@ UPDATE "public"."orders" AS r
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 503
 --   $1 = 'k0'
---   $2 = 114
+--   $2 = 116
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -315,6 +325,23 @@ UPDATE "public"."orders" AS r
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."orders" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -324,7 +351,7 @@ UPDATE "public"."orders" AS r
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
 WITH
   b AS MATERIALIZED (SELECT "order_id", "status", "at", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("order_id", "status", "at", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal")),
   i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
     SELECT "order_id", "status", "at", -$1::bigint
     FROM b
@@ -341,7 +368,7 @@ WITH
 --   $2 = '[{"status": "x", "at": null}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "at", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS x("status", "at", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("status", "at", "fencepost ordinal")),
   i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
     SELECT "status", "at", -$1::bigint
     FROM b
@@ -353,7 +380,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"order_id": "k0"}, {"order_id": "k1"}, {"order_id": "k2"}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -381,7 +408,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}, {"order_id": "k1", "status" ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -406,7 +433,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -464,7 +491,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -495,7 +522,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"status": "x", "at": null}'
 --   $3 = 'x'
 WITH
@@ -526,7 +553,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"status": "x", "at": null}'
 --   $3 = 'x'
 WITH

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'pinned/7'
---   $2 = 115
+--   $2 = 117
 --   $3 = '"public"."pinned"'
 --   $4 = 'pinned'
 --   $5 = '{"columns": [{"name": "id", "type": "integer", "number": 1}], "relation": < ...
@@ -14,7 +14,7 @@ SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = 
   LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"id": 4, "status": "x"}]'
 --   $3 = 0
 INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
@@ -32,6 +32,16 @@ INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
 INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."pinned" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
@@ -71,7 +81,7 @@ SELECT fencepost.floor_of($1)
 
 -- claim of a absent row: 200
 --   $1 = 'pinned/7'
---   $2 = 115
+--   $2 = 117
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -98,7 +108,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."pin
 
 -- PATCH of nothing: 200
 --   $1 = '1'
---   $2 = 110
+--   $2 = 112
 --   $3 = 0
 UPDATE "public"."pinned" AS r
   SET "last_fence_token" = $2::bigint
@@ -110,7 +120,7 @@ UPDATE "public"."pinned" AS r
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = '1'
---   $2 = 114
+--   $2 = 116
 UPDATE "public"."pinned" AS r
   SET "last_fence_token" = $2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
@@ -118,7 +128,7 @@ UPDATE "public"."pinned" AS r
 
 -- PATCH, minimal: 204
 --   $1 = '1'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."pinned" AS r
@@ -129,7 +139,7 @@ UPDATE "public"."pinned" AS r
 
 -- PATCH, select: 200
 --   $1 = '1'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."pinned" AS r
@@ -143,7 +153,7 @@ UPDATE "public"."pinned" AS r
 -- PATCH, stale: 409
 -- PATCH, no row: 404
 --   $1 = '1'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."pinned" AS r
@@ -154,13 +164,30 @@ UPDATE "public"."pinned" AS r
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '1'
---   $2 = 112
+--   $2 = 114
 --   $3 = '{"id": " 1", "status": "x"}'
 UPDATE "public"."pinned" AS r
   SET "status" = b."status", "last_fence_token" = $2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."pinned" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'pinned/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('pinned'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -170,7 +197,7 @@ UPDATE "public"."pinned" AS r
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."pinned" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -187,7 +214,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS b("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."pinned" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'readings/eu,6'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."readings"'
 --   $4 = 'readings'
 --   $5 = '{"columns": [{"name": "region", "type": "text", "number": 1}, {"name": "id" ...
@@ -23,10 +23,20 @@ WITH RECURSIVE part(oid) AS (
     JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."readings" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+
 -- PUT of a new row with defaults: 201
 --   $1 = 'eu'
 --   $2 = '5'
---   $3 = 117
+--   $3 = 119
 --   $4 = 0
 INSERT INTO "public"."readings" AS r ("region", "id", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
@@ -34,7 +44,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "last_fence_token")
   RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
---   $1 = 106
+--   $1 = 108
 --   $2 = '[{"region": "eu", "id": 3, "v": 1}]'
 --   $3 = 0
 INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
@@ -62,7 +72,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
 -- PUT, and the connection breaks: 503
 --   $1 = 'eu'
 --   $2 = '4'
---   $3 = 116
+--   $3 = 118
 --   $4 = '{"v": 1}'
 --   $5 = 0
 INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
@@ -87,7 +97,7 @@ INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
 -- DELETE, minimal: 204
 --   $1 = 'eu'
 --   $2 = '6'
---   $3 = 135
+--   $3 = 137
 --   $4 = 0
 SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."readings_6d2452369f_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
@@ -97,7 +107,7 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 -- DELETE, no row: 404
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 151
+--   $3 = 153
 --   $4 = 0
 SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."readings_6d2452369f_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
@@ -172,13 +182,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/readings-PATCH-72656164696e67732f65752c30']
 --   $3 = [b'\xc8>\x1e\x99\x9f\xfc/\x94\xa1\xcf\xa0\xb2\x93\xd98\x05)sy].w;\xe1\x8ax\x ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"region":"eu","id":0,"v":1}']
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'readings/eu,6'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -248,7 +258,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."rea
 -- PATCH of nothing: 200
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 110
+--   $3 = 112
 --   $4 = 0
 UPDATE "public"."readings" AS r
   SET "last_fence_token" = $3::bigint
@@ -261,7 +271,7 @@ UPDATE "public"."readings" AS r
 -- claim of a absent row, stale: 409
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 124
+--   $3 = 126
 UPDATE "public"."readings" AS r
   SET "last_fence_token" = $3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
@@ -271,7 +281,7 @@ UPDATE "public"."readings" AS r
 -- PUT of a new row with defaults: 201
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 115
+--   $3 = 117
 --   $4 = 0
 UPDATE "public"."readings" AS r
   SET "v" = DEFAULT, "last_fence_token" = $3::bigint
@@ -281,7 +291,7 @@ UPDATE "public"."readings" AS r
 -- PATCH, minimal: 204
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 109
+--   $3 = 111
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
@@ -293,7 +303,7 @@ UPDATE "public"."readings" AS r
 -- PATCH, select: 200
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 108
+--   $3 = 110
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
@@ -316,7 +326,7 @@ UPDATE "public"."readings" AS r
 -- PUT, and the connection breaks: 503
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 107
+--   $3 = 109
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
@@ -328,13 +338,30 @@ UPDATE "public"."readings" AS r
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'eu'
 --   $2 = '0'
---   $3 = 112
+--   $3 = 114
 --   $4 = '{"region": "eu", "id": " 0", "v": 1}'
 UPDATE "public"."readings" AS r
   SET "v" = b."v", "last_fence_token" = $3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."readings" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -344,7 +371,7 @@ UPDATE "public"."readings" AS r
 --   $2 = '[{"region": "eu", "id": 0, "v": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "region", "id", "v", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS x("region", "id", "v", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("region" text, "id" integer, "v" numeric)) WITH ORDINALITY AS b("region", "id", "v", "fencepost ordinal")),
   i AS (INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
     SELECT "region", "id", "v", -$1::bigint
     FROM b
@@ -361,7 +388,7 @@ WITH
 --   $2 = '[{"v": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "v", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("v" numeric)) WITH ORDINALITY AS x("v", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("v" numeric)) WITH ORDINALITY AS b("v", "fencepost ordinal")),
   i AS (INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
     SELECT "v", -$1::bigint
     FROM b
@@ -373,7 +400,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"region": "eu", "id": 0}, {"region": "eu", "id": 1}, {"region": "eu", "id ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -401,7 +428,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"region": "eu", "id": 0, "v": 1}, {"region": "eu", "id": 1, "v": 1}, {"re ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -426,7 +453,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'eu'
 WITH
   hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
@@ -484,7 +511,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'eu'
 WITH
   hit AS MATERIALIZED (SELECT r."region" AS k0, r."id" AS k1, r."last_fence_token" AS "fencepost mark"
@@ -515,7 +542,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"v": 1}'
 --   $3 = 'eu'
 WITH
@@ -546,7 +573,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"v": 1}'
 --   $3 = 'eu'
 WITH

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'suppressing/7'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."suppressing"'
 --   $4 = 'suppressing'
 --   $5 = '{"columns": [{"name": "id", "type": "integer", "number": 1}], "relation": < ...
@@ -50,14 +50,14 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- DELETE, stale: 409
 -- DELETE, minimal: 204
 --   $1 = '7'
---   $2 = 135
+--   $2 = 137
 SELECT 0 AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, False) AS r
 
 -- DELETE: 200
 -- DELETE, no row: 404
 --   $1 = '1'
---   $2 = 151
+--   $2 = 153
 SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, True) AS r
 
@@ -99,13 +99,13 @@ SELECT fencepost.floor_of($1)
 --   $2 = 'data/suppressing-PATCH-7375707072657373696e672f31'
 --   $3 = b'\xf7\xa8\x1d0\xca\x83We!\x10\xc5h\x8b\xb9\xdc@\xbaV\xb9DI\xaa\xc1f\x12\xf2 ...
 --   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '132', 'content-type', 'applic ...
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '134', 'content-type', 'applic ...
 --   $6 = b'{"id":1,"status":"x"}'
 SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'suppressing/7'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -164,12 +164,29 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."sup
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump) AS c
   ORDER BY x.o
 
--- POST one, minimal: 201
+-- POST of nothing: 400
+-- POST many of nothing: 400
 --   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."suppressing" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, minimal: 201
+--   $1 = 108
 --   $2 = '[{"id": 4, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -191,7 +208,7 @@ WITH
 --   $2 = '[{"id": 1, "status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS x("id", "status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "status" text)) WITH ORDINALITY AS b("id", "status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "status", "last_fence_token")
     SELECT "id", "status", -$1::bigint
     FROM b
@@ -208,7 +225,7 @@ WITH
 --   $2 = '[{"status": "x"}]'
 WITH
   b AS MATERIALIZED (SELECT "status", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS x("status", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text)) WITH ORDINALITY AS b("status", "fencepost ordinal")),
   i AS (INSERT INTO "public"."suppressing" AS r ("status", "last_fence_token")
     SELECT "status", -$1::bigint
     FROM b
@@ -220,7 +237,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -248,7 +265,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"id": 1, "status": "x"}, {"id": 2, "status": "x"}, {"id": 3, "status": "x ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -274,7 +291,7 @@ WITH
 
 -- PATCH of nothing: 200
 --   $1 = '1'
---   $2 = 110
+--   $2 = 112
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."suppressing" AS r
@@ -294,7 +311,7 @@ WITH
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = '1'
---   $2 = 124
+--   $2 = 126
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."suppressing" AS r
@@ -312,7 +329,7 @@ WITH
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
 --   $1 = '1'
---   $2 = 115
+--   $2 = 117
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."suppressing" AS r
@@ -329,7 +346,7 @@ WITH
 
 -- PATCH, minimal: 204
 --   $1 = '1'
---   $2 = 109
+--   $2 = 111
 --   $3 = '{"status": "x"}'
 WITH
   hit AS MATERIALIZED (SELECT
@@ -348,7 +365,7 @@ WITH
 
 -- PATCH, select: 200
 --   $1 = '1'
---   $2 = 108
+--   $2 = 110
 --   $3 = '{"status": "x"}'
 WITH
   hit AS MATERIALIZED (SELECT
@@ -380,7 +397,7 @@ WITH
 -- PUT, and the connection breaks: 503
 -- PUT, and the connection breaks: 201
 --   $1 = '1'
---   $2 = 107
+--   $2 = 109
 --   $3 = '{"status": "x"}'
 WITH
   hit AS MATERIALIZED (SELECT
@@ -398,7 +415,7 @@ WITH
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -456,7 +473,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -487,7 +504,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
@@ -518,7 +535,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"status": "x"}'
 --   $3 = 'x'
 WITH
@@ -550,7 +567,7 @@ WITH
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
---   $2 = 117
+--   $2 = 119
 WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "last_fence_token")
     SELECT CAST($1::text AS integer), -$2::bigint
@@ -564,7 +581,7 @@ WITH
 -- PUT with an Idempotency-Key: 201
 -- PUT, and the connection breaks: 201
 --   $1 = '5'
---   $2 = 116
+--   $2 = 118
 --   $3 = '{"status": "x"}'
 WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "status", "last_fence_token")

@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
---   $2 = 125
+--   $2 = 127
 --   $3 = '"public"."typed"'
 --   $4 = 'typed'
 --   $5 = '{"columns": [{"name": "m", "type": "public.mood", "number": 1}, {"name": "d ...
@@ -33,8 +33,18 @@ INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_tok
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
--- POST one, minimal: 201
+-- POST of nothing: 400
 --   $1 = 106
+--   $2 = '[{}]'
+--   $3 = 0
+INSERT INTO "public"."typed" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+
+-- POST one, minimal: 201
+--   $1 = 108
 --   $2 = '[{"m": "ok", "d": "d", "n": 3, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
@@ -65,7 +75,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $2 = 'd'
 --   $3 = '6'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 135
+--   $5 = 137
 --   $6 = 0
 SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, False) AS r
@@ -77,7 +87,7 @@ SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 151
+--   $5 = 153
 --   $6 = 0
 SELECT $6::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, True) AS r
@@ -164,7 +174,7 @@ SELECT fencepost.floor_of($1)
 --   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
 --   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
 --   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '133', 'content-type', 'applic ...
+--   $5 = ['cache-control', 'no-store', 'x-fence-mark', '135', 'content-type', 'applic ...
 --   $6 = b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1},"t ...
 SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 
@@ -175,13 +185,13 @@ SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
 --   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
 --   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n132\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1}," ...
 SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
---   $2 = 125
+--   $2 = 127
 --   $3 = 'strict'
 SELECT fencepost.raise_mark($1, $2, $3, true)
 
@@ -259,7 +269,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typ
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 115
+--   $5 = 117
 UPDATE "public"."typed" AS r
   SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = $5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
@@ -270,7 +280,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 109
+--   $5 = 111
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -284,7 +294,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 108
+--   $5 = 110
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -303,7 +313,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 107
+--   $5 = 109
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -324,7 +334,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 112
+--   $5 = 114
 --   $6 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
 UPDATE "public"."typed" AS r
   SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
@@ -337,7 +347,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 110
+--   $5 = 112
 --   $6 = 0
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = $5::bigint
@@ -352,11 +362,28 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 124
+--   $5 = 126
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = $5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+
+-- POST of nothing: 400
+-- POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT "fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
+  SELECT *
+  FROM i
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -364,7 +391,7 @@ UPDATE "public"."typed" AS r
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("j", "tags", "feelings", "s", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("j", "tags", "feelings", "s", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
     SELECT "j", "tags", "feelings", "s", -$1::bigint
     FROM b
@@ -383,7 +410,7 @@ WITH
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS x("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
@@ -395,7 +422,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 120
+--   $1 = 122
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z"}, {"m": "ok", "d ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -423,7 +450,7 @@ WITH
 -- PATCH of an array, stale: 409
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
---   $1 = 118
+--   $1 = 120
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -448,7 +475,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 122
+--   $1 = 124
 --   $2 = 'ok'
 --   $3 = 'k'
 --   $4 = '1'
@@ -510,7 +537,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
---   $1 = 154
+--   $1 = 156
 --   $2 = 'ok'
 --   $3 = 'k'
 --   $4 = '1'
@@ -543,7 +570,7 @@ WITH
 -- PATCH by filter, stale: 409
 -- PATCH with an Idempotency-Key: 204
 -- PATCH, and the connection breaks: 503
---   $1 = 119
+--   $1 = 121
 --   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $3 = 'ok'
 --   $4 = 'k'
@@ -576,7 +603,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 123
+--   $1 = 125
 --   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $3 = 'ok'
 --   $4 = 'k'
@@ -615,7 +642,7 @@ WITH
 --   $2 = 'd'
 --   $3 = '4'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 116
+--   $5 = 118
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
@@ -632,7 +659,7 @@ WITH
 --   $2 = 'd'
 --   $3 = '5'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 117
+--   $5 = 119
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint

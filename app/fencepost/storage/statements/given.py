@@ -73,10 +73,12 @@ def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
 
 
 def elements(table: Table, columns: Sequence[str]) -> Given:
-    """Give the elements of the body, a JSON array."""
-    names = ", ".join(quote(c) for c in columns)
-    source = (
-        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)})) WITH ORDINALITY"
-        f" AS b({names}, {ORDINAL})"
+    """Give the elements of the body, a JSON array, as rows of `b`."""
+    names = [quote(c) for c in columns] or ["ignored"]
+    function = (
+        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)}))"
+        if columns
+        else f"json_array_elements({BODY})"
     )
+    source = f"{function} WITH ORDINALITY AS b({', '.join(names)}, {ORDINAL})"
     return Given(source, {c: f"b.{quote(c)}" for c in columns}, f"b.{ORDINAL}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.mark import mark_of
 from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
 from fencepost.storage.statements.row_sql import (
@@ -104,6 +105,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     lock = lock_clause(table, "update", (*change.columns, *change.defaults))
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
     if not sets:  # in a scope: the row as it is
+        lock += " SKIP LOCKED" if wait == "skip" else ""
         return _compiled(f"SELECT {answer} FROM {table.sql_name} AS r WHERE {passes} {lock}", wait)
     write = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{_body(table, change.columns)}"
     careful = careful or table.may_suppress
@@ -160,18 +162,8 @@ def insert(table: ProtectedTable, columns: tuple[str, ...], target: str, wait: W
 
 
 def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str, str], answer: str) -> str:
-    """Insert by key, the order in which everybody takes locks, and answer in the body's order."""
-    listed = "".join(f"{name}, " for name in names)
-    source = (
-        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)}))"
-        if columns
-        else f"json_array_elements({BODY})"
-    )
-    if not columns:
-        listed, known = "", f"ignored, {ORDINAL}"
-    else:
-        known = f"{listed}{ORDINAL}"
-    elements = f"SELECT {listed}{ORDINAL} FROM {source} WITH ORDINALITY AS x({known})"
+    """Insert in key order, in which every write of several rows takes its locks, and answer in the body's order."""
+    given = f"SELECT {', '.join((*names, ORDINAL))} FROM {elements(table, columns).source}"
     missing = _suppressed(table, "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)")
     if table.key and set(table.key) <= set(columns):
         order = key_order(table, "b")
@@ -181,10 +173,10 @@ def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str
             f"SELECT * FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON {match}"
             f" ORDER BY b.{ORDINAL}) AS a"
         )
-    else:  # keys that the database makes collide with nobody's
+    else:  # the database makes the keys: they collide with no other
         order, returned, chosen = f"b.{ORDINAL}", "", "SELECT * FROM i"
     return (
-        f"WITH b AS MATERIALIZED ({elements}),"
+        f"WITH b AS MATERIALIZED ({given}),"
         f" i AS ({_insert(table, names, f' FROM b ORDER BY {order}')} RETURNING {answer}{returned})"
         f" {chosen} UNION ALL {missing}"
     )
@@ -207,9 +199,9 @@ def _reached(
 ) -> WriteStatement:
     """Let a write reach its row if it passes, and is not held (skip).
 
-    Somebody's BEFORE trigger may keep the row from being written, and that looks like a mark that refused. Then, and in
-    a scope, whose mark has been raised already: lock the row first, and undo everything when it passed and yet was not
-    written.
+    A BEFORE trigger of the user's own may keep the row from being written, which looks like a mark that refused. Where
+    that may be (careful), and in a scope, whose mark has been raised already, the statement locks the row first, and
+    raises FP403 when the row passed and yet was not written.
     """
     if wait == "skip":
         return _compiled(f"{write} WHERE {passes} AND {_held(table, passes, lock)}{returning}", wait)
@@ -225,7 +217,7 @@ def _reached(
 
 
 def _held(table: Table, passes: str, lock: str) -> str:
-    """Lock the row, if nobody else has. It depends on parameters only, so it is evaluated once, before the rest."""
+    """Lock the row, unless another transaction has. It depends on parameters only: it is evaluated once, and first."""
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
 
 

@@ -25,8 +25,8 @@ class Mark(NamedTuple):
     set: tuple[tuple[str, str], ...]
     """What an UPDATE sets beside the row's other columns, as (column, value)."""
     inserted: tuple[tuple[str, str], ...]
-    """What an INSERT stores: -t, a token said out loud (R14). Its trigger judges, and stores the positive value; a
-    table that only looks like the protected one (same columns and checks, no triggers) refuses it by the check."""
+    """What an INSERT stores: -t, which shows the trigger that a token was given (R14). The trigger judges it and stores
+    t; a table that only looks like the protected one (same columns and checks, no triggers) refuses -t by its check."""
 
 
 def mark_of(table: ProtectedTable) -> Mark:
