@@ -8,6 +8,7 @@ import base64
 import hashlib
 import hmac
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -61,9 +62,19 @@ def new_directory() -> Path:
     """Make a directory that other users can walk through. Who asked for it removes it."""
     # Not tmp_path: its parents are 0700, and as root PostgreSQL runs as another user.
     in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_NEEDED
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-", dir=_MEMORY if in_memory else None))
+    if in_memory:
+        _remove_what_killed_runs_left()
+    directory = Path(tempfile.mkdtemp(prefix=f"fencepost-{os.getpid()}-", dir=_MEMORY if in_memory else None))
     directory.chmod(0o755)
     return directory
+
+
+def _remove_what_killed_runs_left() -> None:
+    """Give memory back: remove the directories of processes that run no longer."""
+    for directory in _MEMORY.glob("fencepost-*-*"):
+        pid = directory.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
