@@ -1,6 +1,6 @@
 -- Idempotency keys and what was answered under them (R16).
 --
--- A keyed write is one transaction:  1 look the key up   2 try its lock, without waiting   3 look it up again, in a NEW
+-- A write with a key is one transaction:  1 look the key up   2 try its lock, without waiting   3 look it up again, in a NEW
 -- statement   4 the write   5 its record, last.  Without 3, a record that commits between 1 and 2 is missed, and the
 -- write happens twice: the lock is free as soon as that commit is.
 --
@@ -23,7 +23,7 @@ COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an I
 
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
 
--- The first statement of a keyed write. state: new (the key's lock is ours until the transaction ends), in flight, reused
+-- The first statement of a write with a key. state: new (the key's lock is ours until the transaction ends), in flight, reused
 -- (with another payload), replay (with what was answered).
 CREATE FUNCTION fencepost.idem_begin(p_caller text, p_key text, p_hash bytea,
                                      OUT state text, OUT status integer, OUT headers text[], OUT answer bytea)
@@ -53,7 +53,7 @@ BEGIN
   state := 'replay'; status := r.status; headers := r.headers; answer := r.answer;
 END $$;
 
--- The last statement of a keyed write. A 23505 means that somebody else has landed under this key after all.
+-- The last statement of a write with a key. A 23505 means that somebody else has landed under this key after all.
 CREATE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
                                       p_answer bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

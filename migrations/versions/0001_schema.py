@@ -35,7 +35,7 @@ FILES = (
     "generations",  # which database this is
     "sources",  # lock services
     "source_leases",  # what they granted
-    "idempotency",  # answers to keyed writes
+    "idempotency",  # answers to writes with an Idempotency-Key
     "pruning",  # forgetting marks
     "partitions",  # tables that come and go
     "event_triggers",  # what sees them come and go
