@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from fencepost.gateway.core import Gateway
 from fencepost.locks.registry import SourceContext, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
-from fencepost.locks.sourced.leases import SourceLocks
+from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
 from fencepost.settings import Settings
 from fencepost.startup import StartupError

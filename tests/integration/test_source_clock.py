@@ -6,9 +6,8 @@ from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
 
 from fencepost.gateway.leases.acquire import hash_secret
-from fencepost.storage.leases import sourced as source_leases
-from fencepost.storage.leases import sources
-from fencepost.storage.leases.sourced import GrantRecord
+from fencepost.storage.leases import source_leases, sources
+from fencepost.storage.leases.source_leases import GrantRecord
 
 SOURCE = "zk"
 SECRET = hash_secret("secret")

@@ -1,4 +1,5 @@
-"""Interleavings of a grant (locks/sourced/leases.py): between the service's answer, its record, and somebody else's.
+"""Interleavings of a grant (locks/source_leases/leases.py): between the service's answer, its record, and another
+grant's.
 
 `Scripted` is a mock of a lock service: it answers what a test says, when the test says so. How real ones behave is
 shown by tests/conformance and the other tests here.
@@ -17,9 +18,9 @@ from tests.support.racing import open_gateway
 
 from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceError, SourceFrozenError, SourceUnavailableError
-from fencepost.locks.sourced import claims as source_claims
-from fencepost.locks.sourced import grants as source_grants
-from fencepost.locks.sourced.leases import SourceLocks
+from fencepost.locks.source_leases import claims as source_claims
+from fencepost.locks.source_leases import grants as source_grants
+from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.leases import sources

@@ -8,8 +8,8 @@ import pytest
 from tests.client.manual_clock import ManualClock, settled
 
 from fencepost.locks.source import SourceUnavailableError
-from fencepost.locks.sourced.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
-from fencepost.storage.leases import sourced as source_leases
+from fencepost.locks.source_leases.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
+from fencepost.storage.leases import source_leases
 
 
 class Stage:

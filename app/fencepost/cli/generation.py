@@ -69,7 +69,7 @@ def raise_(settings: Settings, reason: str, above: int | None) -> None:
         try:
             raised = await generations.raise_generation(connection, reason, above)
         except asyncpg.PostgresError as error:
-            message = raising.in_the_way(error, "grants or writes under way")
+            message = raising.describe_failure(error, "grants or writes under way")
             if message is None:
                 raise
             raise click.ClickException(message) from error

@@ -2,7 +2,6 @@
 
 import click
 
-from fencepost.cli.locking.holding import Job, run_and_exit
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
@@ -11,6 +10,7 @@ from fencepost.cli.locking.options import (
     wait_for,
     waiting_options,
 )
+from fencepost.cli.locking.run import Job, run_and_exit
 
 _EPILOG = f"""{EXIT_CODES}
 \b

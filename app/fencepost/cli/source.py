@@ -78,7 +78,7 @@ def bump(settings: Settings, name: str, reason: str, above: int) -> None:
         try:
             return await sources.raise_source(connection, name, reason, above)
         except asyncpg.PostgresError as error:
-            message = raising.in_the_way(error, f"writes under tokens of {name}")
+            message = raising.describe_failure(error, f"writes under tokens of {name}")
             if message is None:
                 raise
             raise click.ClickException(message) from error

@@ -27,7 +27,7 @@ from fencepost.gateway.writes.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import Leases
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
-from fencepost.locks.sourced.leases import SourceLocks
+from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import Accepted, Emit, Refused, Verb
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.engine import Database

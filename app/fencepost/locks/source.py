@@ -1,9 +1,9 @@
 """The Protocol of a token source: a lock service whose locks Fencepost takes on its clients' behalf (R12).
 
 A source knows locks by name, and nothing of tables, leases or secrets: those are the business of
-`locks/sourced/leases.py`, which keeps each lease in PostgreSQL and asks the source. Any process of the gateway may be
-asked to renew, mint or release what another one acquired: all that is needed for it is in the Grant's `handle`, a text
-that is stored.
+`locks/source_leases/leases.py`, which keeps each lease in PostgreSQL and asks the source. Any process of the gateway
+may be asked to renew, mint or release what another one acquired: all that is needed for it is in the Grant's `handle`,
+a text that is stored.
 
 What every source keeps to, and `tests/conformance` checks on its real server:
 
@@ -48,7 +48,8 @@ class Capabilities:
     """What a source promises; the conformance suite skips by these and nothing else.
 
     order: how far its numbers can be compared. `source`: over all its locks. `lock`: within one lock. `database`: it
-        has no number of its own that rises, and `locks/sourced/leases.py` draws tokens in PostgreSQL after the grant.
+        has no number of its own that rises; `locks/source_leases/leases.py` draws tokens in PostgreSQL after the
+        grant.
     fair: waiters are served first come, first served.
     verifies: `issued` knows whether a number was handed out.
     least_ttl_ms: the shortest TTL; a shorter one is lengthened to it.

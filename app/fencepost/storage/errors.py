@@ -148,7 +148,7 @@ _LOCAL_ERRORS: Final = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.I
 """What is raised on this side of the connection, and says nothing of how the statement ended."""
 
 
-def interrupted(error: BaseException) -> bool:
+def may_be_running(error: BaseException) -> bool:
     """Whether a statement may still be under way on the connection that this was met on."""
     if isinstance(error, UnavailableError):
         return isinstance(error.__cause__, _LOCAL_ERRORS)

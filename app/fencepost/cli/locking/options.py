@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 import click
 
 from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.holding import margin_for
+from fencepost.cli.locking.run import margin_for
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

@@ -10,7 +10,7 @@ The protocol:
 3. A session whose answer did not come, or whose caller has gone, is ended by pid and name on another connection, and
    waited for: it may hold the lock by now. Where that cannot be done its closed socket ends it within a second or two;
    one whose host is cut off is ended when it has been idle for the TTL.
-4. There are no numbers in any of this: `locks/sourced/leases.py` draws the tokens, after the grant.
+4. There are no numbers in any of this: `locks/source_leases/leases.py` draws the tokens, after the grant.
 
 A failover or a restart of PostgreSQL forgets all advisory locks at once. Tokens are what protects the data then.
 """
@@ -95,7 +95,7 @@ class AdvisorySource:
         self._asking.hang_up()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:  # noqa: ARG002 - drawn elsewhere
-        """Take a lock. The Grant has no tokens: `locks/sourced/leases.py` draws them."""
+        """Take a lock. The Grant has no tokens: `locks/source_leases/leases.py` draws them."""
         deadline = asyncio.get_running_loop().time() + wait_s
         key = self._settings.key(lock)
         # Spares a connection where it is held and the caller does not wait; and finds what waiting would not help
@@ -126,7 +126,7 @@ class AdvisorySource:
         return True
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:  # noqa: ARG002 - see below
-        """Say whether the lock is held: () if so. There are no numbers here; `locks/sourced/leases.py` draws them."""
+        """Return () if the lock is held. It has no numbers: `locks/source_leases/leases.py` draws the tokens."""
         return () if await self._has(lock, handle) else None
 
     async def release(self, lock: str, handle: str) -> None:  # noqa: ARG002 - the session has no other lock

@@ -7,7 +7,7 @@ from datetime import datetime
 import asyncpg
 
 from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
-from fencepost.storage.connections.session import CONNECT_WITHIN, PINNED, Distinct, settle
+from fencepost.storage.connections.session import CONNECT_WITHIN, PINNED, BackendRegistry, settle
 from fencepost.storage.errors import OutcomeUnknownError
 
 Connection = asyncpg.Connection
@@ -114,7 +114,7 @@ def session_settings(limits: Limits) -> dict[str, str]:
 class Shared:
     """What all connections of a process have in common, whichever pool they are of."""
 
-    distinct: Distinct
+    distinct: BackendRegistry
     watch: Watch
     """Compares which database each of them leads to."""
 

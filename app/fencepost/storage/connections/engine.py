@@ -20,7 +20,7 @@ from fencepost.storage.connections.connection import (
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import CLOSED_WITHIN, ClosedError, Pool
 from fencepost.storage.connections.read_only import REASON, ReadOnly, is_read_only, look
-from fencepost.storage.connections.session import Distinct
+from fencepost.storage.connections.session import BackendRegistry
 from fencepost.storage.errors import (
     RETRIED,
     QuarantinedError,
@@ -28,7 +28,7 @@ from fencepost.storage.errors import (
     RefusedError,
     StandbyError,
     UnavailableError,
-    interrupted,
+    may_be_running,
     translated,
 )
 
@@ -81,7 +81,7 @@ class Database:
         """Connect; raise UnavailableError with the reason when that fails. `changed` is called when writes begin or
         cease to be let through (R19), `report` of trouble with connections that no caller gets.
         """
-        settings, shared = session_settings(limits), Shared(Distinct(), Watch(changed))
+        settings, shared = session_settings(limits), Shared(BackendRegistry(), Watch(changed))
         hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
 
         def opened() -> Awaitable[GatewayConnection]:
@@ -124,7 +124,7 @@ class Database:
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
         QuarantinedError (R19); and only if PostgreSQL takes writes, else ReadOnlyError.
         """
-        async with self._lent(self._pool, writing=writing) as connection:
+        async with self._lend(self._pool, writing=writing) as connection:
             yield connection
 
     @asynccontextmanager
@@ -136,7 +136,7 @@ class Database:
             async with self.connection() as connection:
                 yield connection
             return
-        with _let_in(), translated(writing=False):
+        with _map_login_errors(), translated(writing=False):
             connection = await self._opened()
         try:
             yield connection
@@ -147,14 +147,14 @@ class Database:
     @asynccontextmanager
     async def lane(self) -> AsyncIterator[Connection]:
         """Lend a connection for batches of writes, as `connection(writing=True)` does."""
-        async with self._lent(self._batch_pool, writing=True) as connection:
+        async with self._lend(self._batch_pool, writing=True) as connection:
             yield connection
 
     @asynccontextmanager
-    async def _lent(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
+    async def _lend(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
         if writing:
             self._read_only.require_writable()
-        with _let_in(), translated(writing=False):
+        with _map_login_errors(), translated(writing=False):
             connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
@@ -169,13 +169,13 @@ class Database:
             raise
         except ReadOnlyError as error:
             spoilt = True  # also when the question is interrupted
-            if connection.read_only or await self._refuses_all(connection):
+            if connection.read_only or await self._note_if_read_only(connection):
                 connection.read_only = True
                 raise ReadOnlyError(REASON) from error
             spoilt = False
             raise
         except BaseException as error:
-            spoilt = interrupted(error)
+            spoilt = may_be_running(error)
             raise
         finally:
             if writing:
@@ -187,7 +187,7 @@ class Database:
             self._read_only.notice()
             raise ReadOnlyError(REASON)
 
-    async def _refuses_all(self, connection: Connection) -> bool:
+    async def _note_if_read_only(self, connection: Connection) -> bool:
         """Whether a write was refused because all of them are."""
         with translated(writing=False):
             if not await is_read_only(connection):
@@ -283,7 +283,7 @@ class Database:
 
 
 @contextmanager
-def _let_in() -> Iterator[None]:
+def _map_login_errors() -> Iterator[None]:
     """Make a refusal while connecting (no such role, wrong password, no such database) an UnavailableError."""
     try:
         yield

@@ -18,8 +18,8 @@ setting, a prepared statement or a LISTEN meets the next client. `require_own` f
   which the first one had, or the first one has another session afterwards, sessions are shared out. Up to HOLDERS
   connections do so one after the other, since a pooler with several idle sessions may give them out in turn.
 
-The pools go on comparing: no two open connections have one backend (`Distinct`). A pooler that is reloaded with another
-mode under a running gateway shows by that, or by a prepared statement that it does not know (errors.py).
+The pools go on comparing: no two open connections have one backend (`BackendRegistry`). A pooler that is reloaded with
+another mode under a running gateway shows by that, or by a prepared statement that it does not know (errors.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,13 +147,13 @@ async def require_own(dsn: str) -> None:
         return opened[-1]
 
     try:
-        with _pooler_understood(opened):
+        with _map_pooler_errors(opened):
             first = await another()
             mine = await _backend(first)
             if mine == first.get_server_pid():
                 return
             for _ in range(HOLDERS):
-                if await _held_backend(await another()) == mine or await _backend(first) != mine:
+                if await _backend_of_open_transaction(await another()) == mine or await _backend(first) != mine:
                     raise SessionError(POOLED)
     finally:
         for connection in opened:
@@ -161,7 +161,7 @@ async def require_own(dsn: str) -> None:
 
 
 @contextmanager
-def _pooler_understood(opened: Sequence[object]) -> Iterator[None]:
+def _map_pooler_errors(opened: Sequence[object]) -> Iterator[None]:
     """Turn what a pooler answers to a client that it does not serve into SessionError. `opened`: the connections that
     it has taken.
     """
@@ -189,14 +189,14 @@ async def _backend(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
         return found
 
 
-async def _held_backend(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
+async def _backend_of_open_transaction(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
     """The same, of a transaction that stays open."""
     await connection.transaction().start()
     found: int = await connection.fetchval(_BACKEND)
     return found
 
 
-class Distinct:
+class BackendRegistry:
     """The open connections of a process: no two may have the same backend."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import asyncpg
 
 from fencepost.fencing.token import GENERATION_BITS
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.upkeep.raising import raise_by
+from fencepost.storage.upkeep.raising import call_with_retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ async def raise_source(connection: Connection, name: str, reason: str, above: in
     ones under such a token are refused.
 
     Raises asyncpg.PostgresError: FP400 for a source that is not known, 42501 for a role that does not own the schema,
-    and what raise_by raises.
+    and what call_with_retries raises.
     """
-    return await raise_by(connection, "SELECT fencepost.source_raise($1, $2, $3)", name, reason, above)
+    return await call_with_retries(connection, "SELECT fencepost.source_raise($1, $2, $3)", name, reason, above)
 
 
 async def register(connection: Connection, name: str, kind: str, ordering: str, *, verifies: bool) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.origin import ORIGIN, Origin
-from fencepost.storage.upkeep.raising import raise_by
+from fencepost.storage.upkeep.raising import call_with_retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ async def raise_generation(connection: Connection, reason: str, above: int | Non
 
     `above`: a token of another history of this database, which ends with this.
 
-    Raises asyncpg.PostgresError: 25006 on a standby, 42501 for a role that does not own the schema, and what raise_by
-    raises.
+    Raises asyncpg.PostgresError: 25006 on a standby, 42501 for a role that does not own the schema, and what
+    call_with_retries raises.
     """
-    return await raise_by(connection, "SELECT fencepost.raise_generation($1, $2)", reason, above)
+    return await call_with_retries(connection, "SELECT fencepost.raise_generation($1, $2)", reason, above)
 
 
 async def lagging_tables(connection: Connection) -> list[str]:

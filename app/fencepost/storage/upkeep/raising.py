@@ -22,7 +22,7 @@ _DEADLOCK: Final = "40P01"
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
-async def raise_by(connection: Connection, call: str, *arguments: object) -> int:
+async def call_with_retries(connection: Connection, call: str, *arguments: object) -> int:
     """Run `call`, SQL that returns the new generation, and commit. Tried again where a deadlock ends it.
 
     Raises asyncpg.PostgresError, nothing having changed: what the function raises, 55P03 when transactions under way do
@@ -43,8 +43,8 @@ async def raise_by(connection: Connection, call: str, *arguments: object) -> int
             return raised
 
 
-def in_the_way(error: asyncpg.PostgresError, who: str) -> str | None:
-    """Say why raise_by gave up; None: not because of others. `who`: whose end it waits for."""
+def describe_failure(error: asyncpg.PostgresError, who: str) -> str | None:
+    """Say why call_with_retries gave up; None: not because of others. `who`: whose end it waits for."""
     if error.sqlstate == _LOCK_NOT_AVAILABLE:
         met = f"did not end within {LOCK_TIMEOUT}"
     elif error.sqlstate == _DEADLOCK:

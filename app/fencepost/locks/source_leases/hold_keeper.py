@@ -14,7 +14,7 @@ from typing import Any, Final
 from fencepost.locks.source import Source
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError
-from fencepost.storage.leases import sourced as source_leases
+from fencepost.storage.leases import source_leases
 
 LOOKS_AGAIN: Final = 1.0
 """Seconds until it is tried again when PostgreSQL or the service could not be asked."""

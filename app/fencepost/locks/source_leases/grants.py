@@ -10,10 +10,9 @@ from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceErr
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import translated
-from fencepost.storage.leases import sourced as source_leases
-from fencepost.storage.leases import sources
+from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import LockRequest
-from fencepost.storage.leases.sourced import GrantRecord, SourceLease
+from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
 from fencepost.storage.leases.sources import State
 
 T = TypeVar("T")

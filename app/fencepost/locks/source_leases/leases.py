@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Final
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
-from fencepost.locks.sourced.claims import SourceClaims
-from fencepost.locks.sourced.grants import Grants, Held, ms_since
-from fencepost.locks.sourced.hold_keeper import HoldKeeper
+from fencepost.locks.source_leases.claims import SourceClaims
+from fencepost.locks.source_leases.grants import Grants, Held, ms_since
+from fencepost.locks.source_leases.hold_keeper import HoldKeeper
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
-from fencepost.storage.leases import sourced as source_leases
-from fencepost.storage.leases import sources
+from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
-from fencepost.storage.leases.sourced import SourceLease
+from fencepost.storage.leases.source_leases import SourceLease
 
 if TYPE_CHECKING:
     from fencepost.storage.leases.sources import State

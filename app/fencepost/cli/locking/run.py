@@ -164,7 +164,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     except OSError as error:
         job.print_line(f"cannot run {job.command[0]}: {error.strerror}")
         return Outcome(exit_codes.NOT_FOUND if isinstance(error, FileNotFoundError) else exit_codes.NOT_EXECUTABLE)
-    await _ended_or_lost(child, lease)
+    await _wait_for_end_or_loss(child, lease)
     try:
         lease.check()
     except LeaseLost as lost:
@@ -183,7 +183,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     return Outcome(code, interrupted=child.interrupted and relay.has_terminal)
 
 
-async def _ended_or_lost(child: Child, lease: Lease) -> None:
+async def _wait_for_end_or_loss(child: Child, lease: Lease) -> None:
     """Return when the command has ended or the lease cannot be trusted any more.
 
     The client's watchdog reports a loss. The clock is read as well: the watchdog may be stuck in a renewal.

@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 from fencepost.fencing.token import Token
 from fencepost.locks.leases import Claim, Overtaken
-from fencepost.locks.sourced.grants import Grants, ms_since
+from fencepost.locks.source_leases.grants import Grants, ms_since
 from fencepost.storage.connections.connection import gateway_connection
 from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import OutcomeUnknownError, translated
-from fencepost.storage.leases import sourced as source_leases
+from fencepost.storage.leases import source_leases
 from fencepost.storage.leases.builtin import Lease
-from fencepost.storage.leases.sourced import SourceLease
+from fencepost.storage.leases.source_leases import SourceLease
 
 LATE: Final = 0.1
 """Share of the TTL that claims may take before the lease is renewed after them."""
