@@ -98,6 +98,8 @@ BEGIN
      key = CASE WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, new_prefix)) THEN excluded.key
                 WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, old_prefix))
                      OR f.key = excluded.key THEN f.key END;
+  -- Those are of another table's rows: for this one's they say no more than the mark of a key without a row.
+  UPDATE fencepost.marks k SET row_absent = true WHERE starts_with(k.resource, new_prefix) AND NOT k.row_absent;
   INSERT INTO fencepost.marks AS k
   SELECT new_prefix || substr(o.resource, length(old_prefix) + 1), o.last_fence_token, o.xid, o.row_absent, o.changed_at
     FROM fencepost.marks o WHERE starts_with(o.resource, old_prefix)

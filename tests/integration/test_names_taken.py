@@ -154,8 +154,11 @@ async def test_marks_stay_with_a_name_that_another_table_has_by_now(race: Race) 
 
 
 async def test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one(race: Race) -> None:
-    await made(race, "fl", scope="account/{account_id}")
-    assert await race.direct(race.a, "INSERT INTO fl (id) VALUES (1)", 20) == "ok"
+    """The mark that its row had before the scope stands for nothing."""
+    await made(race, "fl")
+    assert await race.direct(race.a, "INSERT INTO fl (id) VALUES (1)", 10) == "ok"
+    await protect(race.observer, "fl", scope="account/{account_id}")
+    assert await race.direct(race.a, "UPDATE fl SET own = 1", 20) == "ok"
     await unprotect(race.observer, "fl")
     await race.observer.execute("ALTER TABLE fl RENAME TO fl_old")
     await made(race, "fl")

@@ -94,6 +94,43 @@ BEGIN
 END"""
         return "DO " + dollar(body)
 
+    def _lift_rows(self) -> str:
+        """Raise rows to the floor that may have been made while nothing protected the table: their keys had no row, and
+        a key without a row is fenced by the floor. Of the other rows `unprotect` has written down the marks. The floor
+        that another table has left, which lives on under another name, is not for this one's rows.
+        """
+        written_down = (
+            f"EXISTS (SELECT FROM fencepost.marks AS m WHERE NOT m.row_absent"
+            f" AND m.resource OPERATOR(pg_catalog.=) {self.functions.resource('r.*')})"
+        )
+        write = write_rows_sql(
+            f"UPDATE {self.table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
+            f" AND NOT (remembered AND {written_down});"
+        )
+        body = f"""
+#variable_conflict use_variable
+DECLARE
+  lowest bigint := (SELECT f.floor FROM fencepost.floors f WHERE f.name = {self.name});
+  -- Whether it is the table that was unprotected, and not one in its place, of whose rows nothing is written down.
+  remembered boolean := EXISTS (SELECT FROM fencepost.floors f WHERE f.relation = {relation(self.table)});
+  another_s boolean := EXISTS (SELECT FROM fencepost.floors f WHERE f.name = {self.name}
+    AND f.relation <> {relation(self.table)} AND fencepost.name_of(f.relation) IS NOT NULL);
+  {self._guarded()}
+BEGIN
+  IF lowest > 0 AND NOT guarded AND (remembered OR NOT another_s) AND fencepost.same_key(
+       (SELECT f.key FROM fencepost.floors f WHERE f.name = {self.name}), fencepost.key_of({relation(self.table)})) THEN
+    {write}
+  END IF;
+END"""
+        return "DO " + dollar(body)
+
+    def _guarded(self) -> str:
+        """Declare whether the table's rows have been guarded until now."""
+        return (
+            f"guarded boolean := EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(self.table)}"
+            f" AND t.tgname = '{PREFIX}upd');"
+        )
+
     def _require_key(self) -> str:
         """Are the names of the marks those of the primary key? It was of other types maybe, or in another order, while
         nothing protected the table: then it is not known which mark is whose, and the floor rises to the highest one.
@@ -110,14 +147,15 @@ END"""
 #variable_conflict use_variable
 DECLARE
   this_key jsonb := fencepost.key_of({relation(self.table)});
-  guarded boolean := EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(self.table)}
-                                AND t.tgname = '{PREFIX}upd');
+  lowest bigint := (SELECT f.floor FROM fencepost.floors f WHERE f.name = {self.name});
+  {self._guarded()}
   highest bigint;
   missing boolean;
 BEGIN
   IF NOT fencepost.same_key((SELECT f.key FROM fencepost.floors f WHERE f.name = {self.name}), this_key) THEN
     SELECT max(m.last_fence_token) INTO highest FROM fencepost.marks m
      WHERE starts_with(m.resource, {prefix}) AND (m.row_absent OR NOT guarded);
+    IF lowest > 0 AND NOT guarded THEN highest := greatest(highest, lowest); END IF;
   END IF;
   IF highest IS NOT NULL THEN
     SET LOCAL row_security = off;
@@ -128,8 +166,8 @@ BEGIN
                     WHERE r.{MARK_COLUMN} > 0 GROUP BY 1) AS there ON there.mark = was.mark
        WHERE coalesce(there.n, 0) < was.n);
     -- A row that was not there then may have the key of one that had been deleted before.
-    missing := missing OR NOT guarded
-      AND EXISTS (SELECT FROM fencepost.marks m WHERE starts_with(m.resource, {prefix}) AND m.row_absent)
+    missing := missing OR NOT guarded AND (lowest > 0
+        OR EXISTS (SELECT FROM fencepost.marks m WHERE starts_with(m.resource, {prefix}) AND m.row_absent))
       AND (SELECT count(*) FROM {self.table}) > (SELECT count(*) FROM fencepost.marks m
                                                   WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent);
     SET LOCAL row_security TO DEFAULT;
@@ -159,6 +197,7 @@ END"""
         old = [*self.target.formerly, *([now.name] if now is not None and now.name != self.target.name else [])]
         return [
             *(move_marks(self.table, each, self.target.name) for each in old),
+            self._lift_rows(),
             take_name(self.table, self.target.name),
         ]
 
@@ -208,7 +247,8 @@ def unprotect_sql(
     them, since a mark never falls. If the table was renamed since, that will be under the name it has now.
 
     `keep_marks`: write live rows' marks down too, for their rows may be deleted while the table is unprotected. Not
-    possible when the key or the column has changed since.
+    possible when the key or the column has changed since. What is not written down here is the mark of a key without a
+    row.
     """
     # The table's owner may have given the column a type of his own; the key's are looked at by our function.
     same = (
@@ -223,10 +263,20 @@ def unprotect_sql(
         f" ON CONFLICT (resource) DO UPDATE SET row_absent = false,"
         f" last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token)"
     )
+    absent = (
+        f"UPDATE fencepost.marks AS k SET row_absent = true WHERE NOT k.row_absent"
+        f" AND starts_with(k.resource, {literal(encode_name(name) + '/')})"
+    )
+    if keep_marks:  # its row was deleted in a scope, say, where rows have no marks
+        absent += (
+            f" AND NOT EXISTS (SELECT FROM {table} AS r WHERE r.{MARK_COLUMN} > 0"
+            f" AND fencepost.{quote(f'{stem}_name')}(r.*) = k.resource)"
+        )
+    written = [f"{same} SET LOCAL row_security = off; {kept};"] if keep_marks else []
     return [
         *drop_triggers(table, ROW_PARTS),
         *drop_truncate_triggers(table, partitions),
-        *(["DO " + dollar(f"BEGIN {same} SET LOCAL row_security = off; {kept}; END")] if keep_marks else []),
+        "DO " + dollar(" ".join(["BEGIN", *written, f"{absent}; END"])),
         *([move_marks(table, name, now_called), take_name(table, now_called)] if name != now_called else []),
         remember(table, now_called),
         *drop_functions(stem),

@@ -1,0 +1,174 @@
+"""A key without a row is fenced by the floor of its table. So is a row that is made while nothing protects it."""
+
+import pytest
+from tests.integration.test_mutants import mutate
+from tests.scenarios.scopes import entered, scoped_race
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
+
+from fencepost.storage.protecting.protect import protect, unprotect
+
+UPDATE = "UPDATE {} SET n = n + 1 WHERE id = {}"
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    race = await open_race(connect, database, "strict")
+    await race.observer.execute("SET search_path = public; CREATE TABLE t (id int PRIMARY KEY, n int DEFAULT 0)")
+    await protect(race.observer, "t")
+    return race
+
+
+async def pruned(race: Race) -> None:
+    """Row 1 has the mark 10, row 2 none; the mark of key 3 was 90, and is part of the floor 100."""
+    assert await race.direct(race.a, "INSERT INTO t VALUES (1)", 10) == "ok"
+    await race.observer.execute("BEGIN; SET LOCAL session_replication_role = replica; INSERT INTO t VALUES (2); COMMIT")
+    assert await race.direct(race.a, "INSERT INTO t VALUES (3)", 80) == "ok"
+    assert await race.direct(race.a, "DELETE FROM t WHERE id = 3", 90) == "ok"
+    assert await race.observer.fetchval("SELECT fencepost.prune('t', 100)") == 1
+
+
+async def refused_up_to_the_floor(race: Race, key: int, table: str = "t") -> None:
+    assert await race.direct(race.a, UPDATE.format(table, key), 95) == "FP409"
+    assert await race.direct(race.a, f"DELETE FROM {table} WHERE id = {key}", 100) == "FP409"
+    assert await race.direct(race.a, UPDATE.format(table, key), 101) == "ok"
+
+
+async def made_meanwhile(race: Race) -> None:
+    await pruned(race)
+    await unprotect(race.observer, "t")
+    await race.observer.execute("INSERT INTO t VALUES (3); INSERT INTO t (id, last_fence_token) VALUES (4, 7)")
+    await protect(race.observer, "t")
+    for key in (3, 4):
+        await refused_up_to_the_floor(race, key)
+
+
+async def test_a_row_that_was_made_meanwhile_takes_up_the_floor(race: Race) -> None:
+    await made_meanwhile(race)
+
+
+async def was_there(race: Race) -> None:
+    """The floor is not about rows that are there: of these the marks are known."""
+    await pruned(race)
+    await unprotect(race.observer, "t")
+    await race.observer.execute("DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1)")
+    await protect(race.observer, "t")
+    assert await race.direct(race.a, UPDATE.format("t", 1), 10) == "FP409"
+    assert await race.direct(race.a, UPDATE.format("t", 1), 11) == "ok"
+
+
+async def test_a_row_that_was_there_before_keeps_its_mark(race: Race) -> None:
+    await was_there(race)
+
+
+async def test_a_row_that_had_no_mark_takes_up_the_floor(race: Race) -> None:
+    """Nothing was written down of it, so it may as well have been made meanwhile."""
+    await pruned(race)
+    await unprotect(race.observer, "t")
+    await protect(race.observer, "t")
+    await refused_up_to_the_floor(race, 2)
+
+
+async def test_while_it_is_protected_no_row_takes_up_the_floor(race: Race) -> None:
+    await pruned(race)
+    await protect(race.observer, "t", rule="lease")
+    assert await race.direct(race.a, UPDATE.format("t", 2), 5) == "ok"
+
+
+async def test_a_row_whose_key_had_left_a_scope_without_it(connect: Connect, database: str) -> None:
+    """Seen by the storm of DDL: nothing but the floor says what the scope had accepted."""
+    race = await scoped_race(connect, database, "strict")
+    assert await entered(race, race.a, 200, "account/42") == {"account/42": None}
+    await protect(race.observer, "items", scope="")
+    await unprotect(race.observer, "items")
+    await protect(race.observer, "items", source="builtin")
+    await unprotect(race.observer, "items")
+    await race.observer.execute("INSERT INTO items VALUES (9, 42)")
+    await protect(race.observer, "items", rule="lease", scope="")
+    assert await race.direct(race.a, "DELETE FROM items WHERE id = 9", 199) == "FP409"
+    assert await race.direct(race.a, "DELETE FROM items WHERE id = 9", 200) == "ok"
+
+
+async def deleted_in_a_scope(race: Race) -> None:
+    """Its own mark is older than what the scope accepted after it."""
+    assert await race.direct(race.a, "INSERT INTO t VALUES (1)", 10) == "ok"
+    await protect(race.observer, "t", scope="of/{id}")
+    assert await race.direct(race.a, "DELETE FROM t", 50) == "ok"
+    await protect(race.observer, "t", scope="")
+    await unprotect(race.observer, "t")
+    await race.observer.execute("INSERT INTO t VALUES (1)")
+    await protect(race.observer, "t")
+    assert await race.direct(race.a, UPDATE.format("t", 1), 40) == "FP409"
+    assert await race.direct(race.a, UPDATE.format("t", 1), 51) == "ok"
+
+
+async def test_a_row_that_was_deleted_in_a_scope(race: Race) -> None:
+    await deleted_in_a_scope(race)
+
+
+async def took_a_name_with_marks(race: Race) -> None:
+    """Another table has left a mark of the same key under the name that this one takes."""
+    await race.observer.execute("CREATE TABLE u (id int PRIMARY KEY, n int DEFAULT 0)")
+    await protect(race.observer, "u")
+    assert await race.direct(race.a, "INSERT INTO u VALUES (3)", 10) == "ok"
+    await unprotect(race.observer, "u")
+    await race.observer.execute("DROP TABLE u")
+    assert await race.observer.fetchval("SELECT fencepost.prune('t', 100)") == 0
+    await unprotect(race.observer, "t")
+    await race.observer.execute("ALTER TABLE t RENAME TO u; INSERT INTO u VALUES (3)")
+    await protect(race.observer, "u")
+    await refused_up_to_the_floor(race, 3, "u")
+
+
+async def test_another_table_s_mark_does_not_stand_for_the_floor(race: Race) -> None:
+    await took_a_name_with_marks(race)
+
+
+async def replaced(race: Race) -> None:
+    """Nobody has written down the marks of the rows of a table that was dropped."""
+    await pruned(race)
+    await race.observer.execute("DROP TABLE t CASCADE; CREATE TABLE t (id int PRIMARY KEY, n int DEFAULT 0)")
+    await race.observer.execute("INSERT INTO t VALUES (1), (3)")
+    await protect(race.observer, "t")
+    for key in (1, 3):
+        await refused_up_to_the_floor(race, key)
+
+
+async def test_the_rows_of_a_table_in_place_of_one_that_was_dropped(race: Race) -> None:
+    await replaced(race)
+
+
+async def renamed(race: Race) -> None:
+    """The floor that another table has left is not for this one's rows; its own is."""
+    await race.observer.execute("CREATE TABLE u (id int PRIMARY KEY, n int DEFAULT 0); INSERT INTO u VALUES (3)")
+    await pruned(race)
+    await unprotect(race.observer, "t")
+    await race.observer.execute("ALTER TABLE t RENAME TO v; ALTER TABLE u RENAME TO t; INSERT INTO v VALUES (3)")
+    await protect(race.observer, "t")
+    await protect(race.observer, "v")
+    assert await race.direct(race.a, UPDATE.format("t", 3), 5) == "ok"
+    await refused_up_to_the_floor(race, 3, "v")
+
+
+async def test_a_row_of_a_table_that_was_renamed(race: Race) -> None:
+    await renamed(race)
+
+
+async def of_another_type(race: Race) -> None:
+    assert await race.observer.fetchval("SELECT fencepost.prune('t', 100)") == 0
+    await unprotect(race.observer, "t")
+    await race.observer.execute("INSERT INTO t VALUES (3); ALTER TABLE t ALTER id TYPE text")
+    await protect(race.observer, "t")
+    await refused_up_to_the_floor(race, key="'3'")  # type: ignore[arg-type]
+
+
+async def test_a_row_whose_key_got_another_type_as_well(race: Race) -> None:
+    await of_another_type(race)
+
+
+async def test_the_mutant_that_trusts_another_table_s_mark_is_seen(race: Race) -> None:
+    await mutate(
+        race, "fencepost.copy_marks(text, text)", "SET row_absent = true WHERE", "SET row_absent = false WHERE"
+    )
+    with pytest.raises(AssertionError):
+        await took_a_name_with_marks(race)
