@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import httpx
 import pytest
 from tests.support.in_process import in_process
-from tests.support.interleave import Connect, Connection, blocks_somebody
+from tests.support.interleave import Connect, Connection, blocks_somebody, start
 
 from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
 
@@ -75,6 +76,36 @@ async def test_unprotect_and_protect_while_a_delete_waits(
     taken_away = await plan_unprotect(owner, "t")
     made = await plan_protect(owner, "t", None, None)
     await delete_meanwhile(gateway, owner, await connect(), [*taken_away.statements, *made.statements], headers)
+
+
+async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner: Connection, connect: Connect) -> None:
+    """Each time that it has the table's lock the function that it had found is gone, and then others have the lock."""
+    statements = [
+        "SET LOCAL search_path = pg_catalog, pg_temp",
+        *(await plan_unprotect(owner, "t")).statements,
+        *(await plan_protect(owner, "t", None, None)).statements,
+    ]
+    observer, owners = await connect(), [owner, await connect(), await connect()]
+    await owner.execute("BEGIN")
+    for statement in statements:
+        await owner.execute(statement)
+    waiting = asyncio.create_task(delete(gateway, "2,x", {}))
+    await blocks_somebody(owner, observer)
+    for holder, successor in pairwise(owners):
+        await successor.execute("BEGIN")
+        lock = successor.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
+        queued = await start(observer, lock, successor.get_server_pid())
+        await holder.execute("COMMIT")
+        await queued
+        for statement in statements:
+            await successor.execute(statement)
+        await blocks_somebody(successor, observer)
+        assert not waiting.done()
+    await owners[-1].execute("COMMIT")
+    answer = await waiting
+    assert answer.status_code == 204, answer.text
+    mark = "SELECT last_fence_token FROM fencepost.marks WHERE resource = 't/2,x' AND row_absent"
+    assert await observer.fetchval(mark) == 5
 
 
 @pytest.mark.parametrize("scope", [None, "b/{b}"])

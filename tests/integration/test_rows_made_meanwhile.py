@@ -71,7 +71,7 @@ async def test_a_row_that_had_no_mark_takes_up_the_floor(race: Race) -> None:
 
 async def test_while_it_is_protected_no_row_takes_up_the_floor(race: Race) -> None:
     await pruned(race)
-    await protect(race.observer, "t", rule="lease")
+    await protect(race.observer, "t", rule="epoch")
     assert await race.direct(race.a, UPDATE.format("t", 2), 5) == "ok"
 
 
@@ -84,7 +84,7 @@ async def test_a_row_whose_key_had_left_a_scope_without_it(connect: Connect, dat
     await protect(race.observer, "items", source="builtin")
     await unprotect(race.observer, "items")
     await race.observer.execute("INSERT INTO items VALUES (9, 42)")
-    await protect(race.observer, "items", rule="lease", scope="")
+    await protect(race.observer, "items", rule="epoch", scope="")
     assert await race.direct(race.a, "DELETE FROM items WHERE id = 9", 199) == "FP409"
     assert await race.direct(race.a, "DELETE FROM items WHERE id = 9", 200) == "ok"
 

@@ -73,3 +73,24 @@ def test_what_is_not_foreign_passes(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, translated(writing=True):
         raise error
     assert caught.value is error
+
+
+FUNCTION_GONE = "cache lookup failed for function 20838"
+
+
+@pytest.mark.parametrize(
+    ("error", "of_an_old_plan"),
+    [
+        (asyncpg.InternalServerError(FUNCTION_GONE), True),
+        (asyncpg.InternalServerError(f"trigger: {FUNCTION_GONE}"), False),
+        (asyncpg.InternalServerError("could not open relation with OID 20838"), False),
+        (asyncpg.DataCorruptedError(FUNCTION_GONE), False),
+        (asyncpg.RaiseError(FUNCTION_GONE), False),
+    ],
+    ids=lambda each: f"{each}",
+)
+def test_a_function_that_was_dropped_makes_a_session_new(error: asyncpg.PostgresError, of_an_old_plan: bool) -> None:
+    """Only PostgreSQL's own words for it, which it does not translate."""
+    with pytest.raises(RefusedError) as caught, translated(writing=True):
+        raise error
+    assert caught.value.of_an_old_plan is of_an_old_plan

@@ -61,10 +61,11 @@ class Done:
 
 Outcome = Done | Problem
 
-Doubt = Literal["catalog", "session", "dropped"] | None
-"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are, or a
-function was dropped that the statement had already found.
-"""
+MOST_DOUBTS = 3
+"""How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
+
+Doubt = Literal["catalog", "session"] | None
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +101,25 @@ async def on_table(
     use: Callable[[Table], Awaitable[Outcome]],
     find: Callable[[Catalog, str], Table | None] = table_named,
 ) -> Outcome:
-    """Run `use` on the table of this name, and once more on a fresh catalog when the first picture proves outdated, or
-    in a fresh session when that one's plans do. `find` says which table is meant.
+    """Run `use` on the table of this name; again on a fresh catalog while the picture proves outdated, and in a fresh
+    session when that one's plans do. `find` says which table is meant.
 
     Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
-    arrived = asyncio.get_running_loop().time()
     table = find(gateway.catalog.current, name)
     outcome, doubt = await _attempt(table, name, use)
     try:
-        if doubt is not None and await gateway.catalog.has_changed(name, table):
-            table = find(await gateway.catalog.loaded_after(arrived), name)
+        for _ in range(MOST_DOUBTS):
+            if doubt is None:
+                break
+            # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
+            failed = asyncio.get_running_loop().time()
+            if await gateway.catalog.has_changed(name, table):
+                table = find(await gateway.catalog.loaded_after(failed), name)
+            elif doubt == "catalog":
+                break
+            # Where a session was in doubt, all are new by now.
             outcome, doubt = await _attempt(table, name, use)
-        if doubt in ("session", "dropped"):  # all sessions are new by now; what has the function's name now is found
-            outcome, _ = await _attempt(table, name, use)
         if (
             isinstance(outcome, Problem)
             and outcome.type is UNISSUED_TOKEN
@@ -168,8 +174,6 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
 def _doubt_of(error: RefusedError) -> Doubt:
     if error.of_an_old_plan:
         return "session"
-    if error.of_a_dropped_object:
-        return "dropped"
     return "catalog" if error.may_be_outdated else None
 
 

@@ -107,17 +107,13 @@ class RefusedError(StorageError):
 
     @property
     def of_an_old_plan(self) -> bool:
-        """Whether the session has a plan in a trigger's function that a changed type made useless: there, it fails each
-        time; in a new session it does not.
+        """Whether the session has a plan that DDL has made useless: there, it fails each time; in a new session it does
+        not. In a trigger's function, since a type was changed; or in a prepared statement that had found a function
+        before it waited for a lock, and that was dropped meanwhile.
         """
+        if self.sqlstate == _INTERNAL:
+            return str(self).startswith(_LOOKUP_FAILED)
         return self.sqlstate == _DATATYPE_MISMATCH and self._raised_by.startswith(_PLANNED_BEFORE)
-
-    @property
-    def of_a_dropped_object(self) -> bool:
-        """Whether the statement had found a function, say, that was dropped before it came to use it: it waited for a
-        lock in between. The same statement, run again, finds the function that has the name now.
-        """
-        return self.sqlstate == _INTERNAL and str(self).startswith(_LOOKUP_FAILED)
 
     @property
     def may_be_outdated(self) -> bool:
