@@ -14,8 +14,6 @@ from fencepost.cli.main import main
 from fencepost.storage.inspecting.functions import FOR_ALL, FOR_NOBODY, NOT_FOR_ALL
 from fencepost.storage.protecting.protect import protect, unprotect
 
-pytestmark = pytest.mark.versions
-
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TYPE mood AS ENUM ('good', 'bad');
