@@ -33,7 +33,7 @@ _FORM: Final = Form(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a URL says. `namespace` None: the one that the credentials come with."""
+    """What a URL has. `namespace` None: the one that the credentials come with."""
 
     access: Access
     namespace: str | None

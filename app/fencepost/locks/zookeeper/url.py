@@ -22,7 +22,7 @@ _FORM: Final = Form(
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperUrl:
-    """What a URL says. `root`: the node that has one child per lock. `credentials`: user:password, for digest."""
+    """What a URL has. `root`: the node that has one child per lock. `credentials`: user:password, for digest."""
 
     hosts: tuple[Host, ...]
     root: str = ROOT
