@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.glass import OPERATOR, STRANGER, operators
@@ -48,8 +49,8 @@ async def test_a_rows_mark_is_lowered_and_recorded(race: Race, run: Run) -> None
     done = await run("reset", "orders/k", "--to", "50", "--reason", WHY)
     assert done.exit_code == 0, done.output
     assert done.output == (
-        f"orders/k: its mark was {BOGUS} and is 50 now, which is recorded. Tokens up to it are refused: whoever holds"
-        " one acquires the lock anew.\n"
+        f"orders/k: its mark was {BOGUS} and is 50 now, which is recorded. Tokens up to it are refused: their"
+        " holders acquire the lock anew.\n"
     )
     assert await logged(race) == [("RESET", "orders/k", BOGUS, 50, WHY)]
     assert (await race.live_mark("k"), await race.recorded("k")) == (50, (50, False))
@@ -187,6 +188,29 @@ async def test_the_record_is_the_permission(race: Race) -> None:
         await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
         await race.observer.execute(lower.replace("50", "60"))
     assert await race.live_mark("k") == BOGUS
+
+
+@pytest.mark.parametrize(
+    ("table", "resource", "old", "new", "why"),
+    [
+        ("orders", "orders/gone", BOGUS, 69, "69 is below 70, another mark"),
+        ("orders", "orders/gone", 69, 60, "has a mark above 69"),
+        ("t", "orders/gone", BOGUS, 60, "orders/gone is no resource of t"),
+        ("orders", "orders", 89, 80, "has a mark above 89"),
+        ("orders", "orders/gone", BOGUS, 0, "is below"),
+        ("orders", "orders/gone", BOGUS, None, "no mark falls"),
+    ],
+)
+async def test_who_may_break_the_glass_is_bounded_by_the_function_itself(
+    race: Race, table: str, resource: str, old: int, new: int | None, why: str
+) -> None:
+    assert await race.claim_absent(race.a, "absent", 70) is None
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 90 WHERE $1 = name AND $1 = $2", table, resource)
+    await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', false)")
+    with pytest.raises(asyncpg.PostgresError, match=why) as refused:
+        await race.observer.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", table, resource, old, new)
+    assert refused.value.sqlstate == "FP400"
+    assert await race.recorded("gone") == (BOGUS, True)
 
 
 async def test_a_write_under_way_is_waited_for(race: Race) -> None:

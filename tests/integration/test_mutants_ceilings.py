@@ -7,7 +7,7 @@ from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import races_ceilings as scenarios
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race
+from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.upkeep.reset import Reset, ResetError, reset
 
@@ -38,6 +38,16 @@ async def reset_waits(race: Race) -> None:
     resetting = await race.waits(race.b, reset(race.b, "orders/k", 60, "INC-7"))
     await holder.commit()
     assert await resetting == Reset("orders/k", 2**61, 60)
+
+
+async def reset_by_hand_stays_above_other_marks(race: Race) -> None:
+    """Also for a role that may break the glass and calls the function itself."""
+    await race.claim_absent(race.a, "k", 2**61)
+    await race.claim_absent(race.a, "other", 70)
+    async with race.observer.transaction():
+        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
+        await outcome(race.observer.execute("SELECT fencepost.reset_mark('orders', 'orders/k', $1, 60)", 2**61))
+    assert await race.recorded("k") == (2**61, True)
 
 
 async def reset_stays_above_other_marks(race: Race) -> None:
@@ -130,6 +140,13 @@ MUTANTS = [
         "AND false",
         reset_stays_above_other_marks,
     ),
+    SqlMutant(
+        "a reset by hand ignores other marks",
+        "fencepost.reset_mark(text, text, bigint, bigint)",
+        "IF p_new < lowest THEN",
+        "IF false THEN",
+        reset_by_hand_stays_above_other_marks,
+    ),
 ]
 
 
@@ -140,7 +157,10 @@ async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Con
     await assert_seen(mutant.scenario, race)
 
 
-@pytest.mark.parametrize("scenario", [lowered_by_hand, reset_waits, reset_stays_above_other_marks])
+@pytest.mark.parametrize(
+    "scenario",
+    [lowered_by_hand, reset_waits, reset_stays_above_other_marks, reset_by_hand_stays_above_other_marks],
+)
 async def test_what_sees_them_passes(
     scenario: Callable[[Race], Awaitable[None]], connect: Connect, database: str
 ) -> None:

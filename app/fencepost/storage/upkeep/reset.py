@@ -10,6 +10,9 @@ A mark that falls lets tokens pass that were refused before, so where it may fal
 Terms and order, in one transaction: the glass is broken, with the reason; the row is locked, then its mark, as by
 everybody, so a write under way is waited for, and later ones meet the new mark; the fall is recorded, with the old and
 the new mark; it happens. The row's own trigger lets it pass because of the record (`fencepost.is_reset`).
+
+`fencepost.reset_mark`, which records and lowers, refuses the same by itself, but for the marks in the table's rows:
+only this module compares those. So a role that may break the glass gets past no other mark and no floor by calling it.
 """
 
 from dataclasses import dataclass
@@ -175,8 +178,10 @@ async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Res
         raise _Appeared
     if not old:
         raise ResetError(f"{marked.resource} has no mark: there is nothing to mend.")
-    new = await _lowest(connection, marked, old, to)
-    await connection.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", marked.name, marked.resource, old, new)
+    wanted = await _lowest(connection, marked, old, to)
+    new: int = await connection.fetchval(
+        "SELECT fencepost.reset_mark($1, $2, $3, $4)", marked.name, marked.resource, old, wanted
+    )
     if table is not None and key is not None and live is not None:
         await connection.execute("SET LOCAL row_security TO DEFAULT")  # the table's own triggers may fire
         bound = Bound()
@@ -191,7 +196,9 @@ async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Res
 
 
 async def _lowest(connection: Connection, marked: _Marked, old: int, to: int | None) -> int:
-    """Decide on the new mark, or refuse."""
+    """Decide on the new mark, or refuse with what to do. `fencepost.reset_mark` has the last word: it refuses what is
+    below other marks, and takes what the source has issued by then.
+    """
     fence = marked.fence
     if fence is not None and fence.source != EXTERNAL:
         issued: int = await connection.fetchval(f"SELECT {issued_by(fence.source)}")
