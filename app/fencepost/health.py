@@ -154,7 +154,7 @@ class Health:
         try:
             async with self._gateway.database.connection() as connection:
                 with translated(writing=False):
-                    found = await pruning.sizes(connection)
+                    found = await pruning.estimate_sizes(connection)
         except StorageError as error:
             self._gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
             return False

@@ -166,7 +166,7 @@ async def test_batches_walk_over_all_marks_of_all_tables(connect: Connect) -> No
     position: str | None = ""
     pruned = []
     while position is not None:
-        batch = await pruning.prune_batch(connection, until, 0, position, 3)
+        batch = await pruning.prune_step(connection, until, 0, position, 3)
         pruned.append(batch.pruned)
         position = batch.reached
     assert (sum(pruned), max(pruned)) == (21, 3)

@@ -39,7 +39,7 @@ async def test_a_pruned_scope_refuses_whoever_is_older(connect: Connect) -> None
     connection = await scoped(connect)
     assert await enter(connection, 42, 50) is None
     until = await pruning.horizon(connection)
-    assert (await pruning.prune_batch(connection, until, 0, "")).pruned == 1
+    assert (await pruning.prune_step(connection, until, 0, "")).pruned == 1
     assert await connection.fetchval("SELECT count(*) FROM fencepost.marks") == 0
     assert await enter(connection, 42, 40) == 50
     assert await enter(connection, 43, 50) == 50, "the first touch of another scope, below the floor"

@@ -11,7 +11,7 @@ from tests.support.racing import ISSUED, Race, outcome
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.upkeep import generations, pruning
-from fencepost.storage.upkeep.pruning import Batch, Horizon
+from fencepost.storage.upkeep.pruning import Horizon, PruneStep
 
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""
@@ -35,8 +35,8 @@ async def absent(race: Race, key: str, token: int) -> None:
     assert await race.claim_absent(race.observer, key, token) is None
 
 
-async def prune(connection: Connection, until: Horizon, keep: float = AT_ONCE) -> Batch:
-    return await pruning.prune_batch(connection, until, keep, "")
+async def prune(connection: Connection, until: Horizon, keep: float = AT_ONCE) -> PruneStep:
+    return await pruning.prune_step(connection, until, keep, "")
 
 
 async def floor(race: Race) -> int:
@@ -95,7 +95,7 @@ async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
     writer = await race.begin(race.b)
     await race.insert(race.b, "k", 60)
     await race.a.execute("SET lock_timeout = '1s'")
-    assert await outcome(prune(race.a, until)) == Batch("orders0", 0, idle=False)
+    assert await outcome(prune(race.a, until)) == PruneStep("orders0", 0, idle=False)
     await writer.commit()
     assert await race.recorded("k") == (60, False)
     assert await floor(race) == 50, "it may be higher than need be, never lower"
@@ -224,9 +224,9 @@ async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
     one = await race.begin(race.a)
     assert (await prune(race.a, until)).pruned == 3
     await race.b.execute("SET lock_timeout = '1s'")
-    assert await outcome(prune(race.b, until)) == Batch(None, 0, idle=True)
+    assert await outcome(prune(race.b, until)) == PruneStep(None, 0, idle=True)
     await one.commit()
-    assert await prune(race.b, until) == Batch("orders0", 0, idle=False)
+    assert await prune(race.b, until) == PruneStep("orders0", 0, idle=False)
     assert await floor(race) == 52
 
 

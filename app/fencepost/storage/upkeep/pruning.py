@@ -20,9 +20,9 @@ from fencepost.storage.connections.engine import Database, retrying
 from fencepost.storage.errors import translated
 from fencepost.storage.statements import idempotency
 
-BATCH: Final = 10_000
+ROWS_PER_STEP: Final = 10_000
 """Marks that one transaction looks at."""
-BATCHES: Final = 50
+STEPS_PER_RUN: Final = 50
 """Transactions of one pass at most; the next pass goes on where it ended."""
 
 
@@ -35,7 +35,7 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PruneStep:
     """What one call came to. `reached`: where to go on, None at the end. `idle`: nothing was looked at."""
 
     reached: str | None
@@ -60,9 +60,9 @@ async def horizon(connection: Connection) -> Horizon:
     return Horizon(row["issued"], row["before"])
 
 
-async def prune_batch(
-    connection: Connection, until: Horizon, keep_seconds: float, after: str, limit: int = BATCH
-) -> Batch:
+async def prune_step(
+    connection: Connection, until: Horizon, keep_seconds: float, after: str, limit: int = ROWS_PER_STEP
+) -> PruneStep:
     """Look at some marks after `after`, and prune those that may go and are older than that."""
     row = await connection.fetchrow(
         "SELECT reached, pruned, idle FROM fencepost.prune_marks($1, $2::int8::text::xid8, $3, $4, $5)",
@@ -74,10 +74,10 @@ async def prune_batch(
     )
     if row is None:
         raise RuntimeError("fencepost.prune_marks gave no row")
-    return Batch(row["reached"], row["pruned"], row["idle"])
+    return PruneStep(row["reached"], row["pruned"], row["idle"])
 
 
-async def sizes(connection: Connection) -> list[Size]:
+async def estimate_sizes(connection: Connection) -> list[Size]:
     """Count what there is to remember, cheaply: what metrics show."""
     rows = await connection.fetch("SELECT what, records, bytes FROM fencepost.sizes()")
     return [Size(row["what"], row["records"], row["bytes"]) for row in rows]
@@ -85,7 +85,7 @@ async def sizes(connection: Connection) -> list[Size]:
 
 async def count_marks(connection: Connection) -> list[Size]:
     """The same, counted: what `fencepost status` shows."""
-    found = await sizes(connection)
+    found = await estimate_sizes(connection)
     return [
         Size(size.what, await connection.fetchval(f"SELECT count(*) FROM fencepost.{size.what}"), size.bytes)
         for size in found
@@ -104,7 +104,7 @@ async def raised_floors(connection: Connection) -> list[tuple[str, int]]:
 async def prune_records(database: Database, keep_seconds: float) -> int:
     """Forget idempotency records older than that; returns how many. Raises StorageError."""
     total = 0
-    for _ in range(BATCHES):
+    for _ in range(STEPS_PER_RUN):
         async with database.connection(writing=True) as connection:
             with translated(writing=False):
                 pruned = await idempotency.prune(connection, keep_seconds)
@@ -131,7 +131,7 @@ class Pruner:
             self._horizon = await self._ask_horizon()
             return 0
         total = 0
-        for _ in range(BATCHES):
+        for _ in range(STEPS_PER_RUN):
             batch = await self._prune(self._horizon, keep_seconds)
             total += batch.pruned
             if batch.idle:
@@ -147,11 +147,11 @@ class Pruner:
             with translated(writing=False):
                 return await horizon(connection)
 
-    async def _prune(self, until: Horizon, keep_seconds: float) -> Batch:
-        async def attempt() -> Batch:
+    async def _prune(self, until: Horizon, keep_seconds: float) -> PruneStep:
+        async def attempt() -> PruneStep:
             async with self._database.connection(writing=True) as connection:
                 # Nothing hangs on whether a prune whose answer was lost has landed: it is done again.
                 with translated(writing=False):
-                    return await prune_batch(connection, until, keep_seconds, self._after)
+                    return await prune_step(connection, until, keep_seconds, self._after)
 
         return await retrying(attempt)
