@@ -60,7 +60,7 @@ GRANT EXECUTE ON FUNCTION
   -- reset.sql
   fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
   -- judging.sql
-  fencepost.ours, fencepost.refuse, fencepost.judge_update,
+  fencepost.accepts, fencepost.ours, fencepost.refuse, fencepost.judge_update,
   -- bounds.sql
   fencepost.beyond, fencepost.require_reach, fencepost.require_reach_of_row, fencepost.issued(), fencepost.oldest(),
   fencepost.require_issued(text, bigint), fencepost.issued(text), fencepost.oldest(text),

@@ -8,6 +8,16 @@
 --
 -- A refusal is an exception of `refuse`: FP409 (stale, spent) or FP428 (no token). Bounds of tokens are in bounds.sql.
 
+-- The rule: whether a mark, or a floor, lets a token pass (R1, R2). A scope and a row are judged alike. The same comparison stands in
+--   accepts      fencing/token.py                    Python's: verdicts, and floors that a claim reads
+--   comparison   storage/statements/row_sql.py       the WHERE of the gateway's statements
+--   _update      storage/protecting/functions.py     the plain case of a table's trigger: a token above the mark, under both rules
+--   enter_each   scopes.sql                          the plain case of scopes
+-- tests/integration/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that
+-- set it, too: see ours. PostgreSQL puts the expression in place of the call, so that it costs nothing: no SET clause, not STRICT.
+CREATE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN mark < token OR mark = token AND rule = 'epoch';
+
 -- Did this transaction write the row version? One transaction is one operation (R1), so that an ORM that flushes a row
 -- twice under one SET LOCAL is not refused its own token. A version that we can see and whose writer is in progress is
 -- ours; a savepoint's number differs from the transaction's, so equality would not do. Asked only where token = mark.
@@ -70,7 +80,7 @@ BEGIN
     IF token IS NULL AND rule = 'epoch' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (rule = 'epoch' OR fencepost.ours(writer))) THEN
+     OR NOT (fencepost.accepts(rule, old_mark, token) OR old_mark = token AND fencepost.ours(writer)) THEN
     IF NOT fencepost.break_glass() THEN
       IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
       PERFORM fencepost.refuse(resource, token, old_mark);
@@ -101,9 +111,8 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE
      SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
          row_absent = excluded.row_absent, changed_at = clock_timestamp()
-   WHERE k.last_fence_token < excluded.last_fence_token
-      OR k.last_fence_token = excluded.last_fence_token
-         AND (p_rule = 'epoch' OR k.xid = excluded.xid AND fencepost.ours(k.xmin));
+   WHERE fencepost.accepts(p_rule, k.last_fence_token, excluded.last_fence_token)
+      OR k.last_fence_token = excluded.last_fence_token AND k.xid = excluded.xid AND fencepost.ours(k.xmin);
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
@@ -164,7 +173,7 @@ BEGIN
     SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
   END IF;
   IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
-  IF NOT (refused_by < p_token OR refused_by = p_token AND rule = 'epoch') THEN
+  IF NOT fencepost.accepts(rule, refused_by, p_token) THEN
     PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
   END IF;
 END $$;
@@ -179,7 +188,7 @@ DECLARE
   token bigint := said;
 BEGIN
   IF token IS NULL
-     OR NOT (old_mark < token OR old_mark = token AND (p_rule = 'epoch' OR fencepost.ours(writer))) THEN
+     OR NOT (fencepost.accepts(p_rule, old_mark, token) OR old_mark = token AND fencepost.ours(writer)) THEN
     IF fencepost.break_glass() THEN
       PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
     ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.ours(writer) THEN

@@ -51,7 +51,7 @@ BEGIN
         SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix FOR SHARE;
       END IF;
       IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
-      IF NOT (lowest < p_token OR lowest = p_token AND found_rule = 'epoch') THEN refused_by := lowest; END IF;
+      IF NOT fencepost.accepts(found_rule, lowest, p_token) THEN refused_by := lowest; END IF;
     END IF;
     passed := passed AND refused_by IS NULL;
     RETURN NEXT;
@@ -133,7 +133,7 @@ BEGIN
   LOOP
     refused_by := NULL;
     IF verdict = 'unclear' AND p_token BETWEEN oldest AND highest
-       AND (lowest < p_token OR lowest = p_token AND found_rule = 'epoch') AND scope IS NOT NULL
+       AND fencepost.accepts(found_rule, lowest, p_token) AND scope IS NOT NULL
        AND found_jump IS NULL  -- whether it is too far, fencepost.enter says
     THEN
       PERFORM FROM fencepost.marks k WHERE k.resource = scope FOR UPDATE SKIP LOCKED;
@@ -153,7 +153,7 @@ BEGIN
   -- In a statement of its own, after the marks: the floor may have risen before they were ours.
   SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;
   IF NOT FOUND THEN PERFORM fencepost.no_floor(p_prefix); END IF;
-  IF NOT (lowest < first_entered OR lowest = first_entered AND found_rule = 'epoch') THEN
+  IF NOT fencepost.accepts(found_rule, lowest, first_entered) THEN
     RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the floor of %s rose meanwhile', p_prefix);
   END IF;
 END $$;

@@ -192,8 +192,8 @@ MUTANTS = {
     ),
     "the floor is not asked again": Mutant(
         ENTER,
-        "IF NOT (lowest < first_entered",
-        "IF false AND NOT (lowest < first_entered",
+        "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
+        "IF false",
         a_floor_that_rises_meanwhile_undoes_what_was_entered,
     ),
     "what enters first is not held against the floor": Mutant(

@@ -35,17 +35,17 @@ MUTANTS = {
         scenarios.first_touch_is_ordered),
     "the mark looks like that of a row": Mutant(
         ENTER, "found_rule, true)", "found_rule, false)", scenarios.pruned_scope_leaves_a_floor),
-    "the rule is always lease": Mutant(
+    "the rule is always epoch": Mutant(
         ENTER, "p_token, found_rule, true", "p_token, 'epoch', true", scenarios.first_touch_is_ordered),
     "the rule is always strict": Mutant(
         ENTER, "p_token, found_rule, true", "p_token, 'strict', true", scenarios.first_touch_is_ordered, "epoch"),
     "the floor is not asked": Mutant(
-        ENTER, "IF NOT (lowest < p_token OR", "IF false AND NOT (lowest < p_token OR",
+        ENTER, "IF NOT fencepost.accepts(found_rule, lowest, p_token)", "IF false",
         scenarios.pruned_scope_leaves_a_floor),
     "the floor's own token passes": Mutant(
-        ENTER, "lowest < p_token OR", "lowest <= p_token OR", scenarios.pruned_scope_leaves_a_floor),
+        ENTER, "accepts(found_rule, lowest,", "accepts('epoch', lowest,", scenarios.pruned_scope_leaves_a_floor),
     "the floor's own token is refused under epoch": Mutant(
-        ENTER, "lowest = p_token AND found_rule = 'epoch'", "false", scenarios.pruned_scope_leaves_a_floor, "epoch"),
+        ENTER, "accepts(found_rule, lowest,", "accepts('strict', lowest,", scenarios.pruned_scope_leaves_a_floor, "epoch"),
     "the floor is read before the mark is waited for": Mutant(
         ENTER, "refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);\n    IF refused_by IS NULL THEN",
         "SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;"
