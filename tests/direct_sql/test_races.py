@@ -261,8 +261,10 @@ DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
 
 # Function, line, what becomes of it, and the test that sees it.
 MUTANTS = [
-    (UPDATES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(", test_whoever_waits_for_an_update_is_judged_by_its_mark),
-    (DELETES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(", test_whoever_waits_for_an_update_is_judged_by_its_mark),
+    (UPDATES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
+     test_whoever_waits_for_an_update_is_judged_by_its_mark),
+    (DELETES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
+     test_whoever_waits_for_an_update_is_judged_by_its_mark),
     (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
      test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
     (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",

@@ -45,7 +45,8 @@ MUTANTS = {
     "the floor's own token passes": Mutant(
         ENTER, "accepts(found_rule, lowest,", "accepts('epoch', lowest,", scenarios.pruned_scope_leaves_a_floor),
     "the floor's own token is refused under epoch": Mutant(
-        ENTER, "accepts(found_rule, lowest,", "accepts('strict', lowest,", scenarios.pruned_scope_leaves_a_floor, "epoch"),
+        ENTER, "accepts(found_rule, lowest,", "accepts('strict', lowest,",
+        scenarios.pruned_scope_leaves_a_floor, "epoch"),
     "the floor is read before the mark is waited for": Mutant(
         ENTER, "refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);\n    IF refused_by IS NULL THEN",
         "SELECT f.floor INTO lowest FROM fencepost.floors f WHERE f.name = p_prefix;"

@@ -43,7 +43,10 @@ def parse_token(raw: bytes) -> Token:
 
 
 def accepts(rule: Rule, mark: int, token: Token) -> bool:
-    """Return whether a resource at this mark takes an operation with this token."""
+    """Return whether a resource at this mark takes an operation with this token.
+
+    In SQL: `fencepost.accepts`, and in the WHERE of statements `comparison` (storage/statements/row_sql.py).
+    """
     match rule:
         case "strict":
             return mark < token

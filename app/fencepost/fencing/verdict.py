@@ -1,4 +1,8 @@
-"""The fence's verdicts. Refusals are values; exceptions are for broken machinery."""
+"""The fence's verdicts. Refusals are values; exceptions are for broken machinery.
+
+The comparisons here are those of migrations/schema, judging.sql and bounds.sql: tests/integration/test_one_rule.py
+holds both against each other. Python does not know the oldest token of a generation: the triggers refuse what is below.
+"""
 
 from dataclasses import dataclass
 
@@ -60,3 +64,24 @@ def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Stale | Spent
     if accepts(rule, mark, token):
         return None
     return Spent(resource, token, mark) if mark == token else Stale(resource, token, mark)
+
+
+def unissued(resource: str, token: Token, issued: int, source: str) -> Unissued | None:
+    """Compare a token with the highest that the table's source has issued: `fencepost.require_issued` (R12)."""
+    return Unissued(resource, token, issued, source) if token > issued else None
+
+
+def beyond(
+    resource: str, token: Token, mark: int, floor: int, max_token: int | None, max_jump: int | None
+) -> Beyond | None:
+    """Compare a token with the ceiling of an external table: `fencepost.beyond` (R12). A token that raises nothing is
+    left to the mark, which has more to say.
+    """
+    if token <= mark:
+        return None
+    if max_token is not None and token > max_token:
+        return Beyond(resource, token, max_token)
+    base = max(mark, floor)
+    if max_jump is not None and token - base > max_jump:
+        return Beyond(resource, token, base + max_jump, max_jump)
+    return None

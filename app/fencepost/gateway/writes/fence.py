@@ -15,7 +15,7 @@ from typing import Final
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import Beyond, MissingRow, Refusal, Unissued, refusal
+from fencepost.fencing.verdict import MissingRow, Refusal, beyond, refusal, unissued
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.statements.fenced import FencedRow, Key, Standing, ask
@@ -31,16 +31,17 @@ row from being written. The first try does without, unless the catalog knows of 
 def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRow | None:
     """Read the answer to R5's question; None says: write again."""
     mark = standing.live if standing.live is not None else standing.without_row
-    if mark is not None and (verdict := refusal(fence.rule, standing.resource, mark, token)) is not None:
-        return verdict
-    if standing.issued is not None and token > standing.issued:
-        if fence.pinned:
-            return Unissued(standing.resource, token, standing.issued, fence.source)
-        return Beyond(standing.resource, token, standing.issued)
-    base = max(standing.live or 0, standing.without_row or 0)  # beside a live row that is the table's floor
-    if standing.max_jump is not None and token - base > standing.max_jump:
-        return Beyond(standing.resource, token, base + standing.max_jump, standing.max_jump)
-    return None if standing.live is not None else MissingRow(standing.resource)
+    verdict: Refusal | None = None
+    if mark is not None:
+        verdict = refusal(fence.rule, standing.resource, mark, token)
+    if verdict is None and not fence.pinned:
+        floor = standing.without_row or 0  # beside a live row it is the table's floor
+        verdict = beyond(standing.resource, token, mark or 0, floor, standing.issued, standing.max_jump)
+    elif verdict is None and standing.issued is not None:
+        verdict = unissued(standing.resource, token, standing.issued, fence.source)
+    if verdict is None and standing.live is None:
+        return MissingRow(standing.resource)
+    return verdict
 
 
 async def write_or_ask(

@@ -149,7 +149,8 @@ END"""
         judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.resource("OLD")}, \
 {literal(self.rule)},
     OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
-        # The plain case first, and no SET clause or WHEN: both would cost more than the comparison.
+        # The plain case first: a token above the mark passes under both rules (fencepost.accepts) and within the
+        # bounds (bounds.sql). No SET clause or WHEN: both would cost more than the comparison.
         if self.ceiling is not None:
             return f"""
 DECLARE

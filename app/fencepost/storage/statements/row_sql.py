@@ -170,7 +170,9 @@ def json_row(selected: str, alias: str = "x") -> str:
 
 
 def comparison(rule: Rule) -> str:
-    """Name the operator by which a mark lets a token pass (R1, R2)."""
+    """Name the operator by which a mark lets a token pass (R1, R2): the rule of `accepts` (fencing/token.py), and of
+    `fencepost.accepts`, for the WHERE of statements.
+    """
     return "<" if rule == "strict" else "<="
 
 

@@ -1,0 +1,106 @@
+"""The rule (R1, R2), and the bounds of tokens (R12, R19), stand in several places. Each judges a table of cases as the
+others do; each is changed once here, and the difference is seen.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from tests.scenarios.one_rule import BOUNDS, CASES, a_world, differences
+from tests.support.interleave import Connect
+
+from fencepost.fencing import verdict
+from fencepost.fencing.token import Rule
+from fencepost.storage.statements import mark
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
+@pytest.mark.parametrize("bounds", CASES)
+async def test_every_place_judges_alike(connect: Connect, database: str, rule: Rule, bounds: str) -> None:
+    world = await a_world(connect, database, rule, BOUNDS[bounds])
+    assert await differences(world, CASES[bounds]) == []
+
+
+ACCEPTS = "fencepost.accepts(text, bigint, bigint)"
+UPDATES = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
+INSERTS = "fencepost.judge_insert(text, text, bigint, text)"
+DELETES = "fencepost.judge_delete(text, text, bigint, text, xid)"
+RAISES = "fencepost.raise_mark(text, bigint, text, boolean)"
+ENTERS = "fencepost.enter(text, text[], bigint, oid, text)"
+ENTERS_EACH = "fencepost.enter_each(text, text[], bigint[], oid, text)"
+ISSUED = "fencepost.require_issued(text, bigint)"
+OF_SOURCE = "fencepost.require_issued(text, bigint, text)"
+BEYOND = "fencepost.beyond(text, bigint, bigint, bigint, bigint, bigint)"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new` in a function. `{stem}` is the start of the names of the table's own functions."""
+
+    function: str
+    old: str
+    new: str
+    bounds: str = "default"
+    rule: Rule = "strict"
+
+
+MUTANTS = [
+    Mutant(ACCEPTS, "mark < token", "mark <= token"),
+    Mutant(ACCEPTS, "mark < token", "mark + 1 < token"),
+    Mutant(ACCEPTS, "mark = token", "false", rule="epoch"),
+    Mutant(ACCEPTS, "rule = 'epoch'", "rule = 'strict'"),
+    Mutant(UPDATES, "accepts(rule,", "accepts('epoch',"),
+    Mutant(UPDATES, "accepts(rule,", "accepts('strict',", rule="epoch"),
+    Mutant(INSERTS, "accepts(rule,", "accepts('epoch',"),
+    Mutant(DELETES, "accepts(p_rule,", "accepts('epoch',"),
+    Mutant(RAISES, "accepts(p_rule,", "accepts('epoch',"),
+    Mutant(ENTERS, "accepts(found_rule,", "accepts('epoch',"),
+    Mutant(ENTERS_EACH, "h.last_fence_token < u.token", "h.last_fence_token <= u.token"),
+    Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest AND highest + 1", "issued"),
+    Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest - 1 AND highest", "generation"),
+    Mutant(ENTERS_EACH, "<= found_jump", "<= found_jump + 1", "jump"),
+    Mutant(ISSUED, "p_token > issued", "p_token > issued + 1", "issued"),
+    Mutant(ISSUED, "p_token < oldest", "p_token < oldest - 1", "generation"),
+    Mutant(OF_SOURCE, "p_token > issued", "p_token > issued + 1", "service"),
+    Mutant(OF_SOURCE, "p_token < oldest", "p_token < oldest - 1", "service's generation"),
+    Mutant(BEYOND, "p_token > p_max_token", "p_token > p_max_token + 1", "ceiling"),
+    Mutant(BEYOND, "base > p_max_jump", "base > p_max_jump + 1", "jump"),
+    Mutant(BEYOND, "greatest(p_mark, p_floor, 0)", "greatest(p_mark, 0)", "jump"),
+    Mutant("{stem}_upd", "NEW.last_fence_token OPERATOR(pg_catalog.>) OLD", "NEW.last_fence_token <> OLD"),
+    Mutant("{stem}_upd", "(pg_catalog.<=) fencepost.issued()", "(pg_catalog.<) 1 + fencepost.issued() + 1", "issued"),
+    Mutant("{stem}_upd", "(pg_catalog.>=) fencepost.oldest()", "(pg_catalog.>) 0", "generation"),
+    Mutant("{stem}_upd", "(pg_catalog.>) '50'", "(pg_catalog.>) '51'", "ceiling"),
+    Mutant("{stem}_insmark", "(pg_catalog.>) '50'", "(pg_catalog.>) '51'", "ceiling"),
+    Mutant("{stem}_del", "(pg_catalog.>) '10'", "(pg_catalog.>) '11'", "jump"),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function.partition('(')[0]}-{mutant.new}")
+async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, database: str, mutant: Mutant) -> None:
+    world = await a_world(connect, database, mutant.rule, BOUNDS[mutant.bounds])
+    observer, function = world.race.observer, mutant.function
+    if function.startswith("{stem}"):
+        stem = await observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
+        function = f'fencepost."{function.format(stem=stem)}"()'
+    definition = await observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
+    assert mutant.old in definition, f"{function} has no {mutant.old!r}: {definition}"
+    await observer.execute(definition.replace(mutant.old, mutant.new))
+    assert await differences(world, CASES[mutant.bounds]) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "other", "bounds", "rule"),
+    [
+        (verdict, "accepts", lambda _rule, mark, token: mark <= token, "default", "strict"),
+        (verdict, "accepts", lambda _rule, mark, token: mark < token, "default", "epoch"),
+        (mark, "comparison", lambda _rule: "<=", "default", "strict"),
+        (mark, "comparison", lambda _rule: "<", "default", "epoch"),
+    ],
+)
+async def test_a_place_in_python_that_differs_is_seen(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch, module: object, name: str, other: object,
+    bounds: str, rule: Rule,
+) -> None:  # fmt: skip
+    world = await a_world(connect, database, rule, BOUNDS[bounds])
+    monkeypatch.setattr(module, name, other)
+    assert await differences(world, CASES[bounds]) != []
