@@ -16,7 +16,7 @@ DRIVERS: list[Driver] = ["asyncpg", "psycopg"]
 LEVELS = ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
-@pytest.fixture(params=["strict-external", "lease-builtin"])
+@pytest.fixture(params=["strict-external", "epoch-builtin"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
     rule, _, source = request.param.partition("-")
     race = await open_race(connect, database, rule, source=source)

@@ -31,7 +31,7 @@ UPDATES = [each for each in WRITES_OF_A_ROW if each not in DELETES]
 INSERTS = [INSERT, UPSERT, NOTHING, MERGE_INSERT, MERGE_BOTH, COPIED]
 
 
-@pytest.fixture(params=["strict-external", "lease-external", "strict-builtin", "lease-builtin"])
+@pytest.fixture(params=["strict-external", "epoch-external", "strict-builtin", "epoch-builtin"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     rule, _, source = request.param.partition("-")
     return await open_race(connect, database, rule, source=source)
