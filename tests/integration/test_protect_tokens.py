@@ -61,7 +61,7 @@ async def test_the_source_changes_back_and_forth_and_is_kept_otherwise(db: Conne
         await protect(db, "t")
         assert await source() == "builtin strict", "what is, is kept"
         await protect(db, "t", rule="epoch")
-        assert await source() == "builtin lease"
+        assert await source() == "builtin epoch"
         assert await with_token(db, known + 1, WRITE) == "FP018"
         await protect(db, "t", rule="strict", source="external")
         assert await with_token(db, known + 100, WRITE) == "ok", "external takes any token"

@@ -1,0 +1,63 @@
+"""A request that failed because of DDL is run again, on the table as it is then, and a few times at most."""
+
+import asyncpg
+import pytest
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_gateway, open_race
+
+from fencepost.fencing.problems import Problem
+from fencepost.gateway.core import MOST_DOUBTS, Done, Gateway, Outcome, on_table
+from fencepost.storage.errors import RefusedError
+from fencepost.storage.tables.catalog import Table
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    return await open_race(connect, database)
+
+
+class Changing:
+    """A request whose table gets a column each time that it runs; it needs all that are there at the end."""
+
+    def __init__(self, race: Race, gateway: Gateway, times: int) -> None:
+        self._race, self._gateway, self._times = race, gateway, times
+        self.runs = 0
+
+    async def use(self, table: Table) -> Outcome:
+        self.runs += 1
+        if self.runs <= self._times:
+            await self._gateway.catalog.reload()  # as another request may have it: it is too old soon
+            await self._race.observer.execute(f"ALTER TABLE public.orders ADD later_{self.runs} int")
+            raise RefusedError(asyncpg.UndefinedColumnError("the table was changed"))
+        assert f"later_{self._times}" in table.columns
+        return Done(())
+
+
+async def test_the_picture_is_from_after_the_failure(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        for times in range(1, MOST_DOUBTS + 1):
+            request = Changing(race, gateway, times)
+            assert isinstance(await on_table(gateway, "orders", "patch", request.use), Done)
+            assert request.runs == times + 1
+            for n in range(1, times + 1):
+                await race.observer.execute(f"ALTER TABLE public.orders DROP later_{n}")
+
+
+async def test_it_is_not_run_for_ever(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        request = Changing(race, gateway, 100)
+        assert isinstance(await on_table(gateway, "orders", "patch", request.use), Problem)
+        assert request.runs == MOST_DOUBTS + 1
+
+
+async def test_where_nothing_has_changed_it_is_run_once(race: Race) -> None:
+    runs = 0
+
+    async def use(_: Table) -> Outcome:
+        nonlocal runs
+        runs += 1
+        raise RefusedError(asyncpg.UndefinedColumnError("there is none"))
+
+    async with open_gateway(race.dsn) as gateway:
+        assert isinstance(await on_table(gateway, "orders", "patch", use), Problem)
+    assert runs == 1
