@@ -7,8 +7,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import serving
 from tests.support.interleave import Connect, Connection, start
+from tests.support.live_gateway import serving
 
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect

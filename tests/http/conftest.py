@@ -1,53 +1,21 @@
-"""A live gateway: uvicorn with a loop and a thread of its own, on a free port, for the test's database."""
+"""Live gateways on the test's database, and a shop that all tests of a file share."""
 
 import asyncio
 import contextlib
-import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import httpx
 import pytest
-import uvicorn
 from pydantic import SecretStr
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api
+from tests.support.live_gateway import serving
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
-from fencepost.wiring import create_app
 
 StartGateway = Callable[..., Awaitable[str]]
-
-START_SECONDS = 20.0
-STOP_SECONDS = 20.0
-
-
-@contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    """Run a gateway until the block ends; yields its base URL. A start that fails raises."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), name="gateway")
-        thread.start()
-        try:
-            base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            _wait_until_it_answers(base_url, thread)
-            yield base_url
-        finally:
-            server.should_exit = True
-            thread.join(STOP_SECONDS)
-            assert not thread.is_alive(), "the gateway did not stop"
-
-
-def _wait_until_it_answers(base_url: str, thread: threading.Thread) -> None:
-    # The listener takes connections from the start, so one request waits for the server: no polling.
-    with httpx.Client(base_url=base_url, timeout=0.25, trust_env=False) as client:
-        for _ in range(int(START_SECONDS / 0.25)):
-            assert thread.is_alive(), "the gateway did not start"
-            with contextlib.suppress(httpx.TransportError):
-                if client.get("/healthz").is_success:
-                    return
-    pytest.fail(f"the gateway did not answer within {START_SECONDS} seconds")
 
 
 @pytest.fixture
@@ -83,3 +51,17 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Give a client of that gateway."""
     async with httpx.AsyncClient(base_url=gateway_url, timeout=30, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+    """Give a gateway on the tables of scenarios/shop.py, one for all tests of a file."""
+    with running_shop(postgres, template) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: Shop) -> AsyncIterator[Api]:
+    """Give what asks the shop's gateway."""
+    async with Api.open(shop.url) as api:
+        yield api

@@ -1,7 +1,7 @@
 """Tables of the built-in source over real HTTP: tokens that were never issued (R12), and who is behind a 409 (R18)."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +20,6 @@ TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
     with running_shop(postgres, template, BUILTIN) as shop:
         yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def lease(api: Api, *locks: str, owner: str = "worker-a", tokens: int = 1) -> Any:

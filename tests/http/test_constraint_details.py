@@ -1,24 +1,8 @@
 """What the details of a refused value show: nothing of the row but what the request itself sent."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
-
-from fencepost.embedded.server import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 @pytest.mark.parametrize(("body", "refused"), [({"status": None}, "23502"), ({"status": "bad"}, "23514")])

@@ -1,24 +1,8 @@
 """POST /v1/claims and GET /v1/fences over real HTTP (R7)."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
-
-from fencepost.embedded.server import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_a_claim_raises_the_mark_and_gives_the_row(api: Api, shop: Shop) -> None:

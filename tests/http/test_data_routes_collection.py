@@ -1,27 +1,12 @@
 """/v1/data/{table}: many rows, over real HTTP (R10)."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import PostgresServer
-
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def some_orders(shop: Shop, marks: list[int]) -> tuple[str, list[str]]:

@@ -1,6 +1,6 @@
 """Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
@@ -19,12 +19,6 @@ from fencepost.http.routes import data
 def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
     with running_shop(postgres, template, lock_timeout=0.3, statement_timeout=1.5) as shop:
         yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 REFUSED = [

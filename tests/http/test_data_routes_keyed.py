@@ -1,27 +1,12 @@
 """/v1/data/{table}/{key}: one row at a time, over real HTTP."""
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import PostgresServer
-
 MAX_TOKEN = 2**62 - 1
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_a_read_gives_the_row_and_its_mark(api: Api, shop: Shop) -> None:

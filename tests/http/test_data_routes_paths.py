@@ -1,27 +1,12 @@
 """Paths: split before they are decoded, then decoded strictly; bytes that a client library would tidy up."""
 
-from collections.abc import AsyncIterator, Iterator
 from urllib.parse import quote
 
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import PostgresServer
-
 TOKEN = (b"X-Fence-Token", b"99")
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 @pytest.mark.parametrize(

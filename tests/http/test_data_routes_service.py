@@ -22,12 +22,6 @@ def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
         yield shop
 
 
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
-
-
 async def test_a_usable_request_id_is_taken(api: Api) -> None:
     for given in ("abc-123", "x" * 128, "!~", "a/b:c=d"):
         for path in ("/healthz", "/v1/data/diary", "/v1/data/nowhere", "/nowhere", "/docs"):

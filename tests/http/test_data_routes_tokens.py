@@ -1,30 +1,14 @@
 """X-Fence-Token over real HTTP: its grammar (R11), reads, and what is checked before it."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
-
-from fencepost.embedded.server import PostgresServer
 
 MALFORMED = [
     b"", b"0", b"00", b"01", b"034", b"+34", b"-34", b"3 4", b"3_4", b"1_000", b"34,35", b"34, 34", b"34;", b"34.0",
     b"3.4e1", b"0x22", b"1e3", b"abc", b"34abc", b"\xd9\xa3\xd9\xa4", b"\xb2", b"\xef\xbc\x93", b"9223372036854775808",
     b"18446744073709551616", b"99999999999999999999", b"1" * 5_000, b"null", b"Infinity", b'"34"', b"34\x0b", b"\xa034",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 @pytest.mark.parametrize("token", MALFORMED, ids=lambda token: repr(token[:24]))

@@ -1,26 +1,13 @@
 """What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def some_orders(shop: Shop, count: int) -> tuple[str, list[str]]:

@@ -3,17 +3,15 @@ name, and then nothing has happened.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.http.requests import header_rules, preferences
 
 DOCS: Final = (Path(__file__).parents[2] / "docs/reading.md").read_text()
@@ -47,18 +45,6 @@ class Request:
     body: object = None
     token: bool = True
     secret: str = ""
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def requests(api: Api, shop: Shop, route: str) -> list[Request]:

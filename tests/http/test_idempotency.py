@@ -25,12 +25,6 @@ def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
         yield shop
 
 
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
-
-
 @asynccontextmanager
 async def holding(shop: Shop, statement: str, *arguments: object) -> AsyncIterator[Connection]:
     """Run a statement in a transaction that stays open, and is rolled back at the end unless that was done before."""

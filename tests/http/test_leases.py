@@ -1,6 +1,6 @@
 """A lease's life over real HTTP: acquire, look, renew, mint, release, and what becomes of it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.scenarios.shop import Shop
@@ -49,12 +49,6 @@ def leasing(postgres: PostgresServer, template: str) -> Iterator[tuple[Shop, Sai
 @pytest.fixture
 def shop(leasing: tuple[Shop, Said]) -> Shop:
     return leasing[0]
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_a_grant_says_all_that_its_holder_needs(api: Api) -> None:

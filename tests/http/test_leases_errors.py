@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.scenarios.shop import Shop
@@ -31,12 +31,6 @@ def leasing(postgres: PostgresServer, template: str) -> Iterator[tuple[Shop, Sai
 @pytest.fixture
 def shop(leasing: tuple[Shop, Said]) -> Shop:
     return leasing[0]
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_a_foreign_or_unknown_lease_is_410(api: Api) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import httpx
@@ -35,12 +35,6 @@ def leasing(postgres: PostgresServer, template: str) -> Iterator[tuple[Shop, Sai
 @pytest.fixture
 def shop(leasing: tuple[Shop, Said]) -> Shop:
     return leasing[0]
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_who_waits_is_served_and_told_how_long_it_waited(api: Api, shop: Shop) -> None:

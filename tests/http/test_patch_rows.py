@@ -1,6 +1,6 @@
 """PATCH /v1/data/{table} with an array: each object names its row by its key. All or nothing, over real HTTP (R10)."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.scenarios.shop import Shop, running_shop
@@ -13,12 +13,6 @@ from fencepost.embedded.server import PostgresServer
 def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
     with running_shop(postgres, template, ("tickets",)) as shop:
         yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def orders(shop: Shop, *marks: int) -> list[str]:

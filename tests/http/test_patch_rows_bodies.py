@@ -1,14 +1,11 @@
 """What a PATCH with an array may look like, and what is refused: 400 before 428, 428 before 409."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
@@ -21,18 +18,6 @@ SPELLINGS = (
     ("uuid", "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42", ["0190A5C4-7D3E-7C1A-9B55-3F2F6A1C0D42"]),
     ("bytea", "\\x0aff", ["\\x0AFF"]),
 )
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: Shop) -> AsyncIterator[Api]:
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def refused(api: Api, body: object, query: str = "") -> str:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 
-import pytest
-from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -14,11 +12,6 @@ from fencepost.gateway.claims.claim import Claim, claim
 from fencepost.gateway.core import Done, Gateway, Outcome
 from fencepost.gateway.writes.collection import insert
 from fencepost.gateway.writes.keyed import delete, patch, put
-
-
-@pytest.fixture(params=["strict", "epoch"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, request.param)
 
 
 async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:

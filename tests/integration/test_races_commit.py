@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, open_race, outcome, owner, posted, told
+from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, owner, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -22,11 +22,6 @@ INSERT INTO depth VALUES (0);
 ALTER TABLE orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES depth DEFERRABLE INITIALLY DEFERRED;
 CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
 """
-
-
-@pytest.fixture(params=["strict", "epoch"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, request.param)
 
 
 async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> None:

@@ -1,8 +1,6 @@
 """R1, R2, R4, R5: single-row writes by key, stepped against each other through the use cases; and tempting variants."""
 
-import pytest
-from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
@@ -10,11 +8,6 @@ from fencepost.gateway.writes.collection import insert
 from fencepost.gateway.writes.keyed import delete, patch, put
 from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.storage.protecting.protect import protect
-
-
-@pytest.fixture(params=["strict", "epoch"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, request.param)
 
 
 async def test_put_that_waits_for_a_delete_creates_the_row_or_is_refused(race: Race) -> None:

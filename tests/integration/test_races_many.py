@@ -1,18 +1,11 @@
 """R10: multi-row writes are all or nothing, over the rows that matched and still match once they are locked."""
 
-import pytest
-from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, posted, told
+from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, outcome, posted, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
 from fencepost.storage.statements.fenced_many import ManyWritten, TooManyRows
-
-
-@pytest.fixture(params=["strict", "epoch"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, request.param)
 
 
 async def seed(race: Race, marks: dict[str, int]) -> None:

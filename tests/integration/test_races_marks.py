@@ -1,14 +1,11 @@
 """R6: marks outlive rows, through deletes and re-creations, unprotect and protect, renames; and tempting variants."""
 
-import pytest
-from tests.support.interleave import Connect
 from tests.support.racing import (
     ORDERS,
     Race,
     gateway_pid,
     keyed,
     open_gateway,
-    open_race,
     outcome,
     posted,
     protected_table,
@@ -25,11 +22,6 @@ UPSERT = (
     " WHERE k.mark < excluded.mark RETURNING 1"
 )
 W = "CREATE TABLE w (id text PRIMARY KEY, mark bigint); CREATE TABLE wm (id text PRIMARY KEY, mark bigint);"
-
-
-@pytest.fixture(params=["strict", "epoch"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, request.param)
 
 
 async def test_an_insert_that_waited_for_a_delete_that_aborts_meets_a_duplicate(race: Race) -> None:

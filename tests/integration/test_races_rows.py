@@ -1,6 +1,6 @@
 """PATCH of an array in bad orders, step by step: R4, R5, R6, R10 for rows that the request names."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,6 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
     for key in "cba":
         await race.insert(race.a, key, 30)
     return race
-
-
-@pytest.fixture
-async def gateway(race: Race) -> AsyncIterator[Gateway]:
-    async with open_gateway(race.dsn) as gateway:
-        yield gateway
 
 
 def changing(token: int, keys: str, *, with_key: bool = False) -> RowsPatch:

@@ -1,7 +1,6 @@
 """Claims of scopes, alone and with a lease (R7, R8): in step, repeated, of scopes that the gateway has not heard of."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -26,12 +25,6 @@ ACCOUNT = Resource("account", ("42",))
 @pytest.fixture
 async def race(connect: Connect, database: str) -> Race:
     return await scoped_race(connect, database, "strict", "builtin")
-
-
-@pytest.fixture
-async def gateway(race: Race) -> AsyncIterator[Gateway]:
-    async with open_gateway(race.dsn) as gateway:
-        yield gateway
 
 
 def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> Acquire:

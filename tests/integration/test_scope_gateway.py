@@ -1,7 +1,7 @@
 """What happens between the gateway's reading of a row's scope, its entering, and its write (R8): stepped."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -29,12 +29,6 @@ async def race(connect: Connect, database: str) -> Race:
     await race.observer.execute(PARTS)
     await protect(race.observer, "parts", scope=SCOPE)
     return race
-
-
-@pytest.fixture
-async def gateway(race: Race) -> AsyncIterator[Gateway]:
-    async with open_gateway(race.dsn) as gateway:
-        yield gateway
 
 
 async def waits(race: Race, gateway: Gateway, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:

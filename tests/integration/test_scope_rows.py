@@ -1,14 +1,14 @@
 """PATCH of an array in a table with a scope (R8), stepped: scopes first and sorted, then the rows as they are then."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, open_gateway, rows_patch, told
+from tests.support.racing import Race, gateway_pid, rows_patch, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.core import Done, Gateway, Outcome
@@ -21,12 +21,6 @@ ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 @pytest.fixture(params=["strict", "epoch"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     return await scoped_race(connect, database, request.param)
-
-
-@pytest.fixture
-async def gateway(race: Race) -> AsyncIterator[Gateway]:
-    async with open_gateway(race.dsn) as gateway:
-        yield gateway
 
 
 async def waits(race: Race, gateway: Gateway, token: int, *rows: Mapping[str, object]) -> asyncio.Task[Outcome]:

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database, new_directory, server_bin_dir
+from tests.support.postgres import in_database, new_directory
 from tests.support.servers import free_port
 
 from fencepost.cli.main import main
@@ -89,11 +89,6 @@ def _own_alike(source: Path, target: Path) -> None:
         for path in (Path(folder), *(Path(folder) / name for name in files)):
             found = path.stat()
             os.chown(target / path.relative_to(source), found.st_uid, found.st_gid)
-
-
-@pytest.fixture(params=["embedded-18", "debian-15"])
-def bin_dir(request: pytest.FixtureRequest) -> Path:
-    return server_bin_dir(request.param)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 from pydantic import SecretStr
-from tests.http.conftest import serving
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect, Connection
+from tests.support.live_gateway import serving
 from tests.support.racing import owner
 
 from fencepost.settings import Settings

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database, server_bin_dir
+from tests.support.postgres import in_database
 from tests.support.standby import Pair, replicated
 
 from fencepost.cli.main import main
@@ -26,11 +26,6 @@ SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
 CREATE TABLE public.jobs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
 """
-
-
-@pytest.fixture(params=["embedded-18", "debian-15"])
-def bin_dir(request: pytest.FixtureRequest) -> Path:
-    return server_bin_dir(request.param)
 
 
 @asynccontextmanager

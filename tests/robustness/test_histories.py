@@ -27,14 +27,9 @@ from tests.robustness.test_failover import (
 )
 from tests.support.in_process import in_process
 from tests.support.interleave import eventually
-from tests.support.postgres import in_database, server_bin_dir
+from tests.support.postgres import in_database
 
 pytestmark = pytest.mark.long("failovers")
-
-
-@pytest.fixture(params=["embedded-18", "debian-15"])
-def bin_dir(request: pytest.FixtureRequest) -> Path:
-    return server_bin_dir(request.param)
 
 
 async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ended(bin_dir: Path) -> None:

@@ -7,7 +7,6 @@ import httpx
 import pytest
 from tests.robustness.test_failover import (
     acquire,
-    bin_dir,
     by_road,
     code,
     holder,
@@ -26,7 +25,6 @@ from tests.support.standby import Pair
 
 pytestmark = pytest.mark.long("failovers")
 
-__all__ = ["bin_dir"]  # a fixture
 
 KEY = {"Idempotency-Key": "k1"}
 

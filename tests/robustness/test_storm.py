@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 from pydantic import SecretStr
-from tests.http.conftest import serving
 from tests.robustness.storm import ORACLE, SCHEMA, TABLE, TABLES, Storm, judge
 from tests.support.interleave import Connect, Connection
+from tests.support.live_gateway import serving
 from tests.support.racing import owner
 
 from fencepost.settings import Settings

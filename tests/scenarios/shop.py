@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import asyncpg
-from tests.http.conftest import serving
+from tests.support.live_gateway import serving
 from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from tests.http.conftest import serving
+from tests.support.live_gateway import serving
 
 from fencepost.settings import Settings
 

@@ -1,0 +1,22 @@
+"""The race that most files run: a protected table and three racers, under both rules. Files with another define it."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_gateway, open_race
+
+from fencepost.gateway.core import Gateway
+
+
+@pytest.fixture(params=["strict", "epoch"])
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    """Give a race under each rule."""
+    return await open_race(connect, database, request.param)
+
+
+@pytest.fixture
+async def gateway(race: Race) -> AsyncIterator[Gateway]:
+    """Give the use cases' gateway on the race's database, with one connection in its pool."""
+    async with open_gateway(race.dsn) as gateway:
+        yield gateway
