@@ -77,7 +77,7 @@ BEGIN
       WHERE w.secret_hash = p_hash AND w.give_up_at > clock_timestamp()
       GROUP BY w.ticket HAVING array_agg(w.name ORDER BY w.name) = wanted LIMIT 1;
     IF r.lock IS NULL THEN  -- free; but nobody passes those who wait already
-      SELECT u INTO r.lock FROM unnest(wanted) u WHERE fencepost.head(u) < coalesce(r.ticket, 9223372036854775807)
+      SELECT u INTO r.lock FROM unnest(wanted) u WHERE fencepost.first_waiter(u) < coalesce(r.ticket, 9223372036854775807)
         ORDER BY u LIMIT 1;
     END IF;
     IF p_wait_ms <= 1 THEN  -- somebody's last try, who will be told
@@ -105,7 +105,7 @@ BEGIN
              give_up_at = clock_timestamp() + (p_wait_ms + 1000) * interval '1 ms'
        WHERE w.name = ANY (wanted) AND w.ticket = r.ticket;
     END IF;
-    r.first := (SELECT bool_and(fencepost.head(u) >= r.ticket) FROM unnest(wanted) u);
+    r.first := (SELECT bool_and(fencepost.first_waiter(u) >= r.ticket) FROM unnest(wanted) u);
     RETURN r;
   END IF;
   -- Ours. Whoever had expired here is over for good, and so is the secret's earlier use.

@@ -5,7 +5,7 @@
 -- The token that direct SQL gave: '36' is for any table, 'orders=36' for that table only (what the gateway's deletes
 -- use, so that a foreign key's cascade cannot borrow the parent's token). After SET LOCAL ended the setting is '',
 -- not NULL.
-CREATE FUNCTION fencepost.given(tab text) RETURNS bigint LANGUAGE plpgsql STABLE
+CREATE FUNCTION fencepost.token_from_setting(tab text) RETURNS bigint LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   given text := nullif(current_setting('fencepost.token', true), '');
@@ -30,24 +30,24 @@ BEGIN
     HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
 END $$;
 
--- Under epoch the token of a row that is inserted may equal the mark, if it was said out loud (-36). The BEFORE trigger
--- stores 36; that it was said stands in the setting fencepost.said, for this resource, until it is asked for. ';' is in no
+-- Under epoch the token of a row that is inserted may equal the mark, if it was given explicitly (-36). The BEFORE trigger
+-- stores 36; the setting fencepost.explicit notes that it was explicit, for this resource, until take_explicit removes it. ';' is in no
 -- resource's name.
-CREATE FUNCTION fencepost.note_said(resource text, token bigint) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION fencepost.note_explicit(resource text, token bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM set_config('fencepost.said',
-                     concat(current_setting('fencepost.said', true), ';', resource, '=', token, ';'), true);
+  PERFORM set_config('fencepost.explicit',
+                     concat(current_setting('fencepost.explicit', true), ';', resource, '=', token, ';'), true);
 END $$;
 
-CREATE FUNCTION fencepost.was_said(resource text, token bigint) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION fencepost.take_explicit(resource text, token bigint) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said text := current_setting('fencepost.said', true);
+  said text := current_setting('fencepost.explicit', true);
   entry text := concat(';', resource, '=', token, ';');
   at integer := strpos(said, entry);
 BEGIN
   IF at IS NULL OR at = 0 THEN RETURN false; END IF;
-  PERFORM set_config('fencepost.said', left(said, at - 1) || substr(said, at + length(entry)), true);
+  PERFORM set_config('fencepost.explicit', left(said, at - 1) || substr(said, at + length(entry)), true);
   RETURN true;
 END $$;

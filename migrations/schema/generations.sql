@@ -38,7 +38,7 @@ $$ SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32):
 --   database_oid        a dump restored in another database of the cluster, a clone by CREATE DATABASE … TEMPLATE, also
 --                       after ALTER DATABASE … RENAME. ALTER DATABASE … RENAME of the original itself keeps it
 --   relation_oid        a dump restored into the same database. VACUUM FULL, CLUSTER, TRUNCATE, SET TABLESPACE keep it
-CREATE FUNCTION fencepost.here(OUT system_identifier bigint, OUT timeline integer, OUT database_oid oid,
+CREATE FUNCTION fencepost.location(OUT system_identifier bigint, OUT timeline integer, OUT database_oid oid,
                                OUT relation_oid oid)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
   SELECT s.system_identifier, CASE WHEN NOT pg_is_in_recovery() THEN fencepost.current_timeline() END,
@@ -46,7 +46,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     FROM pg_control_system() s $$;
 
 INSERT INTO fencepost.generations (generation, system_identifier, timeline, database_oid, relation_oid, reason)
-SELECT 0, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, 'migrated' FROM fencepost.here() h;
+SELECT 0, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, 'migrated' FROM fencepost.location() h;
 
 -- What a connection is connected to, and what is stored there. timeline and flushed are null in recovery; generation and
 -- what follows it are null when nothing is stored.
@@ -61,7 +61,7 @@ CREATE FUNCTION fencepost.origin(OUT in_recovery boolean, OUT system_identifier 
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   in_recovery := pg_is_in_recovery();
-  SELECT h.* INTO system_identifier, timeline, database_oid, relation_oid FROM fencepost.here() h;
+  SELECT h.* INTO system_identifier, timeline, database_oid, relation_oid FROM fencepost.location() h;
   IF NOT in_recovery THEN flushed := pg_current_wal_flush_lsn() - '0/0'; END IF;
   SELECT g.generation, g.identity, g.system_identifier, g.timeline, g.database_oid, g.relation_oid
     INTO generation, identity, known_system, known_timeline, known_database, known_relation
@@ -106,7 +106,7 @@ BEGIN
   first := raised << 48;
   EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);
   INSERT INTO fencepost.generations (generation, system_identifier, timeline, database_oid, relation_oid, above, reason)
-  SELECT raised, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, p_above, p_reason FROM fencepost.here() h;
+  SELECT raised, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, p_above, p_reason FROM fencepost.location() h;
   UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL WHERE x.ended_at IS NULL;
   -- For keys without a row, which no trigger sees.
   UPDATE fencepost.floors f SET floor = greatest(f.floor, first - 1)

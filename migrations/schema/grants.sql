@@ -22,13 +22,13 @@ REVOKE EXECUTE ON FUNCTION
   -- leases.sql
   fencepost.within_ttl, fencepost.sweep, fencepost.forget,
   -- queue.sql
-  fencepost.head, fencepost.wake, fencepost.leave, fencepost.beat, fencepost.retire,
+  fencepost.first_waiter, fencepost.wake, fencepost.leave, fencepost.beat, fencepost.retire,
   -- acquire.sql
   fencepost.acquire, fencepost.extend, fencepost.release, fencepost.begin_now,
   -- lock_states.sql
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql
-  fencepost.current_timeline, fencepost.here, fencepost.origin, fencepost.raise_generation,
+  fencepost.current_timeline, fencepost.location, fencepost.origin, fencepost.raise_generation,
   -- sources.sql
   fencepost.source_register, fencepost.source_state, fencepost.source_reaches, fencepost.source_begins, fencepost.source_draw,
   fencepost.source_freeze, fencepost.source_verified, fencepost.source_raise, fencepost.source_beyond,
@@ -54,13 +54,13 @@ GRANT EXECUTE ON FUNCTION
   fencepost.enc, fencepost.key_of, fencepost.is_builtin, fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea),
   -- direct_sql.sql
-  fencepost.given, fencepost.malformed, fencepost.note_said, fencepost.was_said,
+  fencepost.token_from_setting, fencepost.malformed, fencepost.note_explicit, fencepost.take_explicit,
   -- break_glass.sql
   fencepost.break_glass, fencepost.record_break_glass, fencepost.mark_behind_glass,
   -- reset.sql
   fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
   -- judging.sql
-  fencepost.accepts, fencepost.ours, fencepost.refuse, fencepost.judge_update,
+  fencepost.accepts, fencepost.is_own_write, fencepost.refuse, fencepost.judge_update,
   -- bounds.sql
   fencepost.beyond, fencepost.require_reach, fencepost.require_reach_of_row, fencepost.issued(), fencepost.oldest(),
   fencepost.require_issued(text, bigint), fencepost.issued(text), fencepost.oldest(text),
@@ -68,7 +68,7 @@ GRANT EXECUTE ON FUNCTION
   -- sources.sql
   fencepost.source_bounds,
   -- partitions.sql
-  fencepost.follow_partitions, fencepost.any_filled, fencepost.act_for, fencepost.let_go, fencepost.take_in,
+  fencepost.follow_partitions, fencepost.any_filled, fencepost.act_as_owner, fencepost.detach_rows, fencepost.attach_rows,
   fencepost.as_row_of, fencepost.partitions_known, fencepost.leave_marks, fencepost.altered_marks, fencepost.altered,
   fencepost.partitions_unknown, fencepost.partitions_of,
   -- event_triggers.sql

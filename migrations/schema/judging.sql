@@ -21,7 +21,7 @@ RETURN mark < token OR mark = token AND rule = 'epoch';
 -- Did this transaction write the row version? One transaction is one operation (R1), so that an ORM that flushes a row
 -- twice under one SET LOCAL is not refused its own token. A version that we can see and whose writer is in progress is
 -- ours; a savepoint's number differs from the transaction's, so equality would not do. Asked only where token = mark.
-CREATE FUNCTION fencepost.ours(writer xid) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION fencepost.is_own_write(writer xid) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   me bigint := pg_current_xact_id()::text::bigint;
@@ -72,17 +72,17 @@ BEGIN
       MESSAGE = format('%s: the primary key of a protected row cannot change', resource),
       HINT = 'Delete the row and insert it under its new key, each with a token.';
   END IF;
-  IF current_setting('fencepost.token', true) <> '' THEN token := fencepost.given(tab); END IF;
+  IF current_setting('fencepost.token', true) <> '' THEN token := fencepost.token_from_setting(tab); END IF;
   IF token IS NULL THEN
     IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
     token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
     -- An upsert's proposed row had said it.
-    IF token IS NULL AND rule = 'epoch' AND fencepost.was_said(resource, new_mark) THEN token := new_mark; END IF;
+    IF token IS NULL AND rule = 'epoch' AND fencepost.take_explicit(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
   IF token IS NULL
-     OR NOT (fencepost.accepts(rule, old_mark, token) OR old_mark = token AND fencepost.ours(writer)) THEN
+     OR NOT (fencepost.accepts(rule, old_mark, token) OR old_mark = token AND fencepost.is_own_write(writer)) THEN
     IF NOT fencepost.break_glass() THEN
-      IF token IS NULL AND old_mark > 0 AND fencepost.ours(writer) THEN RETURN old_mark; END IF;
+      IF token IS NULL AND old_mark > 0 AND fencepost.is_own_write(writer) THEN RETURN old_mark; END IF;
       PERFORM fencepost.refuse(resource, token, old_mark);
     END IF;
     IF new_mark < old_mark AND fencepost.is_reset(resource, old_mark, new_mark) THEN RETURN new_mark; END IF;
@@ -112,7 +112,7 @@ BEGIN
      SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
          row_absent = excluded.row_absent, changed_at = clock_timestamp()
    WHERE fencepost.accepts(p_rule, k.last_fence_token, excluded.last_fence_token)
-      OR k.last_fence_token = excluded.last_fence_token AND k.xid = excluded.xid AND fencepost.ours(k.xmin);
+      OR k.last_fence_token = excluded.last_fence_token AND k.xid = excluded.xid AND fencepost.is_own_write(k.xmin);
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
@@ -157,8 +157,8 @@ BEGIN
       MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
       DETAIL = json_build_object('resource', p_resource)::text,
       HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
-  ELSIF rule = 'epoch' AND NOT fencepost.was_said(p_resource, p_token)
-        AND fencepost.given(tab) IS DISTINCT FROM p_token THEN
+  ELSIF rule = 'epoch' AND NOT fencepost.take_explicit(p_resource, p_token)
+        AND fencepost.token_from_setting(tab) IS DISTINCT FROM p_token THEN
     rule := 'strict';
     echo := true;
   END IF;
@@ -184,14 +184,14 @@ END $$;
 CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said bigint := fencepost.given(tab);
+  said bigint := fencepost.token_from_setting(tab);
   token bigint := said;
 BEGIN
   IF token IS NULL
-     OR NOT (fencepost.accepts(p_rule, old_mark, token) OR old_mark = token AND fencepost.ours(writer)) THEN
+     OR NOT (fencepost.accepts(p_rule, old_mark, token) OR old_mark = token AND fencepost.is_own_write(writer)) THEN
     IF fencepost.break_glass() THEN
       PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
-    ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.ours(writer) THEN
+    ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.is_own_write(writer) THEN
       PERFORM fencepost.refuse(p_resource, token, old_mark);
     END IF;
     token := greatest(old_mark, token);

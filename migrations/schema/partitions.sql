@@ -109,7 +109,7 @@ SET search_path = pg_catalog, pg_temp AS $$
 
 -- The rows of a partition that was attached. p_path is the session's search_path, for triggers of the table's owner; what runs
 -- under it names its operators in full. The fence's own trigger takes the new marks for tokens, and finds no others.
-CREATE FUNCTION fencepost.take_in(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint, p_oldest bigint, p_path text)
+CREATE FUNCTION fencepost.attach_rows(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint, p_oldest bigint, p_path text)
 RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -133,7 +133,7 @@ BEGIN
 END $$;
 
 -- The rows of a partition that was detached.
-CREATE FUNCTION fencepost.let_go(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint) RETURNS void
+CREATE FUNCTION fencepost.detach_rows(p_root regclass, p_part regclass, p_named_by text, p_lowest bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
   names text[];
@@ -151,7 +151,7 @@ END $$;
 
 -- A superuser who changes somebody else's table must not run what that one has hung on it. Whether the role is another one now.
 -- In a SECURITY DEFINER function PostgreSQL refuses that (42501).
-CREATE FUNCTION fencepost.act_for(p_part regclass) RETURNS boolean LANGUAGE plpgsql
+CREATE FUNCTION fencepost.act_as_owner(p_part regclass) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM set_config('role', pg_get_userbyid(c.relowner), true) FROM pg_class c
@@ -202,12 +202,12 @@ BEGIN
     FOREACH part IN ARRAY t.went || t.came LOOP
       -- Nothing of the owner's runs where there are no rows: so a SECURITY DEFINER function may make and detach partitions.
       by_rows := t.by_rows AND t.attached AND fencepost.any_filled(ARRAY[part]);
-      acting := by_rows AND fencepost.act_for(part);
+      acting := by_rows AND fencepost.act_as_owner(part);
       IF part = ANY (t.went) THEN
-        IF by_rows THEN PERFORM fencepost.let_go(t.root, part, t.named_by, t.lowest); END IF;
+        IF by_rows THEN PERFORM fencepost.detach_rows(t.root, part, t.named_by, t.lowest); END IF;
         EXECUTE format('DROP TRIGGER zzz_fencepost_trunc ON %s', part);
       ELSE
-        IF by_rows THEN PERFORM fencepost.take_in(t.root, part, t.named_by, t.lowest, t.oldest, p_path); END IF;
+        IF by_rows THEN PERFORM fencepost.attach_rows(t.root, part, t.named_by, t.lowest, t.oldest, p_path); END IF;
         EXECUTE format('DROP TRIGGER IF EXISTS zzz_fencepost_trunc ON %s', part);
         EXECUTE format('CREATE TRIGGER zzz_fencepost_trunc BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
           ' EXECUTE FUNCTION fencepost.no_truncate()', part);

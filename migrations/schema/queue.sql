@@ -46,7 +46,7 @@ CREATE VIEW fencepost.live_waiters AS
           OR g.seen_at BETWEEN clock_timestamp() - interval '3 s' AND clock_timestamp() + interval '3 s');
 
 -- The first in a lock's queue, NULL when nobody waits.
-CREATE FUNCTION fencepost.head(p_name text) RETURNS bigint LANGUAGE sql VOLATILE
+CREATE FUNCTION fencepost.first_waiter(p_name text) RETURNS bigint LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT w.ticket FROM fencepost.live_waiters w WHERE w.name = p_name ORDER BY w.ticket LIMIT 1 $$;
 

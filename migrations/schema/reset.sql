@@ -105,5 +105,5 @@ SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN EXISTS (SELECT FROM fencepost.break_glass_log l
                   WHERE l.xid = pg_current_xact_id() AND l.verb = 'RESET' AND l.resource = p_resource
-                    AND l.old_mark = p_old AND l.new_mark = p_new AND fencepost.ours(l.xmin));
+                    AND l.old_mark = p_old AND l.new_mark = p_new AND fencepost.is_own_write(l.xmin));
 END $$;

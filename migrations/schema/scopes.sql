@@ -140,7 +140,7 @@ BEGIN
       IF NOT FOUND AND EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = scope) THEN
         verdict := 'busy';
       ELSIF FOUND AND EXISTS (SELECT FROM fencepost.marks k
-                               WHERE k.resource = scope AND k.xid = pg_current_xact_id() AND fencepost.ours(k.xmin)) THEN
+                               WHERE k.resource = scope AND k.xid = pg_current_xact_id() AND fencepost.is_own_write(k.xmin)) THEN
         verdict := 'busy';
       ELSE
         refused_by := fencepost.raise_mark(scope, p_token, found_rule, true);
@@ -168,7 +168,7 @@ DECLARE
   refused bigint;
 BEGIN
   PERFORM FROM fencepost.marks k  -- ours: xid may have come from another database, see raise_mark
-    WHERE k.resource = p_scope AND k.xid = pg_current_xact_id() AND fencepost.ours(k.xmin);
+    WHERE k.resource = p_scope AND k.xid = pg_current_xact_id() AND fencepost.is_own_write(k.xmin);
   IF FOUND THEN RETURN; END IF;
   IF fencepost.break_glass() THEN
     PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);
@@ -176,7 +176,7 @@ BEGIN
     PERFORM fencepost.meet_mark(p_scope);
     RETURN;
   END IF;
-  token := fencepost.given(tab);
+  token := fencepost.token_from_setting(tab);
   IF token IS NULL THEN PERFORM fencepost.refuse(p_scope, NULL, NULL); END IF;
   SELECT e.refused_by INTO refused FROM fencepost.enter(p_prefix, ARRAY[p_scope], token) e;
   IF refused IS NOT NULL THEN PERFORM fencepost.refuse(p_scope, token, refused); END IF;

@@ -217,15 +217,15 @@ MUTANTS = [
     mutant(
         "a free lock is anybody's",
         ACQUIRE,
-        "WHERE fencepost.head(u) < coalesce",
-        "WHERE false AND fencepost.head(u) < coalesce",
+        "WHERE fencepost.first_waiter(u) < coalesce",
+        "WHERE false AND fencepost.first_waiter(u) < coalesce",
         queue.nobody_passes_those_who_wait,
     ),
     mutant(
         "one free lock of two is enough to pass",
         ACQUIRE,
-        "WHERE fencepost.head(u) < coalesce",
-        "WHERE u = wanted[cardinality(wanted)] AND cardinality(wanted) > 1 AND fencepost.head(u) < coalesce",
+        "WHERE fencepost.first_waiter(u) < coalesce",
+        "WHERE u = wanted[cardinality(wanted)] AND cardinality(wanted) > 1 AND fencepost.first_waiter(u) < coalesce",
         queue.several_locks_are_not_starved,
     ),
     mutant(

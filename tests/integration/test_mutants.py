@@ -18,7 +18,7 @@ RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
 JUDGE_INSERT = "fencepost.judge_insert(text, text, bigint, text)"
 JUDGE_DELETE = "fencepost.judge_delete(text, text, bigint, text, xid)"
 JUDGE_UPDATE = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
-OURS = "fencepost.ours(xid)"
+IS_OWN_WRITE = "fencepost.is_own_write(xid)"
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,20 @@ SQL_MUTANTS = [
     SqlMutant(
         "every transaction is ours, for UPDATE",
         JUDGE_UPDATE,
-        "fencepost.ours(writer)",
+        "fencepost.is_own_write(writer)",
         "true",
         scenarios.spent_token_stays_spent_for_direct_sql,
     ),
     SqlMutant(
         "every transaction is ours, for DELETE",
         JUDGE_DELETE,
-        "fencepost.ours(writer)",
+        "fencepost.is_own_write(writer)",
         "true",
         scenarios.spent_token_stays_spent_for_direct_sql,
     ),
     SqlMutant(
         "no transaction is ours",
-        OURS,
+        IS_OWN_WRITE,
         "RETURN coalesce(pg_xact_status(full_xid::text::xid8) = 'in progress', false);",
         "RETURN false;",
         scenarios.spent_token_stays_spent_for_direct_sql,

@@ -16,8 +16,8 @@ from tests.support.racing import Race, open_race
 from fencepost.storage.protecting.protect import protect
 
 FOLLOW = "fencepost.follow_partitions(text)"
-TAKE_IN = "fencepost.take_in(regclass, regclass, text, bigint, bigint, text)"
-LET_GO = "fencepost.let_go(regclass, regclass, text, bigint)"
+ATTACH_ROWS = "fencepost.attach_rows(regclass, regclass, text, bigint, bigint, text)"
+DETACH_ROWS = "fencepost.detach_rows(regclass, regclass, text, bigint)"
 LEAVE = "fencepost.leave_marks(regclass, text[], bigint[])"
 KNOWN = "fencepost.partitions_known(regclass)"
 UNKNOWN = "fencepost.partitions_unknown(oid)"
@@ -38,22 +38,22 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("attached rows do not take up marks", TAKE_IN, "  EXECUTE raise;", "", detached),
+    Mutant("attached rows do not take up marks", ATTACH_ROWS, "  EXECUTE raise;", "", detached),
     Mutant(
         "attached rows do not take up the floor",
-        TAKE_IN,
+        ATTACH_ROWS,
         "  EXECUTE lift;",
         "",
         seen_by.test_rows_that_are_attached_take_up_floor_and_marks,
     ),
     Mutant(
         "the session's token judges the marks that are written",
-        TAKE_IN,
+        ATTACH_ROWS,
         "PERFORM set_config('fencepost.token', '', true), set",
         "PERFORM set",
         seen_by.test_rows_that_are_attached_take_up_floor_and_marks,
     ),
-    Mutant("detached rows leave no marks", LET_GO, "PERFORM fencepost.leave_marks", "-- PERFORM", detached),
+    Mutant("detached rows leave no marks", DETACH_ROWS, "PERFORM fencepost.leave_marks", "-- PERFORM", detached),
     Mutant("a mark that is left does not say that its row is gone", LEAVE, "row_absent = true, ", "", detached),
     Mutant(
         "a detached partition cannot be truncated",

@@ -183,8 +183,8 @@ def move_mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 MOVING_MUTANTS: dict[str, tuple[str, str, Callable[[Connect], Awaitable[None]]]] = {
     "no rows are asked": (
-        "WHERE NOT (SELECT fencepost.ours",
-        "WHERE false AND NOT (SELECT fencepost.ours",
+        "WHERE NOT (SELECT fencepost.is_own_write",
+        "WHERE false AND NOT (SELECT fencepost.is_own_write",
         moving.mark_of_a_row,
     ),
     "no partitions are asked": ('FROM "public"."p" AS r', 'FROM ONLY "public"."p" AS r', moving.marks_of_partitions),

@@ -263,8 +263,9 @@ MAY_NOT = [
     "SELECT fencepost.prune('orders', 99)",
     "SELECT fencepost.raise_generation('mine')",
     "SELECT fencepost.issue_beyond(5)",
-    "CREATE OR REPLACE FUNCTION fencepost.given(tab text) RETURNS bigint LANGUAGE sql AS 'SELECT 99::bigint'",
-    "CREATE OR REPLACE FUNCTION fencepost.ours(writer xid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+    "CREATE OR REPLACE FUNCTION fencepost.token_from_setting(tab text) RETURNS bigint LANGUAGE sql AS"
+    " 'SELECT 99::bigint'",
+    "CREATE OR REPLACE FUNCTION fencepost.is_own_write(writer xid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
     "CREATE FUNCTION fencepost.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "CREATE TABLE fencepost.mine ()",
     "DROP SCHEMA fencepost CASCADE",

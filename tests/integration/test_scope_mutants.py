@@ -69,9 +69,10 @@ MUTANTS = {
     "unissued tokens pass": Mutant(
         ENTER, "IF passed AND found_source", "IF false AND found_source",
         scenarios.tokens_that_were_never_issued_are_refused, source="builtin"),
-    "everybody has entered": Mutant(
-        JUDGE, "AND k.xid = pg_current_xact_id() AND fencepost.ours(k.xmin)", "", scenarios.direct_sql_is_judged),
-    "nobody has entered": Mutant(
+    "every transaction has entered": Mutant(
+        JUDGE, "AND k.xid = pg_current_xact_id() AND fencepost.is_own_write(k.xmin)", "",
+        scenarios.direct_sql_is_judged),
+    "no transaction has entered": Mutant(
         JUDGE, "IF FOUND THEN RETURN; END IF;", "", direct.cascades_are_judged_by_the_scopes_of_what_they_reach),
     "the refusal is not raised": Mutant(
         JUDGE, "IF refused IS NOT NULL", "IF false", scenarios.direct_sql_is_judged),

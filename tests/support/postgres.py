@@ -25,7 +25,7 @@ from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embed
 SERVERS = ("embedded-18", "debian-15")
 """The servers that tests run on. The first one that is installed runs everything."""
 
-ADOPT = "UPDATE fencepost.generations g SET database_oid = h.database_oid FROM fencepost.here() AS h"
+ADOPT = "UPDATE fencepost.generations g SET database_oid = h.database_oid FROM fencepost.location() AS h"
 """Take a clone for an original. Gateways refuse clones (R19) until their generation is raised."""
 
 _MEMORY = Path("/dev/shm")

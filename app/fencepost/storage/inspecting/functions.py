@@ -24,7 +24,7 @@ FOR_ALL: Final = frozenset(
 )
 """SECURITY DEFINER functions that everybody's triggers, or operators, call in their own name; each asks who is calling,
 or which table is being changed, or only raises."""
-NOT_FOR_ALL: Final = frozenset({"current_timeline", "here", "issue_beyond", "prune", "raise_generation", "wake"})
+NOT_FOR_ALL: Final = frozenset({"current_timeline", "location", "issue_beyond", "prune", "raise_generation", "wake"})
 """Others that only some may execute."""
 FOR_NOBODY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
 """SECURITY DEFINER functions that only triggers call: another role that may, can shut others out."""

@@ -181,13 +181,13 @@ END"""
 
     def _insert(self) -> str:
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
-        said = f"PERFORM fencepost.note_said({self.resource('NEW')}, token);"
+        said = f"PERFORM fencepost.note_explicit({self.resource('NEW')}, token);"
         out_loud = f"\n    {said}" if self.rule == "epoch" else ""
         return f"""
 DECLARE
   token bigint;
 BEGIN
-  IF {SETTING_GIVEN} THEN token := fencepost.given({self.name}); END IF;
+  IF {SETTING_GIVEN} THEN token := fencepost.token_from_setting({self.name}); END IF;
   IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
     IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
     token := - NEW.{MARK_COLUMN};{out_loud}
@@ -318,7 +318,7 @@ BEGIN
     IF NOT FOUND THEN
       -- A transaction that has no number has written nothing; xmin is a column of its own, to which few have a right.
       EXIT WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NULL;
-      PERFORM FROM {self.table} AS r WHERE {match} AND fencepost.ours(r.xmin);
+      PERFORM FROM {self.table} AS r WHERE {match} AND fencepost.is_own_write(r.xmin);
       EXIT WHEN NOT FOUND;
     END IF;
     IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
