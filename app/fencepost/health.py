@@ -13,7 +13,7 @@ from typing import Final, Generic, Literal, TypeVar
 import asyncpg
 
 from fencepost import wire
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.observe.events import PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
 from fencepost.source_wiring import describe_sources, list_sources

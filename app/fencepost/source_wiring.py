@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.locks.registry import SourceContext, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
 from fencepost.locks.source_leases.leases import SourceLocks

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from fencepost import background, wire
 from fencepost.election.watching import Watches
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.writes.turns import Turns
 from fencepost.health import Health
 from fencepost.http.app import Application, Parts

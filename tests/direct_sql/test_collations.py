@@ -10,8 +10,7 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protecting.protect import ProtectError, protect
-from fencepost.storage.statements.asking import in_key_order
-from fencepost.storage.statements.fenced_rows import ask_rows
+from fencepost.storage.statements.asking import ask_elements, in_key_order
 
 pytestmark = pytest.mark.versions
 
@@ -133,7 +132,7 @@ async def test_arrays_are_inserted_and_asked_about_in_the_order_in_which_rows_ar
     assert free.done(), "it waits for the first, and has not inserted the last"
     await holder.commit()
     assert await waiter == "23505"
-    asked = await ask_rows(race.b, race.table, json.dumps(array))
+    asked = await ask_elements(race.b, race.table, json.dumps(array))
     assert [each.standing.resource for each in asked] == [f"words/{first}", f"words/{last}"]
 
 

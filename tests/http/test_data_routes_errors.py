@@ -11,7 +11,7 @@ from tests.support.asking import Api, code
 from tests.support.interleave import eventually
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.gateway.core import Outcome
+from fencepost.gateway.outcomes import Outcome
 from fencepost.http.routes import data
 
 

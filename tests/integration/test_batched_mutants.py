@@ -11,7 +11,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, outcome, told
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
-from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.use_cases import patch
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"

@@ -11,9 +11,8 @@ from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
 
-from fencepost.gateway.core import Done, Outcome
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect
 
 

@@ -17,17 +17,16 @@ from tests.support.interleave import Connect, eventually
 from tests.support.racing import ISSUED, Race, gateway_pid, keyed, open_gateway, open_race, posted, told
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.once import Replayed
 from fencepost.gateway.writes.turns import Turns
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements import fenced_batch
-from fencepost.storage.statements.fenced import FencedRow
-from fencepost.storage.statements.fenced_batch import Batch, Statement
+from fencepost.storage.statements import keyed as keyed_statements
+from fencepost.storage.statements.keyed import Batch, FencedRow, WriteStatement
 from fencepost.storage.tables.load import load
 
 LOADED = """
@@ -136,15 +135,15 @@ async def test_a_connection_that_breaks_under_a_put_that_creates_leaves_nothing_
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are written by themselves then, and hear nothing of what the batch had done."""
-    run = fenced_batch.Statement.run
+    run = WriteStatement.run
 
-    async def broken(statement: Statement, connection: Connection, batch: Batch) -> list[FencedRow | None]:
+    async def broken(statement: WriteStatement, connection: Connection, batch: Batch) -> list[FencedRow | None]:
         rows = await run(statement, connection, batch)
         if statement.sql.startswith("INSERT"):
             await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         return rows
 
-    monkeypatch.setattr(fenced_batch.Statement, "run", broken)
+    monkeypatch.setattr(WriteStatement, "run", broken)
     async with open_gateway(race.dsn) as gateway:
         puts = (put(gateway, keyed("c", 40, status="x")), put(gateway, keyed("new", 40, status="x")))
         assert await together(*puts) == ["ok", "created"]
@@ -455,7 +454,7 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
 
 
 async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(race: Race) -> None:
-    statement = fenced_batch.update(race.table, race.change({"status": "x"}))
+    statement = keyed_statements.update(race.table, race.change({"status": "x"}), "skip")
     await race.observer.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
     await race.observer.execute(f"PREPARE u AS {statement.sql}")
     rows = await race.observer.fetch("""EXPLAIN (COSTS off) EXECUTE u('a', 40, '{"status": "x"}', 0)""")
@@ -463,7 +462,7 @@ async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(rac
     assert plan.count("Index Scan using orders_pkey") == 2, plan
     assert "One-Time Filter" in plan, plan
     assert "LockRows" in plan, plan
-    statement = fenced_batch.delete(race.table, race.target)
+    statement = keyed_statements.delete(race.table, race.target, "skip")
     await race.observer.execute(f"PREPARE d AS {statement.sql}")
     plan = "\n".join(row[0] for row in await race.observer.fetch("EXPLAIN (COSTS off) EXECUTE d('a', 40, 0)"))
     assert "One-Time Filter" in plan, plan

@@ -14,8 +14,7 @@ from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, 
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Token
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import patch, put
+from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import Appeared, claim_absent
 from fencepost.storage.upkeep import generations

@@ -11,8 +11,7 @@ from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, told
 
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import patch, put
+from fencepost.gateway.use_cases import insert, patch, put
 
 TRIGGER = """
 CREATE FUNCTION public.{name}() RETURNS trigger LANGUAGE plpgsql AS $$

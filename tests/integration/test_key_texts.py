@@ -5,7 +5,7 @@ from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, told
 
-from fencepost.gateway.writes.keyed import put
+from fencepost.gateway.use_cases import put
 from fencepost.storage.protecting.protect import protect, unprotect
 
 pytestmark = pytest.mark.versions

@@ -8,9 +8,9 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.use_cases import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
 
 MINUTE = 60_000

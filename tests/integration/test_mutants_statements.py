@@ -1,6 +1,6 @@
 """Mutants of the gateway's statements, by monkeypatch, and the scenario that sees each (see test_mutants.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,11 @@ from tests.support.interleave import Connect
 from tests.support.racing import open_race
 
 import fencepost.gateway.claims.claim
-import fencepost.gateway.writes.fence
-from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements import fenced, keyed, many, mark
-from fencepost.storage.statements.fenced import FencedRow, Standing
-from fencepost.storage.statements.parameters import TOKEN, key_part
+from fencepost.storage.statements import asking, keyed, many, mark
+from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
+from fencepost.storage.statements.parameters import TOKEN, Key, RowWrite, key_part
 from fencepost.storage.tables.catalog import ProtectedTable
 
 
@@ -54,9 +53,7 @@ def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def mutant(
-        connection: Connection, table: ProtectedTable, _key: fenced.Key, token: int, resource: str
-    ) -> int | None:
+    async def mutant(connection: Connection, table: ProtectedTable, _key: Key, token: int, resource: str) -> int | None:
         refused: int | None = await connection.fetchval(
             "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, table.fence.rule
         )
@@ -68,41 +65,43 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "there is no row"."""
 
-    async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
-        return Standing(f"{table.fence.name}/{key[0]}", None, None)
+    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
+        return [Standing(f"{table.fence.name}/{key[0]}", None, None) for key in keys]
 
-    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
+    monkeypatch.setattr(asking, "ask", mutant)
 
 
 def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "somebody newer has written"."""
 
-    async def mutant(_connection: Connection, table: ProtectedTable, key: fenced.Key) -> Standing:
-        return Standing(f"{table.fence.name}/{key[0]}", 2**62, None)
+    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
+        return [Standing(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
 
-    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
+    monkeypatch.setattr(asking, "ask", mutant)
 
 
 def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the mark, compare in Python, then write: two statements, and the triggers of an unwatched table."""
-    update_row = fenced.update_row
+    run = WriteStatement.run
 
-    async def mutant(
-        connection: Connection,
-        table: ProtectedTable,
-        key: fenced.Key,
-        token: int,
-        change: fenced.Change,
-        *,
-        careful: bool = False,
-    ) -> FencedRow | None:
-        standing = await fenced.ask(connection, table, key)
-        if standing.live is None or standing.live >= token:
-            return None
-        monkeypatch.setattr(mark, "comparison", lambda _rule: "<> 0 AND 0 <")
-        return await update_row(connection, table, key, Token(token), change, careful=careful)
+    async def mutant(statement: WriteStatement, connection: Connection, batch: Sequence[RowWrite]) -> Any:
+        (write,) = batch
+        (standing,) = await asking.ask(connection, tables[0], [write.key])
+        if standing.live is None or standing.live >= write.token:
+            return [None]
+        return await run(statement, connection, batch)
 
-    monkeypatch.setattr(fenced, "update_row", mutant)
+    tables: list[ProtectedTable] = []
+    update = keyed.update
+
+    def unconditional(table: ProtectedTable, change: Change, wait: keyed.Wait, *, careful: bool = False) -> Any:
+        tables.append(table)
+        with monkeypatch.context() as here:
+            here.setattr(mark, "comparison", lambda _rule: "<> 0 AND 0 <")
+            return update(table, change, wait, careful=careful)
+
+    monkeypatch.setattr(keyed, "update", unconditional)
+    monkeypatch.setattr(WriteStatement, "run", mutant)
 
 
 STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
@@ -140,14 +139,16 @@ async def test_an_answer_that_precedes_the_commit_is_seen(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race = await open_race(connect, database)
-    update_row = fenced.update_row
+    rows = WriteStatement.rows
     open_transactions = []
 
-    async def mutant(_connection: Connection, *arguments: Any, careful: bool = False) -> FencedRow | None:
+    async def mutant(statement: WriteStatement, connection: Connection, write: RowWrite) -> list[FencedRow]:
+        if not statement.sql.startswith("UPDATE"):
+            return await rows(statement, connection, write)
         open_transactions.append(await race.begin(race.c))
-        return await update_row(race.c, *arguments, careful=careful)
+        return await rows(statement, race.c, write)
 
-    monkeypatch.setattr(fenced, "update_row", mutant)
+    monkeypatch.setattr(WriteStatement, "rows", mutant)
     await assert_seen(answers.answer_follows_the_commit, race)
     assert len(open_transactions) == 1
     await open_transactions[0].rollback()

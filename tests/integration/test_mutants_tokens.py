@@ -15,12 +15,12 @@ from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
 
-import fencepost.gateway.writes.fence
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.rows import RowDdl
-from fencepost.storage.statements import fenced, fenced_batch, marks
-from fencepost.storage.statements.fenced import Key, Standing
+from fencepost.storage.statements import asking, marks
+from fencepost.storage.statements.asking import Asked, Standing
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import ProtectedTable
 
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
@@ -124,26 +124,22 @@ def claim_believes_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a token that was never issued for one that would pass."""
+    ask = asking.ask
 
-    async def mutant(connection: Connection, table: ProtectedTable, key: Key) -> Standing:
-        return replace(await fenced.ask(connection, table, key), issued=None)
+    async def mutant(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
+        return [replace(each, issued=None) for each in await ask(connection, table, keys)]
 
-    batch_asks = fenced_batch.ask
-
-    async def in_a_batch(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
-        return [replace(each, issued=None) for each in await batch_asks(connection, table, keys)]
-
-    monkeypatch.setattr(fencepost.gateway.writes.fence, "ask", mutant)
-    monkeypatch.setattr(fenced_batch, "ask", in_a_batch)
+    monkeypatch.setattr(asking, "ask", mutant)
 
 
 def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_many = fenced.ask_many
+    ask_elements = asking.ask_elements
 
-    async def mutant(connection: Connection, table: ProtectedTable, body: str) -> list[Standing]:
-        return [replace(each, issued=None) for each in await ask_many(connection, table, body)]
+    async def mutant(connection: Connection, table: ProtectedTable, body: str) -> list[Asked]:
+        asked = await ask_elements(connection, table, body)
+        return [replace(each, standing=replace(each.standing, issued=None)) for each in asked]
 
-    monkeypatch.setattr(fenced, "ask_many", mutant)
+    monkeypatch.setattr(asking, "ask_elements", mutant)
 
 
 STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [

@@ -8,7 +8,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import protected_table
 
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.fenced import Change, update_sql
+from fencepost.storage.statements.keyed import Change, update
 from fencepost.storage.statements.parameters import OF_KEY, Bound, compiled
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.statements.row_sql import key_match
@@ -69,7 +69,7 @@ async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str
         (Change(("status",), "", target), (*key, 5, '{"status": "x"}')),
         (Change((), "", target, named=True), (*key, 5)),
     ):
-        plan = await plan_of(connection, update_sql(table, change), arguments, mode)
+        plan = await plan_of(connection, update(table, change, "block").sql, arguments, mode)
         scans = [node for node in plan if node.get("Relation Name") == "big" and "Scan" in node["Node Type"]]
         assert [(node["Node Type"], node["Index Name"]) for node in scans] == [("Index Scan", "big_pkey")]
         assert not any(node["Node Type"] == "Seq Scan" for node in plan)

@@ -9,8 +9,8 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import protected_table
 
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.fenced import Change
-from fencepost.storage.statements.fenced_rows import update_rows_sql
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.many import by_array
 from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
@@ -38,7 +38,7 @@ async def test_every_element_is_looked_up_in_the_index(connect: Connect, kind: s
     columns, values, key = KEYS[kind]
     table = await table_with(connection, columns, values)
     body = json.dumps([dict(zip(table.key, key, strict=True)) | {"status": "x"}])
-    sql = update_rows_sql(table, change_of(table, "status"))
+    sql = by_array(table, change_of(table, "status")).sql
     looked_up(await plan_of(connection, sql, (5, body), mode), "big")
 
 
@@ -56,7 +56,7 @@ async def scoped_table(connection: Connection) -> ProtectedTable:
 async def test_so_it_is_in_a_scope(connect: Connect, mode: str) -> None:
     connection = await connect()
     table = await scoped_table(connection)
-    sql = update_rows_sql(table, change_of(table, "n"))
+    sql = by_array(table, change_of(table, "n")).sql
     looked_up(await plan_of(connection, sql, ("{account/42}", '[{"id": 42, "n": 1}]'), mode), "items")
 
 
@@ -71,5 +71,5 @@ async def test_so_it_is_in_a_table_of_some_thousand_rows(connect: Connect, mode:
     await protect(connection, "small")
     await connection.execute("ANALYZE public.small")
     table = await protected_table(connection, "small")
-    sql = update_rows_sql(table, change_of(table, "status"))
+    sql = by_array(table, change_of(table, "status")).sql
     looked_up(await plan_of(connection, sql, (5, '[{"id": "order-1", "status": "x"}]'), mode), "small")

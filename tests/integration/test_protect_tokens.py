@@ -15,7 +15,7 @@ from tests.support.racing import keyed, open_gateway, open_race, outcome, told
 
 from fencepost.cli.main import main
 from fencepost.embedded.server import embedded_bin_dir
-from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.use_cases import patch
 from fencepost.storage.protecting.protect import ProtectError, plan_protect, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.upkeep.reset import reset

@@ -8,10 +8,10 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import claim, delete, insert, patch, put
 
 
 async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:

@@ -14,10 +14,10 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Done
+from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.leases.acquire import Granted
-from fencepost.gateway.writes.keyed import put
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.use_cases import claim, put
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.statements import marks

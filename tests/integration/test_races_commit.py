@@ -8,9 +8,9 @@ from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, ou
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 

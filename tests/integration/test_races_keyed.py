@@ -4,8 +4,7 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.storage.protecting.protect import protect
 

@@ -8,9 +8,10 @@ from tests.support.racing import Key, Race, gateway_pid, open_gateway, open_race
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.writes.collection import FilteredWrite, Insert, delete_many, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.plans import Body, KeyedWrite
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.query import Condition, Field

@@ -4,8 +4,9 @@ from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, out
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
-from fencepost.storage.statements.fenced_many import ManyWritten, TooManyRows
+from fencepost.gateway.use_cases import delete_many, insert, patch_many
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.storage.statements.many import ManyWritten, TooManyRows
 
 
 async def seed(race: Race, marks: dict[str, int]) -> None:

@@ -12,8 +12,7 @@ from tests.support.racing import (
     told,
 )
 
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.tables.load import load
 

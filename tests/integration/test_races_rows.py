@@ -12,12 +12,14 @@ from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, ope
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.core import Done, Gateway
-from fencepost.gateway.writes import fence
-from fencepost.gateway.writes.collection import FilteredWrite, patch_many
-from fencepost.gateway.writes.patch_rows import RowsPatch, patch_rows
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.use_cases import patch_many, patch_rows
+from fencepost.gateway.writes import verdicts
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.fenced_rows import Asked, ask_rows
+from fencepost.storage.statements.asking import Asked, ask_elements
 from fencepost.storage.tables.catalog import ProtectedTable
 
 if TYPE_CHECKING:
@@ -120,15 +122,15 @@ async def test_a_row_that_is_never_met_is_given_up(
         nonlocal met
         met += 1
         await race.insert(race.a, "b", 30 + 2 * met)
-        asked = await ask_rows(connection, table, text)
+        asked = await ask_elements(connection, table, text)
         await race.delete(race.a, "b", 31 + 2 * met)
         return asked
 
     await race.delete(race.a, "b", 31)
-    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_rows", there)
+    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_elements", there)
     answer = await patch_rows(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", fence.ROUNDS)
+    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", verdicts.ROUNDS)
     assert await statuses(race) == "new new"
 
 
@@ -139,13 +141,13 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     tries: list[asyncio.Task[object]] = []
 
     async def in_between(connection: Connection, table: ProtectedTable, text: str) -> Sequence[Asked]:
-        asked = await ask_rows(connection, table, text)
+        asked = await ask_elements(connection, table, text)
         if not tries:
             await race.c.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
             tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))
         return asked
 
-    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_rows", in_between)
+    monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_elements", in_between)
     holder = await race.begin(race.a)
     await race.delete(race.a, "a", 35)
     await race.insert(race.a, "a", 36)

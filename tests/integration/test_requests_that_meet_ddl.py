@@ -6,7 +6,9 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_gateway, open_race
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import MOST_DOUBTS, Done, Gateway, Outcome, on_table
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import MOST_DOUBTS, on_table
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.tables.catalog import Table
 

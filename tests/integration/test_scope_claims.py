@@ -11,11 +11,12 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, told
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource, parse_resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.explain import Explained, explain
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.explain import Explained
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire
-from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import claim, explain, patch
 from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
 
 SCOPE = "account/{account_id}"

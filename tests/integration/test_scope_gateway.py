@@ -12,9 +12,10 @@ from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gatew
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.use_cases import delete, delete_many, insert, patch, patch_many, put
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.protecting.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"

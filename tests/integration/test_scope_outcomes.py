@@ -18,12 +18,12 @@ from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, ro
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.writes.collection import FilteredWrite, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.once import Once, Replayed
-from fencepost.gateway.writes.patch_rows import patch_rows
 from fencepost.storage.statements.idempotency import Recorded
 
 AUDIT = """

@@ -11,8 +11,9 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, gateway_pid, rows_patch, told
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.writes.patch_rows import patch_rows
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import patch_rows
 
 ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 """Of the accounts 42, 42 and 7."""

@@ -9,8 +9,8 @@ from tests.support.racing import Race, keyed, open_gateway, open_race, told
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded
-from fencepost.gateway.core import Gateway
-from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.use_cases import patch
 from fencepost.observe.events import Event, HolderUnknown, Refused
 from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics

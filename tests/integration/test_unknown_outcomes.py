@@ -17,12 +17,11 @@ from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, rows_pat
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim, claim
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
 from fencepost.gateway.writes import operation
-from fencepost.gateway.writes.collection import FilteredWrite, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.once import Replayed
-from fencepost.gateway.writes.patch_rows import patch_rows
 from fencepost.storage.connections import backends
 
 

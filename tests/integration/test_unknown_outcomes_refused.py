@@ -14,9 +14,8 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted,
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
+from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.gateway.writes import operation
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import patch, put
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Backend
 

@@ -7,8 +7,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, told
 
 from fencepost.fencing.token import Rule
-from fencepost.gateway.core import Done
-from fencepost.gateway.writes.keyed import patch
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.use_cases import patch
 from fencepost.gateway.writes.once import Once, Replayed
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import Recorded

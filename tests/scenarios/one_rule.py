@@ -15,9 +15,9 @@ from tests.support.racing import Race, open_race, protected_table
 
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
-from fencepost.gateway.writes.fence import judge
+from fencepost.gateway.writes.verdicts import judge
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.fenced import Standing
+from fencepost.storage.statements.asking import Standing
 from fencepost.storage.statements.marks import Appeared
 
 Verdict = Literal["accepted", "stale", "spent", "too high", "void"]

@@ -9,10 +9,10 @@ from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, ou
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.writes.collection import FilteredWrite, delete_many
-from fencepost.gateway.writes.keyed import patch
-from fencepost.storage.statements.fenced_many import ManyRefused, ManyWritten
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.use_cases import claim, delete_many, patch
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.storage.statements.many import ManyRefused, ManyWritten
 
 
 async def claim_returns_what_it_fenced(race: Race) -> None:

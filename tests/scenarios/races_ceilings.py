@@ -23,11 +23,10 @@ from tests.support.racing import (
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Gateway
-from fencepost.gateway.writes.collection import FilteredWrite, delete_many, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
-from fencepost.gateway.writes.patch_rows import patch_rows
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, patch_rows, put
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.plans import Body
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import Appeared, claim_absent

@@ -13,9 +13,8 @@ from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, pos
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.writes.collection import insert
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.use_cases import claim, delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import claim_absent
 

@@ -11,7 +11,7 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import eventually
 from tests.support.racing import Race, gateway_pid, open_gateway
 
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 
 TOKEN = b"\x00\x00\x00\x1f"
 """How the token 31 is sent, in binary."""

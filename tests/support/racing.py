@@ -23,23 +23,26 @@ from tests.support.interleave import Connect, Connection, start
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
-from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.writes.collection import Insert
-from fencepost.gateway.writes.fence import judge
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.gateway.writes.plans import Body, KeyedWrite
 from fencepost.gateway.writes.turns import Turns
+from fencepost.gateway.writes.verdicts import judge
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Limits, session_settings
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements import fenced, fenced_insert, fenced_many
-from fencepost.storage.statements.fenced import Change, FencedRow, Standing
-from fencepost.storage.statements.fenced_many import ManyOutcome
+from fencepost.storage.statements import asking
+from fencepost.storage.statements import keyed as statements
+from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
+from fencepost.storage.statements.many import ManyOutcome, write_matching
 from fencepost.storage.statements.marks import Appeared, claim_absent
-from fencepost.storage.statements.parameters import Bound
+from fencepost.storage.statements.parameters import Bound, RowWrite
 from fencepost.storage.statements.query import Condition, Field
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.cache import CatalogCache
@@ -134,11 +137,11 @@ class Race:
 
     async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         change = self.change(values)
-        return await fenced.update_row(connection, self.table, parts(key), Token(token), change)
+        return await self._run(connection, statements.update(self.table, change, "block"), key, token, change.body)
 
     async def claim(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
         change = Change((), "", self.target, named=True)
-        return await fenced.update_row(connection, self.table, parts(key), Token(token), change)
+        return await self._run(connection, statements.update(self.table, change, "block"), key, token)
 
     async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
         resource = (await self.standing(key)).resource
@@ -149,34 +152,43 @@ class Race:
         return await self.insert_rows(connection, [row], token)
 
     async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
-        columns = tuple(rows[0])
-        return await fenced_insert.insert_rows(
-            connection, self.table, Token(token), columns, json.dumps(rows), self.target
-        )
+        inserting = statements.insert(self.table, tuple(rows[0]), self.target, "block")
+        return await inserting.rows(connection, RowWrite((), Token(token), json.dumps(rows)))
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
-        return await fenced_insert.insert_row(connection, self.table, parts(key), Token(token), self.change(values))
+        change = self.change(values)
+        return await self._run(connection, statements.create(self.table, change, "block"), key, token, change.body)
 
     async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
-        return await fenced.delete_row(connection, self.table, parts(key), Token(token), self.target)
+        return await self._run(connection, statements.delete(self.table, self.target, "block"), key, token)
+
+    async def _run(
+        self, connection: Connection, statement: WriteStatement, key: Key, token: int, body: str = "{}"
+    ) -> FencedRow | None:
+        (row,) = await statement.run(connection, [RowWrite(parts(key), Token(token), body)])
+        return row
 
     async def update_many(
         self, connection: Connection, token: int, *, limit: int = 100, **values: object
     ) -> ManyOutcome:
-        return await fenced_many.update_many(connection, self.table, NEW, Token(token), self.change(values), limit)
+        change = self.change(values)
+        write = RowWrite((), Token(token), change.body)
+        return await write_matching(connection, self.table, NEW, write, change, self.target, limit)
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:
-        return await fenced_many.delete_many(connection, self.table, NEW, Token(token), self.target, limit)
+        write = RowWrite((), Token(token))
+        return await write_matching(connection, self.table, NEW, write, None, self.target, limit)
 
     # Looking
 
     async def standing(self, key: Key) -> Standing:
-        return await fenced.ask(self.observer, self.table, parts(key))
+        (standing,) = await asking.ask(self.observer, self.table, [parts(key)])
+        return standing
 
     async def verdict(self, key: Key, token: int, connection: "Connection | None" = None) -> str:
         """R5's question and the gateway's reading of the answer: stale, spent, missing, or again."""
-        standing = await fenced.ask(connection or self.observer, self.table, parts(key))
+        (standing,) = await asking.ask(connection or self.observer, self.table, [parts(key)])
         match judge(standing, self.fence, Token(token)):
             case Stale():
                 return "stale"

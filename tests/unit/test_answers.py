@@ -2,7 +2,7 @@
 
 import pytest
 
-from fencepost.gateway.core import Done
+from fencepost.gateway.outcomes import Done
 from fencepost.http.responses.answers import fence_headers, keep_answer, row_answer
 from fencepost.http.responses.raw import RawResponse
 

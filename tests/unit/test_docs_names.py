@@ -101,7 +101,7 @@ def test_functions_that_are_named_with_their_file_exist() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=str)
 def test_words_in_brackets_after_a_file_stand_in_it(page: Path) -> None:
-    """`gateway/core.py` (`require_token`). Of SQL: the file makes the function or table."""
+    """`gateway/preconditions.py` (`require_token`). Of SQL: the file makes the function or table."""
     for name, kind, words in WORDS.findall((ROOT / page).read_text("utf-8")):
         of_the_name = [path for path in tracked() if f"{name}.{kind}" in endings(path)]
         texts = [(ROOT / path).read_text("utf-8") for path in of_the_name]

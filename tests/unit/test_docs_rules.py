@@ -59,6 +59,19 @@ def test_the_mutants_that_show_a_rule_exist(number: int) -> None:
             assert " ".join(mutant.split()) in defined_in(path), f"{path} has no {mutant!r}"
 
 
+@pytest.mark.parametrize("number", BUILT)
+def test_the_functions_that_a_rule_names_are_in_its_modules(number: int) -> None:
+    """`gateway/preconditions.py` (`require_token`): the word in brackets stands in that module, or is made there."""
+    where = SECTIONS[number].partition("**Where**: ")[2].partition("**Shown by**")[0]
+    named = re.findall(r"`([\w/]+)\.(py|sql)`\s+\(([^()]*)\)", where)
+    for path, kind, words in named:
+        root = ROOT / ("app/fencepost" if kind == "py" else "migrations/schema")
+        text = (root / f"{path}.{kind}").read_text("utf-8")
+        for word in re.findall(r"`(\w+)`", words):
+            made = rf"\b{word}\b" if kind == "py" else rf"^CREATE \w+ fencepost\.{word}\b"
+            assert re.search(made, text, re.MULTILINE), f"{path}.{kind} has no {word}"
+
+
 def test_a_word_is_explained_once() -> None:
     words = re.findall(r"^\| (?!word|---)([^|]+) \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
     assert len(words) > 50

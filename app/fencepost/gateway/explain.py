@@ -7,14 +7,16 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import NO_MARK
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key, require_protected
+from fencepost.gateway.claims.resources import scope_named
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import require_key, require_protected
 from fencepost.gateway.superseded import holder_of
 from fencepost.gateway.writes.culprit import naming_the_column
-from fencepost.gateway.writes.scoped import scope_named, table_or_scope
 from fencepost.storage.errors import translated
 from fencepost.storage.leases.issued import Issued
 from fencepost.storage.statements.asking import Known, known
-from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.scope_marks import marks, tables_of
 from fencepost.storage.statements.scope_names import scope_of_row, scopes_typed
 from fencepost.storage.tables.catalog import Fence, ProtectedTable, Table
@@ -27,33 +29,27 @@ class Explained(Done):
     body: dict[str, object] | None = None
 
 
-async def explain(gateway: Gateway, resource: Resource) -> Outcome:
-    """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
-    has no mark of its own: its scope is told.
-    """
-
-    async def use(asked: Table) -> Outcome:
-        table = require_protected(asked)
-        if isinstance(table, Problem):
-            return table
-        fence = table.fence
-        named = scope_named(fence, resource)
-        if isinstance(named, Problem):
-            return named
-        if fence.scope is not None:
-            return await _of_scope(gateway, table, fence.scope, resource.key, named=named is not None)
-        require_key(table, resource.key)
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, None, resource.key),
-        ):
-            with translated(writing=False):
-                found = await known(connection, table, resource.key)
-            tokens = {found.live, found.recorded} if fence.pinned else set()
-            holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
-        return Explained([], body=_body(found, fence, holders))
-
-    return await on_table(gateway, resource.table, "read", use, table_or_scope)
+async def explain(gateway: Gateway, resource: Resource, asked: Table) -> Outcome:
+    """Look a resource up."""
+    table = require_protected(asked)
+    if isinstance(table, Problem):
+        return table
+    fence = table.fence
+    named = scope_named(table, resource)
+    if isinstance(named, Problem):
+        return named
+    if fence.scope is not None:
+        return await _of_scope(gateway, table, fence.scope, resource.key, named=named is not None)
+    require_key(table, resource.key)
+    async with (
+        gateway.database.connection() as connection,
+        naming_the_column(connection, table, None, resource.key),
+    ):
+        with translated(writing=False):
+            found = await known(connection, table, resource.key)
+        tokens = {found.live, found.recorded} if fence.pinned else set()
+        holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
+    return Explained([], body=_body(found, fence, holders))
 
 
 async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: Key, *, named: bool) -> Outcome:

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import require_key
 from fencepost.gateway.writes.culprit import naming_the_column
 from fencepost.storage.errors import translated
 from fencepost.storage.statements import reading
-from fencepost.storage.statements.fenced import Key
-from fencepost.storage.statements.parameters import Bound
+from fencepost.storage.statements.parameters import Bound, Key
 from fencepost.storage.statements.query import Query, Select
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import Table
@@ -33,35 +34,25 @@ class ReadOne:
     select: Select = None
 
 
-async def read_many(gateway: Gateway, request: ReadMany) -> Outcome:
+async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcome:
     """Read what matches, at most max_rows of it."""
-
-    async def use(table: Table) -> Outcome:
-        reading.check(table, request.query)
-        async with gateway.database.connection() as connection:
-            with translated(writing=False):
-                rows, total = await reading.rows(
-                    connection, table, request.query, gateway.max_rows, count=request.count
-                )
-        return Done(rows, total=total)
-
-    return await on_table(gateway, request.table, "read", use)
+    reading.check(table, request.query)
+    async with gateway.database.connection() as connection:
+        with translated(writing=False):
+            rows, total = await reading.rows(connection, table, request.query, gateway.max_rows, count=request.count)
+    return Done(rows, total=total)
 
 
-async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
+async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     """Read a row by its key."""
-
-    async def use(table: Table) -> Outcome:
-        require_key(table, request.key)
-        render_select(table, request.select, Bound())
-        async with (
-            gateway.database.connection() as connection,
-            naming_the_column(connection, table, None, request.key),
-        ):
-            with translated(writing=False):
-                row = await reading.row(connection, table, request.key, request.select)
-        if row is None:
-            return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
-        return Done([row.json], row.mark if table.fence else None)
-
-    return await on_table(gateway, request.table, "read", use)
+    require_key(table, request.key)
+    render_select(table, request.select, Bound())
+    async with (
+        gateway.database.connection() as connection,
+        naming_the_column(connection, table, None, request.key),
+    ):
+        with translated(writing=False):
+            row = await reading.row(connection, table, request.key, request.select)
+    if row is None:
+        return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
+    return Done([row.json], row.mark if table.fence else None)

@@ -1,4 +1,4 @@
-"""PostgreSQL's refusals, told as problems: which SQLSTATE is which status, and whose fault."""
+"""Errors of PostgreSQL and of lock services as problems: which SQLSTATE is which status, and whose fault."""
 
 import json
 import re
@@ -13,16 +13,26 @@ from fencepost.fencing.problem_types import (
     INTERNAL_ERROR,
     INVALID_VALUE,
     PERMISSION_DENIED,
+    SOURCE_FAILED,
+    SOURCE_QUARANTINED,
+    SOURCE_UNAVAILABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
     ProblemType,
 )
-from fencepost.fencing.problems import Problem, problem_of
+from fencepost.fencing.problems import Problem, bad_request, problem_of
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
 from fencepost.fencing.verdict import Beyond, Unissued
-from fencepost.storage.errors import RefusedError
+from fencepost.gateway.gateway import Gateway
+from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
+from fencepost.storage.errors import QuarantinedError, RefusedError, UnavailableError
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import Table
+
+RETRY_AFTER: Final = 1
+"""Seconds that a caller is asked to wait when the database could not be asked."""
+QUARANTINED_RETRY_AFTER: Final = 10
+"""The same, when somebody has to decide first."""
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT
@@ -164,3 +174,39 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
         presented_token=presented,
         current_token=mark,
     )
+
+
+def unavailable(error: UnavailableError) -> Problem:
+    """Tell why nothing was done."""
+    if isinstance(error, QuarantinedError):
+        return Problem(
+            SOURCE_QUARANTINED,
+            f"{error}.",
+            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
+            " --above if the detail says so.",
+            retry_after=QUARANTINED_RETRY_AFTER,
+            extra=dict(error.members),
+        )
+    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+
+
+def no_such_source(gateway: Gateway, source: str, where: str) -> Problem:
+    """Refuse a source that is not configured here."""
+    known = ", ".join([BUILTIN, *sorted(gateway.sources)])
+    return bad_request(
+        f"{where}: source: there is no source {source[:40]} at this gateway: {known}",
+        "fencepost serve --sources NAME=URL configures one (FENCEPOST_SOURCES).",
+    )
+
+
+def source_problem(error: SourceError, source: str) -> Problem:
+    """Tell why a lock service gave nothing."""
+    detail = f"{error}" if f"{error}".endswith(".") else f"{error}."
+    match error:
+        case SourceFrozenError():
+            hint = f"When it counts on from a number that is vouched for: `fencepost source bump {source} --reason …`."
+            return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
+        case SourceUnavailableError():
+            return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})
+        case _:
+            return Problem(SOURCE_FAILED, detail, extra={"source": source})

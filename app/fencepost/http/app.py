@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from fencepost import __version__, wire
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes

@@ -9,27 +9,33 @@ that no older holder can change any more. A key without a row is claimed too: no
    then look again in a new statement: a row that came into being meanwhile takes the claim instead. Roll back, go to 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, refusal
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_key, require_protected, require_token
+from fencepost.gateway.claims.resources import claimable, require_storable
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import require_once, require_protected, require_token
 from fencepost.gateway.writes.evidence import row_evidence
-from fencepost.gateway.writes.fence import ROUNDS, contended, refused, write_or_ask
-from fencepost.gateway.writes.keyed import needs_fitting
-from fencepost.gateway.writes.once import Once, require_once
-from fencepost.gateway.writes.operation import Operation, perform
-from fencepost.gateway.writes.plans import target_of
-from fencepost.gateway.writes.scoped import ScopedWrite, claim_the_scope, scope_named, table_or_scope
-from fencepost.gateway.writes.scoped import claim as claim_scope
+from fencepost.gateway.writes.keys import needs_fitting, require_fitting
+from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.operation import Evidence, Operation, perform
+from fencepost.gateway.writes.plans import remember, target_of
+from fencepost.gateway.writes.rounds import Answer, decided
+from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.verbs import Rows
+from fencepost.gateway.writes.verdicts import refused
+from fencepost.storage.batches.lane import AGAIN
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
-from fencepost.storage.statements import fenced
-from fencepost.storage.statements.fenced import Change, FencedRow, Key
+from fencepost.storage.statements import keyed
+from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.marks import Appeared, claim_absent
-from fencepost.storage.statements.query import QueryError
+from fencepost.storage.statements.parameters import Key, RowWrite
+from fencepost.storage.statements.scope_names import scopes_typed
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 
@@ -42,87 +48,93 @@ class Claim:
     once: Once | None = None
 
 
-async def claim(gateway: Gateway, request: Claim) -> Outcome:
-    """Raise the mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
-    key = request.resource.key
-
-    async def use(found: Table) -> Outcome:
-        table = require_protected(found)
-        if isinstance(table, Problem):
-            return table
-        fence = table.fence
-        scope = scope_named(fence, request.resource)
-        if isinstance(scope, Problem):
-            return scope
-        if scope is None:
-            require_key(table, key)
-            if fence.scope is not None:
-                return claim_the_scope(table, key, fence.scope)
-        if (keyless := require_once(fence, request.once)) is not None:
-            return keyless
-        token = require_token(table, request.token)
-        if isinstance(token, Problem):
-            return token
-
-        scoped = ScopedWrite.of(table, token)
-        sharing = gateway.catalog.current.scopes.get(request.resource.table, ())
-
-        async def attempt(connection: Connection) -> Outcome:
-            if scoped is not None:
-                return await claim_scope(connection, scoped, sharing, key)
-            return await claim_on(connection, table, key, token)
-
-        operation = Operation(
-            table,
-            attempt,
-            transaction=scoped is not None,
-            key=() if scoped is not None else key,
-            once=request.once,
-            evidence=scoped.evidence
-            if scoped is not None
-            else lambda connection: row_evidence(connection, table, key, token),
-        )
-        return await perform(gateway, operation)
-
-    return await on_table(gateway, request.resource.table, "claim", use, table_or_scope)
+async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
+    """Decide a claim."""
+    table, key = require_protected(found), request.resource.key
+    if isinstance(table, Problem):
+        return table
+    scope = claimable(table, request.resource)
+    if isinstance(scope, Problem):
+        return scope
+    if (keyless := require_once(table.fence, request.once)) is not None:
+        return keyless
+    token = require_token(table, request.token)
+    if isinstance(token, Problem):
+        return token
+    if scope is None:
+        return await perform(gateway, ClaimOfRow(table=table, row=RowWrite(key, token), once=request.once))
+    sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
+    row = RowWrite((), token)
+    return await perform(gateway, ClaimOfScope(table=table, row=row, once=request.once, values=key, sharing=sharing))
 
 
-async def claim_on(connection: Connection, table: ProtectedTable, key: Key, token: Token) -> Outcome:
+@dataclass(slots=True, kw_only=True)
+class ClaimOfRow(Operation):
+    """The claim of a row, or of a key without one."""
+
+    async def attempt(self, connection: Connection) -> Outcome:
+        """Raise the mark."""
+        return await claim_row(connection, self.table, self.row)
+
+    async def evidence(self, connection: Connection) -> Evidence:
+        """Ask for the mark."""
+        return await row_evidence(connection, self.table, self.row.key, self.row.token)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClaimOfScope(InScopes):
+    """The claim of a scope, by the values of its columns. `sharing`: the tables of the scope."""
+
+    values: Key
+    sharing: Sequence[Table]
+
+    async def find(self, connection: Connection) -> list[str]:
+        """Name the scope."""
+        names = await scopes_typed(connection, self.table, self.scope, [self.values])
+        await require_storable(connection, self.sharing, self.values)
+        return names
+
+    async def write(self, _connection: Connection, scopes: list[str]) -> Outcome:
+        """Nothing is written: nobody older can write to the rows of the scope from now on."""
+        return Done([], self.row.token, resource=scopes[0], scope=scopes[0])
+
+
+async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    change = Change((), "", target_of(table, None, shown=True), named=True)
-    resource = ""
-    for _ in range(ROUNDS):
-        verdict = await write_or_ask(
-            connection,
-            table,
-            key,
-            token,
-            lambda c, careful: fenced.update_row(c, table, key, token, change, careful=careful),
-        )
-        if isinstance(verdict, FencedRow):
-            return Done([verdict.json], verdict.mark, resource=verdict.resource)
-        # A row that row security hides is not an absent key: its mark is its own, and out of our reach.
-        if not isinstance(verdict, MissingRow) or table.row_security:
-            return refused(verdict, table.fence)
-        resource = verdict.resource
-        outcome = await _claim_absent(connection, table, key, token, resource)
-        if outcome is not None:
-            return outcome
-    return contended(resource)
+    return await decided(connection, _steps(table), row)
 
 
-async def _claim_absent(
-    connection: Connection, table: ProtectedTable, key: Key, token: Token, resource: str
-) -> Outcome | None:
-    """Claim a key that has no row; None: it has one now."""
-    if needs_fitting(table, key):
-        with translated(writing=False):
-            fits = await fenced.fits(connection, table, key)
-        if not fits:
-            raise QueryError(f"resource: the key {','.join(key)} would be changed when stored in {table.name}")
-    with translated(writing=True):
-        raised = await claim_absent(connection, table, key, token, resource)
-    if isinstance(raised, Appeared):
-        return None
-    verdict = refusal(table.fence.rule, resource, raised, token) if raised is not None else None
-    return refused(verdict, table.fence) if verdict is not None else Done([], token, resource=resource)
+def _steps(table: ProtectedTable) -> "Claiming":
+    found: Claiming | None = table.plans.get("claim")
+    if found is None:
+        change = Change((), "", target_of(table, None, shown=True), named=True)
+        first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
+        found = Claiming(table, "block", first, careful)
+        remember(table, "claim", found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Claiming(Rows):
+    """An UPDATE that sets nothing but the mark; where there is no row, the mark of the key is raised."""
+
+    @property
+    def creates(self) -> bool:
+        """A row that row security hides is not an absent key: its mark is its own, and out of our reach."""
+        return not self.table.row_security
+
+    async def create(
+        self, connection: Connection, missing: Sequence[tuple[RowWrite, MissingRow]], _number: int
+    ) -> Sequence[Answer]:
+        """Raise the mark of a key without a row; a row that it has by now is written in the next round."""
+        ((write, verdict),) = missing
+        if needs_fitting(self.table, write.key):
+            await require_fitting(connection, self.table, write.key, "resource")
+        raised = await claim_absent(connection, self.table, write.key, write.token, verdict.resource)
+        if isinstance(raised, Appeared):
+            return [AGAIN]
+        if raised is not None:
+            refusing = refusal(self.table.fence.rule, verdict.resource, raised, write.token)
+            if refusing is not None:
+                return [refused(refusing, self.table.fence)]
+        return [Done([], write.token, resource=verdict.resource)]

@@ -12,16 +12,19 @@ from fencepost.fencing.problem_types import (
 )
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
-from fencepost.gateway.claims.claim import claim_on
-from fencepost.gateway.core import Done, require_key, require_protected
-from fencepost.gateway.writes.scoped import ScopedWrite, claim_the_scope, require_storable, scope_named, table_or_scope
+from fencepost.gateway.claims.claim import claim_row
+from fencepost.gateway.claims.resources import claimable, require_storable
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.preconditions import require_protected
+from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import translated
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.asking import in_key_order, known
-from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.row_sql import issued_by
 from fencepost.storage.statements.scope_marks import marks as scope_marks
@@ -35,6 +38,7 @@ class ClaimTarget:
 
     table: ProtectedTable
     key: Key
+    scope: Scope | None = None
     sharing: Sequence[Table] = ()
     """The tables of the scope."""
 
@@ -47,13 +51,13 @@ class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a gr
         self.problem = problem
 
 
-def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
+def resolve(
     catalog: Catalog, claims: Sequence[tuple[str, Resource]], source: str = BUILTIN
 ) -> list[ClaimTarget] | Problem:
     """Find the tables of all claims, which take tokens of this source, or of any."""
     claimed = []
     for text, resource in claims:
-        found = table_or_scope(catalog, resource.table)
+        found = catalog.find_or_scope(resource.table)
         if found is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
         table = require_protected(found)
@@ -67,17 +71,15 @@ def resolve(  # noqa: PLR0911 - one way out for each thing that may be amiss
                 hint=f'Acquire with "source": "{fence.source}".',
                 resource=text,
             )
-        scope = scope_named(fence, resource)
-        if isinstance(scope, Problem):
-            return scope
         try:
-            if scope is None:
-                require_key(table, resource.key)
+            scope = claimable(table, resource)
         except QueryError as error:
             return bad_request(f"claim: {text}: {error}")
-        if scope is None and fence.scope is not None:
-            return claim_the_scope(table, resource.key, fence.scope)
-        claimed.append(ClaimTarget(table, resource.key, catalog.scopes[scope.prefix] if scope is not None else ()))
+        if isinstance(scope, Problem):
+            return scope
+        claimed.append(
+            ClaimTarget(table, resource.key, scope, catalog.scopes[scope.prefix] if scope is not None else ())
+        )
     return claimed
 
 
@@ -115,21 +117,23 @@ async def _claim_scopes(
 ) -> dict[int, Done]:
     """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
     done: dict[int, Done] = {}
-    named: list[tuple[str, int, ScopedWrite]] = []
+    named: list[tuple[str, int, Scope]] = []
     for number, each in enumerate(claimed):
-        if (scoped := ScopedWrite.of(each.table, token)) is not None:
+        if each.scope is not None:
             with translated(writing=False):
-                names = await scopes_typed(connection, each.table, scoped.scope, [each.key])
+                names = await scopes_typed(connection, each.table, each.scope, [each.key])
             if not repeated:
                 await require_storable(connection, each.sharing, each.key)
-            named.append((names[0], number, scoped))
-    for name, number, scoped in sorted(named, key=lambda each: each[0].encode()):
+            named.append((names[0], number, each.scope))
+    for name, number, scope in sorted(named, key=lambda each: each[0].encode()):
+        table = claimed[number].table
         if repeated:
             with translated(writing=False):
-                found = await scope_marks(connection, scoped.scope, [name])
+                found = await scope_marks(connection, scope, [name])
             done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
-        elif refused := await scoped.enter(connection, [name]):
-            await _roll_back(connection, scoped.refused(refused[0]), scoped.table.fence.name, token, source)
+        elif refused := await enter(connection, table, scope, [name], token):
+            problem = refused_scope(table, refused[0], token)
+            await _roll_back(connection, problem, table.fence.name, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
     return done
@@ -138,7 +142,7 @@ async def _claim_scopes(
 async def _claim(
     connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str
 ) -> Done:
-    outcome = await claim_on(connection, table, key, token)
+    outcome = await claim_row(connection, table, RowWrite(key, token))
     if isinstance(outcome, Done):
         return outcome
     return await _roll_back(connection, outcome, table.name, token, source)

@@ -17,8 +17,9 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
-from fencepost.gateway.core import RETRY_AFTER, Done, Gateway, no_such_source, source_problem, unavailable
-from fencepost.gateway.refusals import problem_of_refused
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
 from fencepost.gateway.writes.blockers import naming_the_blocker
 from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import SourceError

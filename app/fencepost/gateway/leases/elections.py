@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fencepost.election.state import PREFIX, Election, election_of, lock_of
 from fencepost.election.watching import Subscription
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.verbs import locks
 
 PAGE = 1000

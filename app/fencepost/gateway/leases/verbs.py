@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from fencepost.fencing.problem_types import LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import RETRY_AFTER, Gateway, no_such_source, source_problem, unavailable
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import hash_secret
-from fencepost.gateway.refusals import problem_of_refused
+from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
 from fencepost.locks.leases import Leases
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked, LeaseVerb

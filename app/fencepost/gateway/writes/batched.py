@@ -6,22 +6,28 @@ Idempotency-Keys, scopes, rows, records. Whatever a batch cannot say for certain
 a write alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.gateway.core import Done, Gateway, Outcome
-from fencepost.gateway.writes.batched_scopes import barred, scoped_statements
-from fencepost.gateway.writes.batched_writes import Answer, Batched, BatchedVerb, Statements, row_statements
-from fencepost.gateway.writes.once import answer_of
+from fencepost.fencing.scope import Scope
+from fencepost.fencing.token import Token
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.writes.once import Once, answer_of
 from fencepost.gateway.writes.operation import Operation, perform
+from fencepost.gateway.writes.rounds import Answer, Steps, round_of
+from fencepost.gateway.writes.scoped import refused_scope
 from fencepost.gateway.writes.turns import busy
-from fencepost.storage.batches.lane import ALONE, HELD, Alone, Broken, Lane
+from fencepost.gateway.writes.verbs import Verb, steps_of
+from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
 from fencepost.storage.statements import idempotency
-from fencepost.storage.statements.batch_prelude import Prelude, ScopeOf, prelude
-from fencepost.storage.statements.fenced import Change
+from fencepost.storage.statements.batch_prelude import Opened, Prelude, ScopeOf, prelude
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.parameters import Key, RowWrite
+from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 MOST: Final = 256
@@ -29,28 +35,48 @@ MOST_KEYED: Final = 64
 """Each Idempotency-Key of a batch is a lock, and PostgreSQL has room for some 64 per connection."""
 
 
+@dataclass(slots=True, eq=False)
+class Batched:
+    """One request's write. `row.scope` is found out by the first batch that carries it."""
+
+    row: RowWrite
+    once: Once | None = None
+
+    @classmethod
+    def of(cls, key: Key, token: Token, body: str, once: Once | None) -> "Batched":
+        """Put a request as a batch takes it."""
+        if once is None:
+            return cls(RowWrite(key, token, body))
+        return cls(RowWrite(key, token, body, once.key, once.payload_hash), once)
+
+
 WriteLane = Lane[Batched, Outcome]
 
 
-def lane(table: ProtectedTable, verb: BatchedVerb, change: Change, *, keyed: bool) -> WriteLane | None:
+def lane(table: ProtectedTable, verb: Verb, change: Change, *, keyed: bool) -> WriteLane | None:
     """Make the lane of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
+    scope = table.fence.scope
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
-    statements: Statements | None
-    if table.fence.scope is not None:
-        statements = scoped_statements(table, table.fence.scope, verb, change)
-    else:
-        statements = row_statements(table, verb, change)
-    if statements is None:
+    if scope is not None and not _names_its_scope(table, scope, verb, change):
         return None
+    steps = steps_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
-    batches = _Batches(table, statements, prelude(table, table.fence.scope, scope_of, keyed=keyed))
-    if verb != "put" and not keyed and table.fence.scope is None:
+    batches = _Batches(table, steps, prelude(table, scope, scope_of, keyed=keyed))
+    if verb != "put" and not keyed and scope is None:
         return Lane(batches.run, _order, _size)
     return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
 
 
-def _reaches_further(table: Table, verb: BatchedVerb, change: Change) -> bool:
+def _names_its_scope(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
+    """Whether such a write changes something, and names its scope if no row does."""
+    if verb in ("patch", "put") and not (change.columns or change.defaults):
+        return False
+    named = {*change.columns, *(() if verb == "post" else table.key)}
+    return verb in ("patch", "delete") or named.issuperset(scope.columns)
+
+
+def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
     """Whether such a write may, by a foreign key's action, write to rows of other tables."""
     if verb == "delete":
         return table.deletes_reach_further
@@ -73,26 +99,24 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
         yield ("scope", write.row.scope)
 
 
-async def decide(
-    gateway: Gateway, lane: WriteLane | None, write: Batched, operation: Callable[[str], Operation]
-) -> Outcome:
-    """Have a write decided in a batch, or alone if that cannot be. `operation` is told the scope that a batch may have
-    entered for it.
-    """
+async def in_a_batch(gateway: Gateway, lane: WriteLane | None, write: Batched) -> Answer | Broken:
+    """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
     if lane is None:
-        return await perform(gateway, operation(""))
-    answer = await gateway.group.write(lane, write)
-    if isinstance(answer, Broken):
-        return await perform(gateway, operation(write.row.scope), after=answer)
-    if not isinstance(answer, Alone):
-        return answer
-    alone = operation("")
-    if answer is not HELD:
-        return await perform(gateway, alone)
+        return ALONE
+    answer: Answer | Broken = await gateway.group.write(lane, write)
+    return answer
+
+
+async def alone(gateway: Gateway, operation: Operation, write: Batched, why: Alone | Broken) -> Outcome:
+    """Decide by itself what no batch has decided, and say whether that means to take turns."""
+    if isinstance(why, Broken):
+        return await perform(gateway, operation, after=why)
+    if why is not HELD:
+        return await perform(gateway, operation)
     # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL says so.
-    name = write.row.scope or ((alone.table.oid, alone.key) if alone.key else write)
-    async with gateway.turns.of(name) as mine:
-        return await perform(gateway, alone) if mine else busy(alone.table, alone.key)
+    row = write.row.scope or ((operation.table.oid, write.row.key) if write.row.key else write)
+    async with gateway.turns.of(row) as mine:
+        return await perform(gateway, operation) if mine else busy(operation.table, write.row.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +124,12 @@ class _Batches:
     """The batches of one lane."""
 
     table: ProtectedTable
-    statements: Statements
+    steps: Steps
     prelude: Prelude | None
 
-    async def run(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+    async def run(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write, and ask: statements that each commit by themselves."""
-        with translated(writing=True):
-            return await self.statements.write(connection, [write.row for write in batch])
+        return await round_of(connection, self.steps, [write.row for write in batch], committed=True)
 
     async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
         """Look the keys up, enter the scopes, write, record."""
@@ -128,7 +151,7 @@ class _Batches:
         if self.prelude is not None:
             left = await self._open(connection, self.prelude, batch, answers)
         if left:
-            written = await self.statements.write(connection, [batch[number].row for number in left])
+            written = await round_of(connection, self.steps, [batch[number].row for number in left])
             for number, answer in zip(left, written, strict=True):
                 answers[number] = answer
             await _record(connection, batch, left, answers)
@@ -144,12 +167,25 @@ class _Batches:
             answer: Answer | None = answer_of(opened.key)
             if answer is None and self.table.fence.scope is not None:
                 row.scope = opened.scope
-                answer = barred(self.table, self.table.fence.scope, row, opened)
+                answer = _kept_out(self.table, row, opened)
             if answer is None:
                 left.append(number)
             else:
                 answers[number] = answer
         return left
+
+
+def _kept_out(table: ProtectedTable, row: RowWrite, opened: Opened) -> Answer | None:
+    """Give the answer of a write whose scope was not entered; None: it was."""
+    match opened.verdict:
+        case "entered":
+            return None
+        case "refused":
+            return refused_scope(table, Entered(opened.scope, opened.refused_by), row.token)
+        case "busy":
+            return AGAIN
+        case "unclear":  # alone it is found out what is wrong
+            return ALONE
 
 
 async def _record(

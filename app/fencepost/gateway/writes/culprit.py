@@ -9,7 +9,8 @@ from typing import Protocol
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, translated
-from fencepost.storage.statements.fenced import Key, converts_key, converts_value
+from fencepost.storage.statements.checks import converts_key, converts_value
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Table
 
 

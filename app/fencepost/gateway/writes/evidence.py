@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from fencepost.fencing.token import Token
 from fencepost.gateway.writes.operation import Evidence
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.asking import known
-from fencepost.storage.statements.fenced import Key, Standing
-from fencepost.storage.statements.fenced_insert import keys_may_change
+from fencepost.storage.statements.asking import Standing, known
+from fencepost.storage.statements.checks import keys_may_change
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import ProtectedTable
 
 

@@ -1,200 +1,46 @@
-"""Single-row writes by key: PATCH, PUT, DELETE. One statement decides and writes; the commit precedes the answer."""
+"""Single-row writes by key: PATCH, PUT, DELETE. The commit precedes the answer.
 
-from dataclasses import replace
+A PUT is an UPDATE (columns that the body leaves out get their defaults) and, where there is no row, an INSERT. Each is
+a fenced operation of its own, so whatever happens in between is judged: an INSERT that meets a row after all goes back
+to the UPDATE.
+"""
+
+from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import MissingRow
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table
-from fencepost.gateway.writes.batched import decide
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.writes.batched import Batched, alone, in_a_batch
 from fencepost.gateway.writes.evidence import row_evidence
-from fencepost.gateway.writes.fence import ROUNDS, Write, contended, refused, write_or_ask
-from fencepost.gateway.writes.operation import Attempt, Operation
-from fencepost.gateway.writes.plans import NO_BODY, Body, KeyedWrite, batched, ready_for
-from fencepost.gateway.writes.scoped import ScopedWrite
+from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
+from fencepost.gateway.writes.operation import Evidence, Operation
+from fencepost.gateway.writes.plans import NO_BODY, Body, KeyedVerb, KeyedWrite, Plan, ready_for
+from fencepost.gateway.writes.rounds import decided
+from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
+from fencepost.gateway.writes.verbs import no_row
+from fencepost.storage.batches.lane import Alone, Broken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import undoing
-from fencepost.storage.errors import RefusedError, translated
-from fencepost.storage.statements import fenced
-from fencepost.storage.statements.fenced import Change, FencedRow, Key
-from fencepost.storage.statements.fenced_insert import insert_row
-from fencepost.storage.statements.query import QueryError
-from fencepost.storage.tables.catalog import ProtectedTable, Table
-
-UNIQUE_VIOLATION = "23505"
+from fencepost.storage.statements.scope_names import scope_named, scope_of_row
+from fencepost.storage.tables.catalog import Table
 
 
-async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Change columns of a row."""
-
-    async def use(found: Table) -> Outcome:
-        ready = ready_for(found, request, "patch")
-        if isinstance(ready, Problem):
-            return ready
-        plan, token = ready
-        table = plan.table
-        body = request.body or NO_BODY
-        named = _doubtful(table, request, body) if plan.names_key else ()
-
-        def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, token, entered)
-            change = replace(plan.change, body=body.text)
-
-            async def attempt(connection: Connection) -> Outcome:
-                await _refuse_another_key(connection, table, request, named, body)
-                if scoped is not None:
-                    return await scoped.patch(connection, request.key, change)
-                return await _decide(
-                    connection, table, request.key, token,
-                    lambda c, careful: fenced.update_row(c, table, request.key, token, change, careful=careful),
-                )  # fmt: skip
-
-            return _operation(table, token, request, attempt, body, scoped=scoped)
-
-        return await decide(gateway, None if named else plan.lane, batched(request, token), operation)
-
-    return await on_table(gateway, request.table, "patch", use)
-
-
-async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Delete a row; its mark stays behind (R6)."""
-
-    async def use(found: Table) -> Outcome:
-        ready = ready_for(found, request, "delete")
-        if isinstance(ready, Problem):
-            return ready
-        plan, token = ready
-        table = plan.table
-        target = plan.change.target
-
-        def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, token, entered)
-
-            async def attempt(connection: Connection) -> Outcome:
-                if scoped is not None:
-                    return await scoped.delete(connection, request.key, target)
-                return await _decide(
-                    connection, table, request.key, token,
-                    lambda c, _careful: fenced.delete_row(c, table, request.key, token, target),
-                )  # fmt: skip
-
-            return _operation(table, token, request, attempt, scoped=scoped)
-
-        return await decide(gateway, plan.lane, batched(request, token), operation)
-
-    return await on_table(gateway, request.table, "delete", use)
-
-
-async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Create the row, or replace it: columns that the body leaves out get their defaults.
-
-    UPDATE first; where there is no row, INSERT. Each is a fenced operation of its own, so whatever happens in between
-    is judged: an INSERT that meets a row after all goes back to the UPDATE.
-    """
-
-    async def use(found: Table) -> Outcome:
-        ready = ready_for(found, request, "put")
-        if isinstance(ready, Problem):
-            return ready
-        plan, token = ready
-        table = plan.table
-        body = request.body or NO_BODY
-        named = _doubtful(table, request, body) if plan.names_key else ()
-        to_fit = needs_fitting(table, request.key)
-
-        def operation(entered: str) -> Operation:
-            scoped = ScopedWrite.of(table, token, entered)
-            change = replace(plan.change, body=body.text)
-
-            async def attempt(connection: Connection) -> Outcome:
-                await _refuse_another_key(connection, table, request, named, body)
-                if to_fit and not await _fits(connection, table, request.key):
-                    key = ",".join(request.key)
-                    raise QueryError(f"path: the key {key} would be changed when stored in {table.name}")
-                if scoped is not None:
-                    return await scoped.put(connection, request.key, change)
-                return await _replace_or_create(connection, table, request.key, token, change)
-
-            return _operation(table, token, request, attempt, body, scoped=scoped, creates=True)
-
-        return await decide(gateway, None if named or to_fit else plan.lane, batched(request, token), operation)
-
-    return await on_table(gateway, request.table, "put", use)
-
-
-def _operation(
-    table: ProtectedTable,
-    token: Token,
-    request: KeyedWrite,
-    attempt: Attempt,
-    body: Body | None = None,
-    *,
-    scoped: ScopedWrite | None,
-    creates: bool = False,
-) -> Operation:
-    return Operation(
-        table,
-        attempt,
-        transaction=scoped is not None,
-        body=body,
-        key=request.key,
-        once=request.once,
-        evidence=scoped.evidence
-        if scoped is not None
-        else lambda connection: row_evidence(connection, table, request.key, token, creates=creates),
-    )
-
-
-async def _replace_or_create(
-    connection: Connection, table: ProtectedTable, key: Key, token: Token, change: Change
-) -> Outcome:
-    async def replace(connection: Connection, careful: bool) -> FencedRow | None:
-        return await fenced.update_row(connection, table, key, token, change, careful=careful)
-
-    resource = ""
-    for number in range(ROUNDS):
-        verdict = await write_or_ask(connection, table, key, token, replace)
-        if isinstance(verdict, FencedRow):
-            return Done([verdict.json], verdict.mark)
-        if not isinstance(verdict, MissingRow):
-            return refused(verdict, table.fence)
-        resource = verdict.resource
-        try:
-            with translated(writing=True):
-                async with undoing(connection):
-                    row = await insert_row(connection, table, key, token, change)
-            return Done([row.json], row.mark, created=True)
-        except RefusedError as error:
-            if error.sqlstate != UNIQUE_VIOLATION or not _may_be_the_key(table, error, number):
-                raise
-            if table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
-                return refused(verdict, table.fence)
-    return contended(resource)
-
-
-def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:
-    """Whether the duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
-
-    A partition's key has a name that the catalog does not know: that is believed twice.
-    """
-    return error.constraint == table.key_constraint or (table.kind == "partitioned table" and number < 2)  # noqa: PLR2004
-
-
-def may_need_fitting(table: Table) -> bool:
-    """Whether storing could change some key's values."""
-    return table.lossy_key or any(table.columns[name].max_length is not None for name in table.key)
-
-
-def needs_fitting(table: Table, key: Key) -> bool:
-    """Whether storing could change the key's values: rounded numbers, texts cut to length (of spaces, silently)."""
-    lengths = (table.columns[name].max_length for name in table.key)
-    too_long = any(most is not None and len(value) > most for most, value in zip(lengths, key, strict=True))
-    return table.lossy_key or too_long
-
-
-async def _fits(connection: Connection, table: Table, key: Key) -> bool:
-    with translated(writing=False):
-        return await fenced.fits(connection, table, key)
+async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: Table) -> Outcome:
+    """Decide a write: in a batch, or alone."""
+    ready = ready_for(found, request, verb)
+    if isinstance(ready, Problem):
+        return ready
+    plan, token = ready
+    body = request.body or NO_BODY
+    doubtful = _doubtful(found, request, body) if plan.names_key else ()
+    to_fit = plan.alone.creates and needs_fitting(found, request.key)
+    write = Batched.of(request.key, token, body.text, request.once)
+    answer = await in_a_batch(gateway, None if doubtful or to_fit else plan.lane, write)
+    if not isinstance(answer, Alone | Broken):
+        return answer
+    kind = OfRow if plan.table.fence.scope is None else OfRowInScope
+    check = KeyCheck(plan.table, write.row, doubtful, to_fit)
+    operation = kind(table=plan.table, row=write.row, body=request.body, once=request.once, plan=plan, check=check)
+    return await alone(gateway, operation, write, answer)
 
 
 def _doubtful(table: Table, request: KeyedWrite, body: Body) -> tuple[str, ...]:
@@ -206,26 +52,54 @@ def _doubtful(table: Table, request: KeyedWrite, body: Body) -> tuple[str, ...]:
     )
 
 
-async def _refuse_another_key(
-    connection: Connection, table: Table, request: KeyedWrite, doubtful: tuple[str, ...], body: Body
-) -> None:
-    """A body may repeat the path's key and not contradict it. Only PostgreSQL can tell where the texts differ."""
-    if not doubtful:
-        return
-    with translated(writing=False):
-        same = await fenced.same_key(connection, table, request.key, doubtful, body.text)
-    if not same:
-        raise QueryError(
-            f"body: {', '.join(doubtful)} contradicts the path's key {','.join(request.key)}; a row's key cannot change"
-        )
+@dataclass(slots=True, kw_only=True)
+class OfRow(Operation):
+    """A write of a row that has a mark of its own."""
+
+    plan: Plan
+    check: KeyCheck
+
+    async def attempt(self, connection: Connection) -> Outcome:
+        """Write, ask, create, until it is decided."""
+        await self.check.run(connection)
+        return await decided(connection, self.plan.alone, self.row)
+
+    async def evidence(self, connection: Connection) -> Evidence:
+        """Ask for the row's mark."""
+        creates = self.plan.alone.creates
+        return await row_evidence(connection, self.table, self.row.key, self.row.token, creates=creates)
 
 
-async def _decide(
-    connection: Connection,
-    table: ProtectedTable,
-    key: Key,
-    token: Token,
-    write: Write,
-) -> Outcome:
-    verdict = await write_or_ask(connection, table, key, token, write)
-    return Done([verdict.json], verdict.mark) if isinstance(verdict, FencedRow) else refused(verdict, table.fence)
+@dataclass(slots=True, kw_only=True)
+class OfRowInScope(InScopes):
+    """A write of a row that shares its scope's mark. `missing`: there is no row, and so none to write."""
+
+    plan: Plan
+    check: KeyCheck
+    missing: bool = False
+
+    async def find(self, connection: Connection) -> list[str]:
+        """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
+        await self.check.run(connection)
+        if self.plan.alone.creates:
+            require_columns_of(self.scope, self.table, self._given())
+            return [await self._named(connection) or no_scope(self.scope, self.table)]
+        name = await scope_of_row(connection, self.table, self.scope, self.row.key)
+        self.missing = name is None
+        if name is None and self._given().issuperset(self.scope.columns):  # 409 where that scope refuses the token
+            name = await self._named(connection)
+        return [] if name is None else [name]
+
+    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
+        """Write the row of the scope."""
+        if self.missing:
+            return no_row(self.table, self.row.key)
+        self.row.scope = scopes[0]
+        return await decided(connection, self.plan.alone, self.row)
+
+    def _given(self) -> set[str]:
+        return {*self.table.key, *self.plan.change.columns}
+
+    async def _named(self, connection: Connection) -> str | None:
+        columns = self.plan.change.columns
+        return await scope_named(connection, self.table, self.scope, self.row.key, columns, self.row.body)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.problem_types import KEY_IN_FLIGHT, KEY_REUSED
-from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.core import RETRY_AFTER, Done, Outcome
+from fencepost.fencing.problems import Problem
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, UnavailableError, translated
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import Recorded, State
-from fencepost.storage.tables.catalog import Fence
 
 RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
 """What a second record of a key meets: schema, constraint, SQLSTATE."""
@@ -37,16 +37,6 @@ class Replayed(Done):
     """What was answered when the write landed."""
 
     answer: Recorded | None = None
-
-
-def require_once(fence: Fence, once: Once | None) -> Problem | None:
-    """Refuse a write without a key where the table wants one."""
-    if once is not None or not fence.requires_key:
-        return None
-    return bad_request(
-        f"Idempotency-Key: writes to {fence.name} need one.",
-        "Choose a new one for every write, a UUID say, and send it again when you repeat the write.",
-    )
 
 
 async def attempt_once(

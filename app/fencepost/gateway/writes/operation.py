@@ -1,7 +1,7 @@
 """One write, from a connection to its outcome: transaction, retries, and what happens when it is not decided at once.
 
-Every write of every verb comes through `perform`. `attempt` says what the verb does on a connection; it may be run
-several times, each time from the start:
+Every write of every verb that is decided alone comes through `perform`. `Operation.attempt` is what the verb does on a
+connection; it may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
 - inside a transaction when it needs several statements, or has an Idempotency-Key (once.py). A refusal rolls that back:
@@ -16,13 +16,15 @@ several times, each time from the start:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import RETRY_AFTER, Gateway, Outcome
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.writes.culprit import HasColumns, naming_the_column
 from fencepost.gateway.writes.once import Once, attempt_once, landed_meanwhile
 from fencepost.storage.batches.lane import Broken
@@ -30,11 +32,8 @@ from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.engine import retrying
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, translated
-from fencepost.storage.statements.fenced import Key
-from fencepost.storage.tables.catalog import Table
-
-Attempt = Callable[[Connection], Awaitable[Outcome]]
-Explain = Callable[[Connection, RefusedError], Awaitable[Problem | None]]
+from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.tables.catalog import ProtectedTable
 
 RESOLVED_WITHIN: Final = 10.0
 """Seconds that an unknown outcome is looked into before the caller is told that it is unknown."""
@@ -51,25 +50,33 @@ class Evidence:
     mark: int | None = None
 
 
-Ask = Callable[[Connection], Awaitable[Evidence]]
+@dataclass(slots=True, kw_only=True)
+class Operation(ABC):
+    """What a request does to a table: a verb, with the request's own values."""
 
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What a request wants done to a table."""
-
-    table: Table
-    attempt: Attempt
-    transaction: bool = False
-    """Whether `attempt` is several statements that must be one."""
+    table: ProtectedTable
+    row: RowWrite
+    """Its values. The key is empty where it is none of a row of the table."""
     body: HasColumns | None = None
-    key: Key = ()
-    explain: Explain | None = None
-    """Asked after PostgreSQL refused and everything was undone; None: the refusal is told as it is."""
     once: Once | None = None
     """The request's Idempotency-Key."""
-    evidence: Ask | None = None
-    """Asks the marks whether the attempt can have landed, when its backend is gone; None: they cannot say."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether an attempt is several statements that must be one."""
+        return False
+
+    @abstractmethod
+    async def attempt(self, connection: Connection) -> Outcome:
+        """Do it, from the start."""
+
+    async def explain(self, _connection: Connection, _error: RefusedError) -> Problem | None:
+        """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
+        return None
+
+    async def evidence(self, _connection: Connection) -> Evidence:
+        """Ask the marks whether an attempt can have landed, when its backend is gone."""
+        return Evidence(None)
 
 
 class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
@@ -127,7 +134,7 @@ async def _settle(
         if uncommitted or operation.once is not None:
             return None
         with translated(writing=False):
-            evidence = await operation.evidence(connection) if operation.evidence else Evidence(None)
+            evidence = await operation.evidence(connection)
     except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
         raise UnavailableError(f"the outcome could not be asked for: {error}") from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
@@ -140,11 +147,11 @@ def _given_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
 
 
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
-    async with naming_the_column(connection, operation.table, operation.body, operation.key):
+    async with naming_the_column(connection, operation.table, operation.body, operation.row.key):
         try:
             return await retrying(lambda: _once(connection, operation))
         except RefusedError as error:
-            problem = await operation.explain(connection, error) if operation.explain else None
+            problem = await operation.explain(connection, error)
             if problem is None:
                 raise
             return problem
@@ -152,7 +159,7 @@ async def _decide(connection: Connection, operation: Operation) -> Outcome:
 
 async def _once(connection: Connection, operation: Operation) -> Outcome:
     once = operation.once
-    if not operation.transaction and once is None:
+    if once is None and not operation.in_transaction:
         outcome = await operation.attempt(connection)
         gateway_connection(connection).require_replicated()
         return outcome

@@ -13,7 +13,7 @@ their rows only (R8). Whatever was not met then starts over as well.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import asyncpg
@@ -22,21 +22,27 @@ from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TO
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Beyond, MissingRow, Unissued
-from fencepost.gateway.core import Done, Gateway, Outcome, on_table, require_protected
-from fencepost.gateway.writes.collection import more_than_wanted, not_one, ready_to_write, refused_rows, told, too_many
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import require_protected
+from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
 from fencepost.gateway.writes.evidence import rows_evidence
-from fencepost.gateway.writes.fence import ROUNDS, contended, judge, refused
 from fencepost.gateway.writes.once import Once
 from fencepost.gateway.writes.operation import Evidence, Operation, perform
-from fencepost.gateway.writes.plans import Body, target_of
-from fencepost.gateway.writes.scoped import ScopedWrite, all_refused
+from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
+from fencepost.gateway.writes.rounds import Answer, Verdict, decided
+from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, refused
+from fencepost.storage.batches.lane import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import translated
-from fencepost.storage.statements import fenced, scope_names
-from fencepost.storage.statements.fenced import Change
-from fencepost.storage.statements.fenced_many import LISTED_REFUSALS
-from fencepost.storage.statements.fenced_rows import Asked, Unwritten, ask_rows, place_rows, update_rows
+from fencepost.storage.statements import scope_names
+from fencepost.storage.statements.asking import Asked, Placed, ask_elements, place_elements
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.many import LISTED_REFUSALS, Unwritten, write_elements
+from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.statements.query import QueryError, Select
+from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 _NAMED: Final = 10
@@ -61,22 +67,19 @@ class RowsPatch:
     """Whether the answer has the rows; else no column is read but key and mark."""
 
 
-async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
-    """Change columns of the rows that the objects name, or of none."""
-
-    async def use(found: Table) -> Outcome:
-        ready = _ready(gateway, found, request)
-        if isinstance(ready, Problem):
-            return ready
-        table, token = ready
-        columns = tuple(c for c in request.body.columns if c not in table.key)
-        change = Change(columns, request.body.text, target_of(table, request.select, shown=request.shown))
-        scoped = ScopedWrite.of(table, token)
-        if scoped is not None:
-            return await perform(gateway, _in_scopes(_ScopedRows(scoped, change), request))
-        return await perform(gateway, _in_rows(_FencedRows(table, token, change), request))
-
-    return await on_table(gateway, request.table, "patch", use)
+async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
+    """Decide the write of an array."""
+    ready = _ready(gateway, found, request)
+    if isinstance(ready, Problem):
+        return ready
+    table, token = ready
+    columns = tuple(c for c in request.body.columns if c not in table.key)
+    change = Change(columns, request.body.text, target_of(table, request.select, shown=request.shown))
+    row, once = RowWrite((), token, request.body.text), request.once
+    if not request.count:
+        return await perform(gateway, NoRows(table=table, row=row, once=once))
+    kind = NamedRows if table.fence.scope is None else NamedRowsInScopes
+    return await perform(gateway, kind(table=table, row=row, body=request.body, once=once, change=change))
 
 
 def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[ProtectedTable, Token] | Problem:
@@ -87,136 +90,128 @@ def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Protecte
                 f"body: without {', '.join(lacking)}: every object names its row of {table.name} by the key,"
                 f" {', '.join(table.key)}"
             )
-        if request.count > gateway.max_rows:
-            return too_many(gateway.max_rows, f"the body has {request.count} rows")
-        if request.exactly_one and request.count != 1:
-            return not_one(request.count)
-        if request.most is not None and request.count > request.most:
-            return more_than_wanted(request.most, f"the body has {request.count} rows")
+        unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
+        if unfit is not None:
+            return unfit
     return ready_to_write(table, request.token, request.body.columns, request.once)
 
 
-# Rows that have marks of their own
+@dataclass(slots=True, kw_only=True)
+class NoRows(Operation):
+    """An empty array: a write that is recorded under its Idempotency-Key, and does nothing."""
+
+    async def attempt(self, _connection: Connection) -> Outcome:
+        """Do nothing."""
+        return Done([])
 
 
-@dataclass(slots=True)
-class _FencedRows:
-    """One write. `tried`: how often all marks would have let it pass, and yet it did not reach all rows."""
+@dataclass(slots=True, kw_only=True)
+class NamedRows(Operation):
+    """Rows that have marks of their own. To R5's loop the array is one write."""
 
-    table: ProtectedTable
-    token: Token
     change: Change
+    creates: bool = False
     tried: int = 0
+    """How often all marks would have let it pass, and yet it did not reach all rows."""
+    met: frozenset[int] = frozenset()
+    """Elements whose rows the last try met."""
+    unmet: list[str] = field(default_factory=list)
 
     async def attempt(self, connection: Connection) -> Outcome:
-        """Write, or find out why not."""
-        while True:
-            with translated(writing=True):
-                outcome = await update_rows(connection, self.table, self.token, self.change)
-            if not isinstance(outcome, Unwritten):
-                return Done(outcome)
-            with translated(writing=False):
-                asked = await ask_rows(connection, self.table, self.change.body)
-            problem = self._why(asked)
-            if problem is not None:
-                return problem
-            self.tried += 1
-            if self.tried >= ROUNDS:
-                return self._given_up([a.standing.resource for a in asked if a.element not in outcome.met])
-            # With row security it is more likely a policy that hides rows from writing: not worth the pauses.
-            if connection.is_in_transaction() and not self.table.row_security:
-                with translated(writing=True):
-                    raise asyncpg.SerializationError(f"{self.table.name}: a row came and went meanwhile")
+        """Write, or find out why not, until it is decided."""
+        return await decided(connection, self, self.row)
+
+    async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
+        """Write all rows, or none."""
+        outcome = await write_elements(connection, self.table, self.row, self.change)
+        if not isinstance(outcome, Unwritten):
+            return [Done(outcome)]
+        self.met = outcome.met
+        return [ALONE]
+
+    async def ask(self, connection: Connection, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+        """Ask for the marks of all keys. In a transaction, what nothing refuses starts over: step 3 above."""
+        asked = await ask_elements(connection, self.table, self.row.body)
+        if (problem := self._why(asked)) is not None:
+            return [problem]
+        self.unmet = [each.standing.resource for each in asked if each.element not in self.met]
+        self.tried += 1
+        if self.tried >= ROUNDS:
+            return [self._given_up()]
+        # With row security it is more likely a policy that hides rows from writing: not worth the pauses.
+        if connection.is_in_transaction() and not self.table.row_security:
+            raise asyncpg.SerializationError(f"{self.table.name}: a row came and went meanwhile")
+        return [AGAIN]
 
     def _why(self, asked: Sequence[Asked]) -> Problem | None:
-        """Read the answer to R5's question; None: write again."""
         _require_keys(self.table, [(each.element, each.standing.resource) for each in asked])
-        verdicts = [judge(each.standing, self.table.fence, self.token) for each in asked]
-        problems = [refused(verdict, self.table.fence) for verdict in verdicts if verdict is not None]
+        fence = self.table.fence
+        verdicts = [judge(each.standing, fence, self.row.token) for each in asked]
+        problems = [refused(verdict, fence) for verdict in verdicts if verdict is not None]
         if refusals := [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]:
-            return refused_rows(self.table, self.token, refusals[:LISTED_REFUSALS])
+            return refused_rows(self.table, self.row.token, refusals[:LISTED_REFUSALS])
         if unissued := next((v for v in verdicts if isinstance(v, Unissued | Beyond)), None):
-            return refused(unissued, self.table.fence)
+            return refused(unissued, fence)
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
 
-    def _given_up(self, unmet: Sequence[str]) -> Problem:
-        if self.table.row_security and unmet:
-            return _no_rows(unmet)  # we may see the rows, and a policy keeps us from writing them
-        return contended(unmet[0] if unmet else self.table.name)
+    async def create(self, *_: object) -> Sequence[Answer]:
+        """A PATCH creates nothing."""
+        raise NotImplementedError
+
+    async def never_reached(self, *_: object) -> Problem:
+        """Give up."""
+        return self._given_up()
+
+    def _given_up(self) -> Problem:
+        if self.table.row_security and self.unmet:
+            return _no_rows(self.unmet)  # we may see the rows, and a policy keeps us from writing them
+        return contended(self.unmet[0] if self.unmet else self.table.name)
 
     async def evidence(self, connection: Connection) -> Evidence:
-        """Say by the marks whether the write can have landed: it would have raised all of them (R15)."""
+        """Ask for the marks of all keys: the write would have raised all of them (R15)."""
         if self.table.row_security:
             return Evidence(None)
-        return rows_evidence(await fenced.ask_many(connection, self.table, self.change.body), self.token)
+        asked = await ask_elements(connection, self.table, self.row.body)
+        return rows_evidence([each.standing for each in asked], self.row.token)
 
 
-def _in_rows(rows: _FencedRows, request: RowsPatch) -> Operation:
-    if not request.count:
-        return Operation(rows.table, _nothing, once=request.once)
-    return Operation(rows.table, rows.attempt, body=request.body, once=request.once, evidence=rows.evidence)
+@dataclass(slots=True, kw_only=True)
+class NamedRowsInScopes(InScopes):
+    """Rows of however many scopes."""
 
-
-async def _nothing(_: Connection) -> Outcome:
-    return Done([])
-
-
-# Rows that share marks
-
-
-@dataclass(frozen=True, slots=True)
-class _ScopedRows:
-    """One write to rows of however many scopes."""
-
-    scoped: ScopedWrite
     change: Change
+    places: Sequence[Placed] = ()
 
-    async def attempt(self, connection: Connection) -> Outcome:
-        """Enter the scopes of all rows, and write; or find out why not."""
-        scoped, table, change = self.scoped, self.scoped.table, self.change
-        scoped.entered = []
-        with translated(writing=False):
-            places = await place_rows(connection, table, change.body)
-        _require_keys(table, [(each.element, each.resource) for each in places])
-        scopes = {each.scope for each in places if each.scope is not None}
-        missing = [each.resource for each in places if each.scope is None]
-        if missing:
-            scopes |= await self._named(connection)
-        names = sorted(scopes)
-        if names and (by := await scoped.enter(connection, names)):
-            return told(table, scoped.token, all_refused(by), exactly_one=False)
-        if missing:
+    async def find(self, connection: Connection) -> list[str]:
+        """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
+        self.places = await place_elements(connection, self.table, self.row.body)
+        _require_keys(self.table, [(each.element, each.resource) for each in self.places])
+        scopes = {each.scope for each in self.places}
+        given = {*self.table.key, *self.change.columns}
+        if None in scopes and given.issuperset(self.scope.columns):
+            scopes |= set(await scope_names.scopes_of_body(connection, self.table, self.scope, self.row.body))
+        return sorted(scope for scope in scopes if scope is not None)
+
+    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
+        """Write all rows, or none."""
+        if missing := [each.resource for each in self.places if each.scope is None]:
             return _no_rows(missing)
+        self.row.scopes = scopes
         with translated(writing=True):
-            outcome = await update_rows(connection, table, names, change)
-        if not isinstance(outcome, Unwritten):
-            return Done(outcome)
-        if table.row_security:  # we may see the rows, and a policy keeps us from writing them
-            return _no_rows([each.resource for each in places if each.element not in outcome.met])
-        with translated(writing=True):
-            raise asyncpg.SerializationError(f"{table.name}: a row left its scope while its mark was waited for")
+            outcome = await write_elements(connection, self.table, self.row, self.change)
+            if not isinstance(outcome, Unwritten):
+                return Done(outcome)
+            if self.table.row_security:  # we may see the rows, and a policy keeps us from writing them
+                return _no_rows([each.resource for each in self.places if each.element not in outcome.met])
+            raise asyncpg.SerializationError(f"{self.table.name}: a row left its scope while its mark was waited for")
 
-    async def _named(self, connection: Connection) -> set[str]:
-        """Render the scopes that the objects name: where a row is missing, they tell in which it would be."""
-        scoped = self.scoped
-        if not set(scoped.scope.columns) <= {*scoped.table.key, *self.change.columns}:
-            return set()
-        with translated(writing=False):
-            found = await scope_names.scopes_of_body(connection, scoped.table, scoped.scope, self.change.body)
-        return {name for name in found if name is not None}
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)
 
 
-def _in_scopes(rows: _ScopedRows, request: RowsPatch) -> Operation:
-    table = rows.scoped.table
-    if not request.count:
-        return Operation(table, _nothing, once=request.once)
-    return Operation(
-        table, rows.attempt, transaction=True, body=request.body, once=request.once, evidence=rows.scoped.evidence
-    )
-
-
-# What both have to say
+# What both answer
 
 
 def _require_keys(table: Table, named: Sequence[tuple[int, str]]) -> None:

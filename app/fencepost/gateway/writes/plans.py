@@ -4,19 +4,22 @@ columns and select, and kept with the table's picture.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.gateway.core import require_columns, require_key, require_protected, require_token
+from fencepost.gateway.preconditions import require_columns, require_key, require_once, require_protected, require_token
 from fencepost.gateway.writes.batched import WriteLane, lane
-from fencepost.gateway.writes.batched_writes import Batched, BatchedVerb
-from fencepost.gateway.writes.once import Once, require_once
-from fencepost.storage.statements.fenced import Change, Key
-from fencepost.storage.statements.parameters import Bound
+from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.rounds import Steps
+from fencepost.gateway.writes.verbs import steps_of
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.parameters import Bound, Key
 from fencepost.storage.statements.query import QueryError, Select
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
+KeyedVerb = Literal["patch", "put", "delete"]
 MOST_PLANS = 256
 """How many plans are kept for a table."""
 
@@ -62,17 +65,15 @@ class Plan:
 
     table: ProtectedTable
     change: Change
+    alone: Steps
+    """Its statements for a write that is decided alone."""
     lane: WriteLane | None
+    """Its batches; None: it is never in one."""
     names_key: bool
     """Whether the body gives key columns, too."""
 
 
-def batched(request: KeyedWrite, token: Token) -> Batched:
-    """Put a write as a batch takes it."""
-    return Batched.of(request.key, token, (request.body or NO_BODY).text, request.once)
-
-
-def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Plan, Token] | Problem:
+def ready_for(table: Table, request: KeyedWrite, verb: KeyedVerb) -> tuple[Plan, Token] | Problem:
     """Check all that needs no database."""
     columns = request.body.columns if request.body is not None else ()
     name = (verb, columns, request.select, request.shown, request.once is not None)
@@ -90,6 +91,20 @@ def ready_for(table: Table, request: KeyedWrite, verb: BatchedVerb) -> tuple[Pla
     return token if isinstance(token, Problem) else (plan, token)
 
 
+def ready_to_write(
+    table: Table, token: Token | None, columns: tuple[str, ...], once: Once | None
+) -> tuple[ProtectedTable, Token] | Problem:
+    """Check what every write to a collection needs: a fence, columns that there are, a token."""
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
+    require_columns(table, columns)
+    if (keyless := require_once(protected.fence, once)) is not None:
+        return keyless
+    checked = require_token(table, token)
+    return checked if isinstance(checked, Problem) else (protected, checked)
+
+
 def remember(table: Table, name: object, plan: object) -> None:
     """Keep a plan for as long as the table's picture holds. Callers choose the names, so there may be too many."""
     if len(table.plans) >= MOST_PLANS:
@@ -97,7 +112,7 @@ def remember(table: Table, name: object, plan: object) -> None:
     table.plans[name] = plan
 
 
-def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[str, ...]) -> Plan | Problem:
+def _plan(table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str, ...]) -> Plan | Problem:
     protected = require_protected(table)
     if isinstance(protected, Problem):
         return protected
@@ -107,8 +122,8 @@ def _plan(table: Table, request: KeyedWrite, verb: BatchedVerb, columns: tuple[s
     target = target_of(table, request.select, shown=request.shown)
     given = tuple(c for c in columns if c not in table.key)
     change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
-    keyed = request.once is not None
-    return Plan(protected, change, lane(protected, verb, change, keyed=keyed), len(given) < len(columns))
+    batches = lane(protected, verb, change, keyed=request.once is not None)
+    return Plan(protected, change, steps_of(protected, verb, change, "block"), batches, len(given) < len(columns))
 
 
 def target_of(table: Table, select: Select, *, shown: bool) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fencepost.fencing.problem_types import DATABASE_BUSY
 from fencepost.fencing.problems import Problem
 from fencepost.storage.errors import UnavailableError
-from fencepost.storage.statements.fenced import Key
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Table
 
 

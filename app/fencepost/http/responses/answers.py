@@ -8,7 +8,7 @@ from starlette.responses import Response
 from fencepost.fencing.problem_types import NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
-from fencepost.gateway.core import Done, Outcome
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.once import Replayed
 from fencepost.http.problems.response import problem_response
 from fencepost.http.requests.headers import SINGULAR

@@ -15,12 +15,24 @@ from starlette.types import Receive, Scope, Send
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
-from fencepost.gateway.core import Done, Gateway
-from fencepost.gateway.read import ReadMany, ReadOne, read_many, read_one
-from fencepost.gateway.writes.collection import FilteredWrite, Insert, delete_many, insert, patch_many
-from fencepost.gateway.writes.keyed import delete, patch, put
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.read import ReadMany, ReadOne
+from fencepost.gateway.use_cases import (
+    delete,
+    delete_many,
+    insert,
+    patch,
+    patch_many,
+    patch_rows,
+    put,
+    read_many,
+    read_one,
+)
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.once import Once
-from fencepost.gateway.writes.patch_rows import RowsPatch, patch_rows
+from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import (

@@ -21,7 +21,7 @@ from fencepost.election.state import PREFIX, Election, Leader
 from fencepost.election.watching import Subscription
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.elections import elections, observe, watch_election
 from fencepost.http.edge import HEAD
 from fencepost.http.problems.response import RequestError, problem_response

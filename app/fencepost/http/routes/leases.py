@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from fencepost import wire
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import verbs as leases
 from fencepost.gateway.leases.acquire import Granted, acquire
 from fencepost.http.problems.response import RequestError, problem_response

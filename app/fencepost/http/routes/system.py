@@ -14,9 +14,11 @@ from pydantic import TypeAdapter
 from fencepost import wire
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
-from fencepost.gateway.claims.claim import Claim, claim
-from fencepost.gateway.core import Gateway, Outcome
-from fencepost.gateway.explain import Explained, explain
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.explain import Explained
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.use_cases import claim, explain
 from fencepost.gateway.writes.once import Once, Replayed
 from fencepost.http.openapi.answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
 from fencepost.http.problems.response import RequestError, problem_response

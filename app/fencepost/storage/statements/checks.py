@@ -1,6 +1,6 @@
 """What only PostgreSQL can tell of keys and values: whether two spellings are one key, and what a column can store."""
 
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
@@ -64,3 +64,19 @@ async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # a domain's CHECK is the latter
         return False
     return True
+
+
+_REKEYS: Final = """
+WITH RECURSIVE part(oid) AS (
+  SELECT $1::text::regclass::oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules)
+    OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+                WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D'
+                  AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))"""
+"""The first three bits of tgtype are ROW, BEFORE and INSERT."""
+
+
+async def keys_may_change(connection: Connection, table: Table) -> bool:
+    """Whether a trigger or rule that is not ours may store a row under another key than was sent."""
+    changes: bool = await connection.fetchval(_REKEYS, table.sql_name)
+    return changes

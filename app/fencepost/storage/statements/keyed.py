@@ -95,7 +95,7 @@ class WriteStatement:
 def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> WriteStatement:
     """Write the UPDATE of a row: PATCH, the first half of PUT, and claims, which set nothing but the mark.
 
-    `careful`: see gateway/writes/fence.py.
+    `careful`: see gateway/writes/rounds.py.
     """
     mark = mark_of(table)
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]

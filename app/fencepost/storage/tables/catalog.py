@@ -102,7 +102,7 @@ class Table:
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
     """Whether its writes run no code but ours, so that several operations may share a transaction unseen
-    (fenced_batch.py).
+    (keyed.py).
     """
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
@@ -157,3 +157,8 @@ class Catalog:
             table = self.tables.get(name.removeprefix("public."))
             return table if table is not None and table.schema == "public" else None
         return table
+
+    def find_or_scope(self, name: str) -> Table | None:
+        """Find a table by its API name, or one that shares the scope of this name: no name means both."""
+        sharing = self.scopes.get(name)
+        return sharing[0] if sharing else self.find(name)

@@ -1,0 +1,26 @@
+"""What a use case answers with: rows, or a problem."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fencepost.fencing.problems import Problem
+
+
+@dataclass(slots=True)
+class Done:
+    """What a use case has to say: rows as JSON texts, and the mark of a single protected row."""
+
+    rows: Sequence[str]
+    mark: int | None = None
+    created: bool = False
+    total: int | None = None
+    """How many rows match in all, when it was asked for (`Prefer: count=exact`)."""
+    resource: str = ""
+    """The full name of the one resource that was claimed or made."""
+    scope: str = ""
+    """The name of the one scope that was written to or claimed (R8)."""
+    response: object = None
+    """What it is answered with, if that was rendered already."""
+
+
+Outcome = Done | Problem

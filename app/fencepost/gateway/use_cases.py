@@ -1,0 +1,205 @@
+"""What requests can ask for, from a table's name to an outcome: errors of storage become problems, and what an outdated
+picture of the tables, or a session's old plans, may have caused runs once more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Literal
+
+from fencepost.fencing.problem_types import (
+    OUTCOME_UNKNOWN,
+    ROW_NOT_FOUND,
+    UNISSUED_TOKEN,
+    UNKNOWN_TABLE,
+    UNPROTECTED_TABLE,
+)
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import Resource
+from fencepost.gateway import explain as explaining
+from fencepost.gateway import read as reading
+from fencepost.gateway.claims import claim as claims
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.read import ReadMany, ReadOne
+from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, problem_of_refused, source_problem, unavailable
+from fencepost.gateway.superseded import naming_the_holder
+from fencepost.gateway.writes import insert as inserting
+from fencepost.gateway.writes import keyed, matching
+from fencepost.gateway.writes import patch_rows as arrays
+from fencepost.gateway.writes.blockers import naming_the_blocker
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.plans import KeyedWrite
+from fencepost.locks.source import SourceError
+from fencepost.observe.events import Accepted, Emit, Refused, Verb
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.statements.query import QueryError, UnknownColumnError
+from fencepost.storage.tables.catalog import Catalog, Table
+
+MOST_DOUBTS: Final = 3
+"""How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
+
+Doubt = Literal["catalog", "session"] | None
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are."""
+
+
+async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Change columns of a row."""
+    return await on_table(gateway, request.table, "patch", partial(keyed.write, gateway, request, "patch"))
+
+
+async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Create a row, or replace it."""
+    return await on_table(gateway, request.table, "put", partial(keyed.write, gateway, request, "put"))
+
+
+async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
+    """Delete a row; its mark stays behind (R6)."""
+    return await on_table(gateway, request.table, "delete", partial(keyed.write, gateway, request, "delete"))
+
+
+async def insert(gateway: Gateway, request: Insert) -> Outcome:
+    """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
+    return await on_table(gateway, request.table, "post", partial(inserting.write, gateway, request))
+
+
+async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
+    """Change columns of every row that matches, or of none."""
+    return await on_table(gateway, request.table, "patch", partial(matching.write, gateway, request, "patch"))
+
+
+async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
+    """Delete every row that matches, or none; their marks stay behind."""
+    return await on_table(gateway, request.table, "delete", partial(matching.write, gateway, request, "delete"))
+
+
+async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
+    """Change columns of the rows that the objects name, or of none."""
+    return await on_table(gateway, request.table, "patch", partial(arrays.write, gateway, request))
+
+
+async def claim(gateway: Gateway, request: Claim) -> Outcome:
+    """Raise a mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
+    use = partial(claims.write, gateway, request)
+    return await on_table(gateway, request.resource.table, "claim", use, Catalog.find_or_scope)
+
+
+async def explain(gateway: Gateway, resource: Resource) -> Outcome:
+    """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
+    has no mark of its own: its scope is told.
+    """
+    use = partial(explaining.explain, gateway, resource)
+    return await on_table(gateway, resource.table, "read", use, Catalog.find_or_scope)
+
+
+async def read_many(gateway: Gateway, request: ReadMany) -> Outcome:
+    """Read what matches, at most max_rows of it."""
+    return await on_table(gateway, request.table, "read", partial(reading.read_many, gateway, request))
+
+
+async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
+    """Read a row by its key."""
+    return await on_table(gateway, request.table, "read", partial(reading.read_one, gateway, request))
+
+
+async def on_table(
+    gateway: Gateway,
+    name: str,
+    verb: Verb,
+    use: Callable[[Table], Awaitable[Outcome]],
+    find: Callable[[Catalog, str], Table | None] = Catalog.find,
+) -> Outcome:
+    """Run `use` on the table of this name; again on a fresh catalog while the picture proves outdated, and in a fresh
+    session when that one's plans do. `find` says which table is meant.
+
+    Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
+    """
+    table = find(gateway.catalog.current, name)
+    outcome, doubt = await _attempt(table, name, use)
+    try:
+        for _ in range(MOST_DOUBTS):
+            if doubt is None:
+                break
+            # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
+            failed = asyncio.get_running_loop().time()
+            if await gateway.catalog.has_changed(name, table):
+                table = find(await gateway.catalog.loaded_after(failed), name)
+            elif doubt == "catalog":
+                break
+            # Where a session was in doubt, all are new by now.
+            outcome, doubt = await _attempt(table, name, use)
+        if (
+            isinstance(outcome, Problem)
+            and outcome.type is UNISSUED_TOKEN
+            and await _source_has_issued(gateway, table, outcome)
+        ):
+            outcome, _ = await _attempt(table, name, use)
+    except UnavailableError as error:
+        outcome = unavailable(error)
+    except RefusedError as error:
+        outcome = problem_of_refused(error)
+    except SourceError as error:
+        outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
+    if isinstance(outcome, Problem):
+        outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
+        outcome = await naming_the_blocker(gateway.database, table, outcome)
+    # Names that no table has would make as many series of metrics as callers can invent.
+    _report(gateway.emit, table.name if table is not None else "", verb, outcome)
+    return outcome
+
+
+async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
+    """Whether the table's source says that it has issued the token after all (`protect --verify`)."""
+    fence = table.fence if table is not None else None
+    if fence is None or not fence.verify or refused.presented_token is None:
+        return False
+    locks = gateway.sources.get(fence.source)
+    return locks is not None and await locks.verify(refused.presented_token)
+
+
+async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage can say
+    table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]
+) -> tuple[Outcome, Doubt]:
+    """Run once, and say what may be why it failed."""
+    if table is None:
+        return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
+    try:
+        outcome = await use(table)
+    except QueryError as error:
+        return bad_request(f"{error}"), "catalog" if isinstance(error, UnknownColumnError) else None
+    except RefusedError as error:
+        if error.sqlstate == SUPPRESSED and table.row_security:
+            return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
+        return problem_of_refused(error, table), _doubt_of(error)
+    except OutcomeUnknownError as error:
+        detail = f"It is not known whether the write landed: {error}"
+        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
+    except UnavailableError as error:
+        return unavailable(error), None
+    return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE else None
+
+
+def _doubt_of(error: RefusedError) -> Doubt:
+    if error.of_an_old_plan:
+        return "session"
+    return "catalog" if error.may_be_outdated else None
+
+
+def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:
+    if isinstance(outcome, Problem):
+        emit(
+            Refused(
+                table,
+                verb,
+                outcome.name,
+                outcome.detail,
+                outcome.resource,
+                outcome.presented_token,
+                outcome.current_token,
+            )
+        )
+    elif verb != "read":
+        emit(Accepted(table, verb, len(outcome.rows)))

@@ -1,0 +1,162 @@
+"""POST: one row or many under one token, all or none (R10)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN, WRONG_TOKEN_SOURCE
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
+from fencepost.gateway.writes.batched import Batched, WriteLane, alone, in_a_batch, lane
+from fencepost.gateway.writes.evidence import rows_evidence
+from fencepost.gateway.writes.keys import may_need_fitting
+from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.operation import Evidence, Operation
+from fencepost.gateway.writes.plans import Body, ready_to_write, remember, target_of
+from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
+from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
+from fencepost.gateway.writes.verdicts import judge, refused
+from fencepost.storage.batches.lane import ALONE, Alone, Broken
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.statements import asking, keyed, scope_names
+from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.checks import keys_may_change
+from fencepost.storage.statements.keyed import Change, FencedRow
+from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.statements.query import Select
+from fencepost.storage.statements.scope_marks import Entered
+from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+_MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """POST: `body.text` is a JSON array of `count` objects."""
+
+    table: str
+    token: Token | None
+    body: Body
+    count: int
+    select: Select = None
+    exactly_one: bool = False
+    """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
+    once: Once | None = None
+    most: int | None = None
+    """How many rows the request may write at most, as its caller wants it."""
+    shown: bool = True
+    """Whether the answer has the rows; else no column is read but key and mark."""
+
+
+async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
+    """Decide an insert: of one row in a batch, or alone."""
+    target = target_of(found, request.select, shown=request.shown)
+    unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
+    if unfit is not None:
+        return unfit
+    ready = ready_to_write(found, request.token, request.body.columns, request.once)
+    if isinstance(ready, Problem):
+        return ready
+    table, token = ready
+    write = Batched.of((), token, request.body.text, request.once)
+    answer = await in_a_batch(gateway, _lane(table, request, target), write) if request.count == 1 else ALONE
+    if not isinstance(answer, Alone | Broken):
+        return answer
+    kind = NewRows if table.fence.scope is None else NewRowsInScopes
+    rows = kind(
+        table=table, row=write.row, body=request.body, once=request.once, columns=request.body.columns, target=target
+    )
+    return await alone(gateway, rows, write, answer)
+
+
+def _lane(table: ProtectedTable, request: Insert, target: str) -> WriteLane | None:
+    """Find the lane of such single rows."""
+    name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
+    if name not in table.plans:
+        change = Change(request.body.columns, "", target)
+        remember(table, name, lane(table, "post", change, keyed=request.once is not None))
+    found: WriteLane | None = table.plans[name]
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class NewRows(Operation):
+    """Rows that have marks of their own: triggers judge those of keys without a row (R6)."""
+
+    columns: tuple[str, ...]
+    target: str
+
+    async def attempt(self, connection: Connection) -> Outcome:
+        """Insert all of them, or none."""
+        rows = await _insert(connection, self.table, self.columns, self.row, self.target)
+        return _inserted(rows, rows[0].mark if rows else 0)
+
+    async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
+        """Answer a duplicate under a stale token as stale (FP001, not 23505), and list every row that refuses; one
+        under a token that was never issued is FP018.
+        """
+        table, fence = self.table, self.table.fence
+        if error.sqlstate not in _MAY_BE_A_MARK or not self._names_keys():
+            return None
+        with translated(writing=False):
+            standings = await self._standings(connection)
+        verdicts = [judge(standing, fence, self.row.token) for standing in standings]
+        problems = [refused(verdict, fence) for verdict in verdicts if verdict is not None]
+        refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
+        if not refusals:
+            return next((p for p in problems if p.type in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE)), None)
+        return refusals[0] if len(standings) == 1 else refused_rows(table, self.row.token, refusals)
+
+    async def evidence(self, connection: Connection) -> Evidence:
+        """Ask for the marks of all keys, unless the database makes or changes the keys, or a policy hides rows."""
+        known = self._names_keys() and not may_need_fitting(self.table)
+        if not known or self.table.row_security or await keys_may_change(connection, self.table):
+            return Evidence(None)
+        return rows_evidence(await self._standings(connection), self.row.token)
+
+    async def _standings(self, connection: Connection) -> list[Standing]:
+        found = await asking.ask_elements(connection, self.table, self.row.body)
+        return sorted((each.standing for each in found), key=lambda standing: standing.resource)
+
+    def _names_keys(self) -> bool:
+        return bool(self.table.key) and set(self.table.key) <= set(self.columns)
+
+
+@dataclass(slots=True, kw_only=True)
+class NewRowsInScopes(InScopes):
+    """Rows of one or several scopes."""
+
+    columns: tuple[str, ...]
+    target: str
+
+    async def find(self, connection: Connection) -> list[str]:
+        """Render the scopes that the body names."""
+        require_columns_of(self.scope, self.table, self.columns)
+        names = await scope_names.scopes_of_body(connection, self.table, self.scope, self.row.body)
+        return [name if name is not None else no_scope(self.scope, self.table) for name in names]
+
+    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
+        """Insert all of them, or none."""
+        rows = await _insert(connection, self.table, self.columns, self.row, self.target)
+        return _inserted(rows, self.row.token, *scopes[:1])
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)
+
+
+async def _insert(
+    connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: str
+) -> list[FencedRow]:
+    with translated(writing=True):
+        return await keyed.insert(table, columns, target, "block").rows(connection, row)
+
+
+def _inserted(rows: list[FencedRow], mark: int, scope: str = "") -> Done:
+    if len(rows) != 1:
+        return Done([row.json for row in rows], created=True)
+    return Done([rows[0].json], mark, created=True, resource=rows[0].resource, scope=scope)

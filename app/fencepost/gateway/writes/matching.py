@@ -1,0 +1,132 @@
+"""PATCH and DELETE of the rows that match a filter: of all of them, or of none (R10)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.preconditions import require_protected
+from fencepost.gateway.writes.all_or_nothing import answer_of_many, refused_by_scopes
+from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.operation import Operation, perform
+from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
+from fencepost.gateway.writes.scoped import InScopes
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import translated
+from fencepost.storage.statements import scope_names
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
+from fencepost.storage.statements.parameters import Bound, RowWrite
+from fencepost.storage.statements.query import Filter, QueryError, Select
+from fencepost.storage.statements.query_sql import render_filters
+from fencepost.storage.statements.scope_marks import Entered
+from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredWrite:
+    """PATCH (with a body) or DELETE of the rows that match the filters, of which there is at least one."""
+
+    table: str
+    filters: tuple[Filter, ...]
+    token: Token | None
+    body: Body | None = None
+    select: Select = None
+    exactly_one: bool = False
+    once: Once | None = None
+    most: int | None = None
+    shown: bool = True
+
+    def limit(self, max_rows: int) -> int:
+        """How many rows it may write, of which the gateway allows `max_rows`."""
+        if self.exactly_one:
+            return 1
+        return max_rows if self.most is None else min(self.most, max_rows)
+
+
+async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch", "delete"], found: Table) -> Outcome:
+    """Decide the write of all rows that match."""
+    columns = request.body.columns if request.body is not None else ()
+    ready = _ready(found, request, columns)
+    if isinstance(ready, Problem):
+        return ready
+    table, token = ready
+    target = target_of(table, request.select, shown=request.shown)
+    text = request.body.text if request.body is not None else "{}"
+    change = Change(columns, text, target) if verb == "patch" else None
+    limit = request.limit(gateway.max_rows)
+    kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
+    row, matching = RowWrite((), token, text), Matching(request, change, target, limit)
+    operation = kind(table=table, row=row, body=request.body, once=request.once, matching=matching)
+    return await perform(gateway, operation)
+
+
+def _ready(table: Table, request: FilteredWrite, columns: tuple[str, ...]) -> tuple[ProtectedTable, Token] | Problem:
+    if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
+        render_filters(table, request.filters, Bound())
+        target_of(table, request.select, shown=request.shown)
+        if key := [c for c in columns if c in table.key]:
+            raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
+    return ready_to_write(table, request.token, columns, request.once)
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Which rows, and what becomes of them. `change` None: they are deleted."""
+
+    request: FilteredWrite
+    change: Change | None
+    target: str
+    limit: int
+
+    async def write(self, connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
+        """Lock, judge and write them in one statement."""
+        filters = self.request.filters
+        with translated(writing=True):
+            outcome = await write_matching(connection, table, filters, row, self.change, self.target, self.limit)
+        return self.answer(table, row, outcome)
+
+    def answer(self, table: Table, row: RowWrite, outcome: ManyOutcome) -> Outcome:
+        """Give the answer."""
+        request = self.request
+        return answer_of_many(table, row.token, outcome, exactly_one=request.exactly_one, most=request.most)
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsMatching(Operation):
+    """Rows that have marks of their own."""
+
+    matching: Matching
+
+    async def attempt(self, connection: Connection) -> Outcome:
+        """Write all of them, or none."""
+        return await self.matching.write(connection, self.table, self.row)
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsMatchingInScopes(InScopes):
+    """Rows of however many scopes. Rows that come to match meanwhile are written if their scope was entered, and left
+    alone if not.
+    """
+
+    matching: Matching
+
+    async def find(self, connection: Connection) -> list[str] | Outcome:
+        """Read the scopes of the rows that match."""
+        each = self.matching
+        names = await scope_names.scopes_matching(connection, self.table, self.scope, each.request.filters, each.limit)
+        if isinstance(names, TooManyRows):
+            return each.answer(self.table, self.row, names)
+        return names or each.answer(self.table, self.row, ManyWritten([]))
+
+    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
+        """Write the rows of these scopes that match now."""
+        self.row.scopes = scopes
+        return await self.matching.write(connection, self.table, self.row)
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)

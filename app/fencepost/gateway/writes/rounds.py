@@ -1,0 +1,105 @@
+"""R5, as a loop: a conditional write that reached no row asks why, and is tried again when the answer is "it would".
+
+1. The conditional statement runs. A row came back: accepted.
+2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
+3. A mark refuses the token: stale or spent. It stays true however late it is answered, because marks never fall.
+4. The table's source has not issued the token yet, or it is above the ceiling of an external table: that is the answer,
+   whether or not there is a row (R12). Where the statement of 1 did meet a row, its trigger has refused it as FP018.
+5. No row and no mark that refuses: missing. PUT creates the row, a claim raises the mark of the key.
+6. Nothing refuses, and yet nothing was written: the row was deleted and made anew between 1 and 2, or created between 2
+   and 5; in a batch, another transaction holds it. Again, bounded.
+
+`round_of` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write with
+another batch. A write that is decided alone is a batch of one whose statements may wait, round after round: `decided`.
+What the statements are, and what is created, is the verb's (verbs.py).
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import Protocol
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.verdict import MissingRow, Refusal
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.writes.verdicts import ROUNDS, refused
+from fencepost.storage.batches.lane import ALONE, Alone
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.tables.catalog import ProtectedTable
+
+Answer = Outcome | Alone
+Verdict = Refusal | MissingRow | Problem | Alone
+"""Why a write reached no row. AGAIN: nothing refuses it; ALONE: it cannot be known here."""
+
+
+class Steps(Protocol):
+    """What the loop runs for writes of one verb. Each step answers for each write, in the order given."""
+
+    @property
+    def table(self) -> ProtectedTable:
+        """The table."""
+
+    @property
+    def creates(self) -> bool:
+        """Whether a missing row is created."""
+
+    async def write(self, connection: Connection, writes: Sequence[RowWrite], number: int) -> list[Answer]:
+        """Write what the marks let pass; ALONE: no row was reached. `number` counts the rounds from 0."""
+
+    async def ask(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+        """Find out why rows were not reached."""
+
+    async def create(
+        self, connection: Connection, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
+    ) -> Sequence[Answer]:
+        """Create what is missing; ALONE: something was in the way."""
+
+    async def never_reached(self, connection: Connection, write: RowWrite) -> Problem:
+        """Give a write up that nothing refuses and that reached no row in ROUNDS rounds."""
+
+
+async def decided(connection: Connection, steps: Steps, write: RowWrite) -> Outcome:
+    """Run rounds of a single write until it is decided."""
+    for number in range(ROUNDS):
+        (answer,) = await round_of(connection, steps, (write,), number)
+        if not isinstance(answer, Alone):
+            return answer
+    return await steps.never_reached(connection, write)
+
+
+async def round_of(
+    connection: Connection, steps: Steps, writes: Sequence[RowWrite], number: int = 0, *, committed: bool = False
+) -> Sequence[Answer]:
+    """Write, ask, create. `committed`: what the first statement writes is committed at once, in a batch without a
+    transaction; whatever goes wrong after it concerns only the writes that are left, and is found out alone.
+    """
+    with translated(writing=True):
+        answers = await steps.write(connection, writes, number)
+    with suppress(StorageError) if committed else nullcontext():
+        await _ask_and_create(connection, steps, writes, answers, number)
+    return answers
+
+
+async def _ask_and_create(
+    connection: Connection, steps: Steps, writes: Sequence[RowWrite], answers: list[Answer], number: int
+) -> None:
+    """Answer the writes that reached no row: their answers are ALONE."""
+    left = [n for n, answer in enumerate(answers) if answer is ALONE]
+    if not left:
+        return
+    with translated(writing=connection.is_in_transaction()):
+        verdicts = await steps.ask(connection, [writes[n] for n in left])
+    missing: list[tuple[int, MissingRow]] = []
+    for n, verdict in zip(left, verdicts, strict=True):
+        if isinstance(verdict, Alone):
+            answers[n] = verdict
+        elif isinstance(verdict, MissingRow) and steps.creates:
+            missing.append((n, verdict))
+        else:
+            answers[n] = refused(verdict, steps.table.fence)
+    if missing:
+        with translated(writing=True):
+            created = await steps.create(connection, [(writes[n], verdict) for n, verdict in missing], number)
+        for (n, _), answer in zip(missing, created, strict=True):
+            answers[n] = answer
