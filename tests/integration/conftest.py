@@ -6,7 +6,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_gateway, open_race
 
-from fencepost.gateway.core import Gateway
+from fencepost.gateway.gateway import Gateway
 
 
 @pytest.fixture(params=["strict", "epoch"])
