@@ -22,6 +22,7 @@ ARGUMENTS = [
 ]
 
 pytestmark = [
+    pytest.mark.long("tests in a browser"),
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
     # What the browser sees does not depend on PostgreSQL's version.
     pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),

@@ -15,6 +15,8 @@ from tests.http.conftest import StartGateway
 
 from fencepost.storage.protecting.protect import protect
 
+pytestmark = pytest.mark.long("runs of schemathesis")
+
 MAX_EXAMPLES = 30
 SECONDS = 300
 

@@ -12,6 +12,8 @@ from tests.support.interleave import eventually
 from tests.support.processes import all_gone, established, mentioning
 from tests.support.serving import Gateway, serving
 
+pytestmark = pytest.mark.long("tests of several worker processes")
+
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

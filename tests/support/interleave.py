@@ -32,7 +32,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' 
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[T | None]], *, within: float = 10.0, what: str = "the condition"
+    condition: Callable[[], Awaitable[T | None]], *, within: float = 30.0, what: str = "the condition"
 ) -> T:
     """Ask again and again until the answer is truthy, and return it; TimeoutError after `within` seconds.
 
