@@ -1,4 +1,4 @@
-"""The protocol of group commit, on real connections: what a lane runs is the test's own."""
+"""The protocol of group commit, on real connections: what a queue runs is the test's own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -9,18 +9,18 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
 from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
 from fencepost.storage.connections.connection import Connection, Limits
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, translated
+from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, map_errors
 
 Words = Sequence[str]
 
 
 @dataclass
 class Stage:
-    """A lane whose batches are lists of words. `gate` closed, the batch that has begun waits."""
+    """A queue whose batches are lists of words. `gate` closed, the batch that has begun waits."""
 
     database: Database
     group: GroupCommit
@@ -33,14 +33,14 @@ class Stage:
         self.batches.append(list(words))
         self.begun.set()
         await self.gate.wait()
-        with translated(writing=True):
+        with map_errors(writing=True):
             if self.answer is not None:
                 return await self.answer(connection, words)
             return [word.upper() for word in words]
 
-    def lane(self, *, most: int = 256) -> Lane[str, str]:
+    def queue(self, *, most: int = 256) -> BatchQueue[str, str]:
         # Words that end in x may not meet.
-        return Lane(self.run, str, len, lambda word: ["x"] if word.endswith("x") else [], most)
+        return BatchQueue(self.run, str, len, lambda word: ["x"] if word.endswith("x") else [], most)
 
     def refuse(self, culprit: str, statement: str) -> None:
         """Answer with the words as they are, and run this statement, which fails, in a batch with `culprit`."""
@@ -52,8 +52,8 @@ class Stage:
 
         self.answer = answer
 
-    def send(self, lane: Lane[str, str], *words: str) -> list[asyncio.Task[Any]]:
-        return [asyncio.create_task(self.group.write(lane, word)) for word in words]
+    def send(self, queue: BatchQueue[str, str], *words: str) -> list[asyncio.Task[Any]]:
+        return [asyncio.create_task(self.group.write(queue, word)) for word in words]
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ async def stage(database: str) -> AsyncIterator[Stage]:
 
 
 async def test_an_idle_lane_sends_at_once_and_a_busy_one_gathers(stage: Stage) -> None:
-    lane = stage.lane()
-    first = stage.send(lane, "c")
+    queue = stage.queue()
+    first = stage.send(queue, "c")
     await stage.begun.wait()
-    rest = stage.send(lane, "b", "a", "d")
+    rest = stage.send(queue, "b", "a", "d")
     await asyncio.sleep(0)
     stage.gate.set()
     assert await asyncio.gather(*first, *rest) == ["C", "B", "A", "D"]
@@ -82,8 +82,8 @@ async def test_an_idle_lane_sends_at_once_and_a_busy_one_gathers(stage: Stage) -
 
 
 async def test_a_batch_has_its_most_and_what_clashes_goes_in_batches_of_its_own(stage: Stage) -> None:
-    lane = stage.lane(most=3)
-    tasks = stage.send(lane, "ax", "bx", "c", "d", "e", "fx")
+    queue = stage.queue(most=3)
+    tasks = stage.send(queue, "ax", "bx", "c", "d", "e", "fx")
     stage.gate.set()
     await asyncio.gather(*tasks)
     assert stage.batches == [["ax", "c", "d"], ["bx", "e"], ["fx"]]
@@ -91,8 +91,8 @@ async def test_a_batch_has_its_most_and_what_clashes_goes_in_batches_of_its_own(
 
 async def test_a_refused_batch_is_halved_until_the_culprit_is_alone(stage: Stage) -> None:
     stage.refuse("bad", "SELECT 1 / 0")
-    lane = stage.lane()
-    tasks = stage.send(lane, "a", "bad", "c", "d", "e", "f")
+    queue = stage.queue()
+    tasks = stage.send(queue, "a", "bad", "c", "d", "e", "f")
     stage.gate.set()
     assert await asyncio.gather(*tasks) == ["a", ALONE, "c", "d", "e", "f"]
     assert ["bad"] in stage.batches
@@ -107,14 +107,14 @@ async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_al
 
     stage.refuse("b", "SELECT pg_advisory_lock(1)")
     stage.gate.set()
-    lane = stage.lane()
-    assert await asyncio.gather(*stage.send(lane, "a", "b", "c", "d")) == ["a", HELD, "c", "d"]
+    queue = stage.queue()
+    assert await asyncio.gather(*stage.send(queue, "a", "b", "c", "d")) == ["a", HELD, "c", "d"]
 
 
 async def test_a_batch_does_not_grow_too_large(stage: Stage) -> None:
     long = "l" + "0123456789" * 100_000
     stage.gate.set()
-    await asyncio.gather(*stage.send(Lane(stage.run, str, len), "a", long, "b", "c"))
+    await asyncio.gather(*stage.send(BatchQueue(stage.run, str, len), "a", long, "b", "c"))
     assert [len(batch) for batch in stage.batches] == [2, 2]
 
 
@@ -124,15 +124,15 @@ async def test_what_is_told_to_come_again_is_carried_a_few_times_and_then_goes_a
 
     stage.answer = again
     stage.gate.set()
-    assert await asyncio.gather(*stage.send(stage.lane(), "a", "held")) == ["A", HELD]
+    assert await asyncio.gather(*stage.send(stage.queue(), "a", "held")) == ["A", HELD]
     assert stage.batches == [["a", "held"], ["held"], ["held"]]
 
 
 async def test_a_caller_that_goes_away_leaves_its_neighbours_alone(stage: Stage) -> None:
-    lane = stage.lane()
-    flying = stage.send(lane, "a", "b")
+    queue = stage.queue()
+    flying = stage.send(queue, "a", "b")
     await stage.begun.wait()
-    waiting = stage.send(lane, "c", "d")
+    waiting = stage.send(queue, "c", "d")
     await asyncio.sleep(0)
     flying[0].cancel()
     waiting[0].cancel()
@@ -144,13 +144,13 @@ async def test_a_caller_that_goes_away_leaves_its_neighbours_alone(stage: Stage)
 
 
 async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time(stage: Stage) -> None:
-    lane = stage.lane(most=2)
-    flying = stage.send(lane, "a", "b")
+    queue = stage.queue(most=2)
+    flying = stage.send(queue, "a", "b")
     await stage.begun.wait()
-    waiting = stage.send(lane, "c", "d", "e", "f")
+    waiting = stage.send(queue, "c", "d", "e", "f")
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
-        await stage.group.write(lane, "g")
+        await stage.group.write(queue, "g")
     # The first of them go after a moment, on the other connection, and then there is none left.
     for late in waiting[2:]:
         with pytest.raises(UnavailableError, match=r"not sent within 0\.5 s: nothing was written"):
@@ -158,7 +158,7 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     stage.gate.set()
     assert await asyncio.gather(*flying, *waiting[:2]) == ["A", "B", "C", "D"]
     assert stage.batches == [["a", "b"], ["c", "d"]]
-    assert await stage.group.write(lane, "h") == "H", "and there is room again"
+    assert await stage.group.write(queue, "h") == "H", "and there is room again"
 
 
 async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: Stage, connect: Connect) -> None:
@@ -168,13 +168,13 @@ async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: S
 
     stage.answer = end_myself
     stage.gate.set()
-    lane = stage.lane()
-    for told in await asyncio.gather(*stage.send(lane, "a", "b")):
+    queue = stage.queue()
+    for told in await asyncio.gather(*stage.send(queue, "a", "b")):
         assert isinstance(told, Broken)
         assert isinstance(told.error, OutcomeUnknownError)
         assert told.connection.is_closed()
     stage.answer = None
-    assert await stage.group.write(lane, "c") == "C"
+    assert await stage.group.write(queue, "c") == "C"
     observer = await connect()
     assert await observer.fetchval("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") == 0
 
@@ -185,16 +185,16 @@ async def test_a_fault_of_ours_reaches_those_who_wait_and_the_lane_goes_on(stage
 
     stage.answer = fault
     stage.gate.set()
-    lane = stage.lane()
-    told = await asyncio.gather(*stage.send(lane, "a", "b"), return_exceptions=True)
+    queue = stage.queue()
+    told = await asyncio.gather(*stage.send(queue, "a", "b"), return_exceptions=True)
     assert [type(each) for each in told] == [ZeroDivisionError, ZeroDivisionError]
     stage.answer = None
-    assert await stage.group.write(lane, "c") == "C"
+    assert await stage.group.write(queue, "c") == "C"
 
 
 async def test_lanes_share_connections_and_none_starves(stage: Stage) -> None:
-    lanes = [stage.lane(most=1) for _ in range(3)]  # one more than there are connections
-    tasks = [task for lane in lanes for task in stage.send(lane, "a", "b")]
+    queues = [stage.queue(most=1) for _ in range(3)]  # one more than there are connections
+    tasks = [task for queue in queues for task in stage.send(queue, "a", "b")]
     stage.gate.set()
     assert sorted(map(str, await asyncio.gather(*tasks))) == ["A", "A", "A", "B", "B", "B"]
 
@@ -210,10 +210,10 @@ async def test_a_batch_is_one_transaction_undone_as_a_whole(stage: Stage, connec
     stage.answer = insert
     stage.gate.set()
     with pytest.raises(asyncpg.UniqueViolationError):
-        async with stage.database.lane() as connection:
+        async with stage.database.batch_connection() as connection:
             await connection.fetchmany("INSERT INTO words VALUES ($1) RETURNING word", [("a",), ("b",), ("a",)])
     assert await observer.fetchval("SELECT count(*) FROM words") == 0
-    assert await asyncio.gather(*stage.send(stage.lane(), "a", "b", "c")) == ["a", "b", "c"]
+    assert await asyncio.gather(*stage.send(stage.queue(), "a", "b", "c")) == ["a", "b", "c"]
     assert await observer.fetchval("SELECT count(DISTINCT xmin::text) FROM words") == 1
 
 
@@ -225,10 +225,10 @@ async def test_a_lane_leaves_a_connection_that_knows_an_older_generation(stage: 
         return words
 
     stage.answer = note
-    lane = stage.lane()
-    first = stage.send(lane, "a")
+    queue = stage.queue()
+    first = stage.send(queue, "a")
     await stage.begun.wait()
-    second = stage.send(lane, "b")
+    second = stage.send(queue, "b")
     observer = await connect()
     raised = await observer.fetchval("SELECT fencepost.raise_generation('a test')")
     assert (await stage.database.origin_status()).generation == raised  # one of the pool's connections has met it
@@ -238,11 +238,11 @@ async def test_a_lane_leaves_a_connection_that_knows_an_older_generation(stage: 
 
 
 async def test_a_slow_batch_keeps_only_itself_waiting(stage: Stage) -> None:
-    lane = stage.lane()
-    slow = stage.send(lane, "slow")
+    queue = stage.queue()
+    slow = stage.send(queue, "slow")
     await stage.begun.wait()
     stage.begun.clear()
-    later = stage.send(lane, "later")
+    later = stage.send(queue, "later")
     await stage.begun.wait()  # on another connection, while the first one is still in flight
     assert stage.batches == [["slow"], ["later"]]
     stage.gate.set()
@@ -252,7 +252,7 @@ async def test_a_slow_batch_keeps_only_itself_waiting(stage: Stage) -> None:
 async def test_what_one_write_has_no_room_for_is_no_neighbours_matter(stage: Stage) -> None:
     stage.refuse("huge", "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '53200'; END $$")
     stage.gate.set()
-    assert await asyncio.gather(*stage.send(stage.lane(), "a", "huge", "b", "c")) == ["a", ALONE, "b", "c"]
+    assert await asyncio.gather(*stage.send(stage.queue(), "a", "huge", "b", "c")) == ["a", ALONE, "b", "c"]
 
 
 async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(stage: Stage) -> None:
@@ -260,11 +260,11 @@ async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(
 
     stage.refuse("bad", "SELECT pg_sleep(0.02), 1 / 0")
     stage.gate.set()
-    busy: list[Lane[str, Any]] = [
-        stage.lane(most=2) for _ in range(2)
+    busy: list[BatchQueue[str, Any]] = [
+        stage.queue(most=2) for _ in range(2)
     ]  # as many as there are connections, each for longer than pool_timeout
     numbers = [f"{number:03}" for number in range(140)]
-    works = [asyncio.create_task(group.write(lane, word)) for lane in busy for word in ("000", "bad", *numbers)]
+    works = [asyncio.create_task(group.write(queue, word)) for queue in busy for word in ("000", "bad", *numbers)]
     told = await asyncio.gather(*works, return_exceptions=True)
     assert [each for each in told if each is not ALONE and not isinstance(each, str)] == []
     assert told.count(ALONE) == 2

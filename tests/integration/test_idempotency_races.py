@@ -9,7 +9,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race
 
 from fencepost.fencing.token import Rule
-from fencepost.gateway.writes import once
+from fencepost.gateway.writes import idempotency
 
 Scenario = Callable[[Race], Awaitable[None]]
 
@@ -74,7 +74,7 @@ async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_call
 ) -> None:
     """The control: if 23505 on the records' key were not known for what it is, it would be told as a conflict."""
     race = await audited_race(connect, database, "epoch")
-    monkeypatch.setattr(once, "RECORD", ("another", "key", "23505"))
+    monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
     with pytest.raises(AssertionError):
         await scenarios.a_lock_that_was_got_around_ends_in_a_replay(race)
 
@@ -84,7 +84,7 @@ async def test_the_second_look_up_needs_no_error_to_see_a_record(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch, second_look_up: bool
 ) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
-    monkeypatch.setattr(once, "RECORD", ("another", "key", "23505"))
+    monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
     race = await audited_race(connect, database, "epoch")
     scenario = scenarios.a_record_that_commits_between_look_up_and_lock_is_seen
     if second_look_up:

@@ -13,7 +13,7 @@ from tests.support.racing import open_race
 import fencepost.gateway.claims.claim
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements import asking, keyed, many, mark
-from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
 from fencepost.storage.statements.parameters import TOKEN, Key, RowWrite, key_part
 from fencepost.storage.tables.catalog import ProtectedTable
@@ -65,8 +65,8 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "there is no row"."""
 
-    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
-        return [Standing(f"{table.fence.name}/{key[0]}", None, None) for key in keys]
+    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
+        return [KeyState(f"{table.fence.name}/{key[0]}", None, None) for key in keys]
 
     monkeypatch.setattr(asking, "ask", mutant)
 
@@ -74,8 +74,8 @@ def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take "no row matched" for "somebody newer has written"."""
 
-    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
-        return [Standing(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
+    async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
+        return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
 
     monkeypatch.setattr(asking, "ask", mutant)
 

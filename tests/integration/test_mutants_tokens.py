@@ -19,7 +19,7 @@ from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.rows import RowDdl
 from fencepost.storage.statements import asking, marks
-from fencepost.storage.statements.asking import Asked, Standing
+from fencepost.storage.statements.asking import ElementState, KeyState
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -126,7 +126,7 @@ def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a token that was never issued for one that would pass."""
     ask = asking.ask
 
-    async def mutant(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[Standing]:
+    async def mutant(connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
         return [replace(each, issued=None) for each in await ask(connection, table, keys)]
 
     monkeypatch.setattr(asking, "ask", mutant)
@@ -135,7 +135,7 @@ def verdict_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_elements = asking.ask_elements
 
-    async def mutant(connection: Connection, table: ProtectedTable, body: str) -> list[Asked]:
+    async def mutant(connection: Connection, table: ProtectedTable, body: str) -> list[ElementState]:
         asked = await ask_elements(connection, table, body)
         return [replace(each, standing=replace(each.standing, issued=None)) for each in asked]
 

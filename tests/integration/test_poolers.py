@@ -82,8 +82,8 @@ async def every_session_has_it(url: str) -> None:
         for _ in range(2):  # the second time as it came back
             async with opened.connection(writing=True) as connection:
                 assert {name: await connection.fetchval(f"SHOW {name}") for name in KEPT} == KEPT
-            async with opened.lane() as lane:
-                found = {name: await lane.fetchval(f"SHOW {name}") for name in KEPT}
+            async with opened.batch_connection() as connection:
+                found = {name: await connection.fetchval(f"SHOW {name}") for name in KEPT}
                 assert found == KEPT | {"lock_timeout": "10ms"}
         async with opened.connection() as connection:
             await connection.execute("BEGIN")  # left open: such a connection is not lent again

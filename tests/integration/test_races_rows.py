@@ -19,7 +19,7 @@ from fencepost.gateway.writes import verdicts
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.asking import Asked, ask_elements
+from fencepost.storage.statements.asking import ElementState, ask_elements
 from fencepost.storage.tables.catalog import ProtectedTable
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def test_a_row_that_is_never_met_is_given_up(
     """Each time that it is asked for it is there, and each time that it is to be written it is not."""
     met = 0
 
-    async def there(connection: Connection, table: ProtectedTable, text: str) -> Sequence[Asked]:
+    async def there(connection: Connection, table: ProtectedTable, text: str) -> Sequence[ElementState]:
         nonlocal met
         met += 1
         await race.insert(race.a, "b", 30 + 2 * met)
@@ -140,7 +140,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     """A is made anew while b and c are locked. To lock a now would be out of order: somebody who has a waits for b."""
     tries: list[asyncio.Task[object]] = []
 
-    async def in_between(connection: Connection, table: ProtectedTable, text: str) -> Sequence[Asked]:
+    async def in_between(connection: Connection, table: ProtectedTable, text: str) -> Sequence[ElementState]:
         asked = await ask_elements(connection, table, text)
         if not tries:
             await race.c.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")

@@ -22,8 +22,8 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.once import Once, Replayed
 from fencepost.storage.statements.idempotency import Recorded
 
 AUDIT = """
@@ -51,7 +51,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str, 
 
 
 def write_of(  # noqa: PLR0911 - one for each verb
-    verb: str, gateway: Gateway, once: Once | None
+    verb: str, gateway: Gateway, once: IdempotentRequest | None
 ) -> Coroutine[Any, Any, Outcome]:
     """Write to the scope account/42 with the token 31."""
     keyed_ = replace(keyed("1", 31, "items", n=1), once=once)
@@ -89,7 +89,7 @@ async def committed_without_answer(race: Race, proxy: CuttingProxy) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
-    once = Once("k1", b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
+    once = IdempotentRequest("k1", b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(write_of(verb, gateway, once))

@@ -20,8 +20,8 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
 from fencepost.gateway.writes import operation
+from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.once import Replayed
 from fencepost.storage.connections import backends
 
 

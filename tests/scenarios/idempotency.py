@@ -9,7 +9,7 @@ from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_ra
 from fencepost.fencing.token import Rule
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.use_cases import patch
-from fencepost.gateway.writes.once import Once, Replayed
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import Recorded
 
@@ -77,8 +77,8 @@ async def _exists(race: Race, where: str) -> bool:
     return found
 
 
-def once(name: str = "k1", payload: bytes = b"payload") -> Once:
-    return Once(name, payload, lambda done: Recorded(200, (), "".join(done.rows).encode()))
+def once(name: str = "k1", payload: bytes = b"payload") -> IdempotentRequest:
+    return IdempotentRequest(name, payload, lambda done: Recorded(200, (), "".join(done.rows).encode()))
 
 
 async def two_racers_with_one_key_land_once(race: Race) -> None:

@@ -14,10 +14,10 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, protected_table
 
 from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
+from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.writes.verdicts import judge
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.marks import Appeared
 
 Verdict = Literal["accepted", "stale", "spent", "too high", "void"]
@@ -255,7 +255,7 @@ async def the_trigger_of_deletes(world: World, case: Case) -> str:
 
 
 async def python_on_a_row(world: World, case: Case) -> str:
-    return in_python(world, case, Standing("orders/live", case.mark, case.floor or None))
+    return in_python(world, case, KeyState("orders/live", case.mark, case.floor or None))
 
 
 # What judges a key that has no row, or a scope.
@@ -309,19 +309,19 @@ async def the_trigger_of_a_scope(world: World, case: Case) -> str:
 
 async def python_on_a_key(world: World, case: Case) -> str:
     without_row = max(case.mark or 0, case.floor) or None
-    return in_python(world, case, Standing("orders/gone", None, without_row))
+    return in_python(world, case, KeyState("orders/gone", None, without_row))
 
 
-def in_python(world: World, case: Case, found: Standing) -> str:
+def in_python(world: World, case: Case, found: KeyState) -> str:
     highest = world.race.fence.ceiling.max_token if world.race.fence.ceiling else world.bounds.issued
-    standing = Standing(found.resource, found.live, found.without_row, highest, world.bounds.max_jump)
+    standing = KeyState(found.resource, found.live, found.without_row, highest, world.bounds.max_jump)
     verdict: str
     match judge(standing, world.race.fence, Token(case.token)):
         case Stale():
             verdict = "stale"
         case Spent():
             verdict = "spent"
-        case Unissued() | Beyond():
+        case Unissued() | BeyondCeiling():
             verdict = "too high"
         case None | MissingRow():
             verdict = "accepted"

@@ -22,7 +22,7 @@ from tests.support.interleave import Connect, Connection, start
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import Beyond, MissingRow, Spent, Stale, Unissued
+from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.insert import Insert
@@ -38,7 +38,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements import asking
 from fencepost.storage.statements import keyed as statements
-from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
 from fencepost.storage.statements.many import ManyOutcome, write_matching
 from fencepost.storage.statements.marks import Appeared, claim_absent
@@ -182,7 +182,7 @@ class Race:
 
     # Looking
 
-    async def standing(self, key: Key) -> Standing:
+    async def standing(self, key: Key) -> KeyState:
         (standing,) = await asking.ask(self.observer, self.table, [parts(key)])
         return standing
 
@@ -194,7 +194,7 @@ class Race:
                 return "stale"
             case Spent():
                 return "spent"
-            case Unissued() | Beyond():
+            case Unissued() | BeyondCeiling():
                 return "unissued"
             case MissingRow():
                 return "missing"

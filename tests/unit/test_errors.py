@@ -13,7 +13,7 @@ from fencepost.storage.errors import (
     SessionError,
     StorageError,
     UnavailableError,
-    translated,
+    map_errors,
 )
 
 
@@ -40,7 +40,7 @@ def client_errors() -> list[BaseException]:
 @pytest.mark.parametrize("writing", [True, False])
 @pytest.mark.parametrize("kind", server_errors(), ids=lambda kind: kind.__name__)
 def test_every_error_of_the_server_is_translated(kind: type[asyncpg.PostgresError], writing: bool) -> None:
-    with pytest.raises(StorageError) as caught, translated(writing=writing):
+    with pytest.raises(StorageError) as caught, map_errors(writing=writing):
         raise kind("what it said")
     sqlstate = str(kind.sqlstate)
     if sqlstate.startswith(("08", "57P")):
@@ -61,7 +61,7 @@ def test_every_error_of_the_server_is_translated(kind: type[asyncpg.PostgresErro
 def test_a_broken_connection_is_unknown_after_a_write_and_unavailable_before(
     error: BaseException, writing: bool
 ) -> None:
-    with pytest.raises(OutcomeUnknownError if writing else UnavailableError) as caught, translated(writing=writing):
+    with pytest.raises(OutcomeUnknownError if writing else UnavailableError) as caught, map_errors(writing=writing):
         raise error
     assert str(caught.value)
 
@@ -70,7 +70,7 @@ def test_a_broken_connection_is_unknown_after_a_write_and_unavailable_before(
     "error", [ValueError("a bug"), KeyError("a bug"), asyncio.CancelledError(), StorageError("ours")]
 )
 def test_what_is_not_foreign_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, translated(writing=True):
+    with pytest.raises(type(error)) as caught, map_errors(writing=True):
         raise error
     assert caught.value is error
 
@@ -91,6 +91,6 @@ FUNCTION_GONE = "cache lookup failed for function 20838"
 )
 def test_a_function_that_was_dropped_makes_a_session_new(error: asyncpg.PostgresError, of_an_old_plan: bool) -> None:
     """Only PostgreSQL's own words for it, which it does not translate."""
-    with pytest.raises(RefusedError) as caught, translated(writing=True):
+    with pytest.raises(RefusedError) as caught, map_errors(writing=True):
         raise error
     assert caught.value.of_an_old_plan is of_an_old_plan

@@ -15,7 +15,7 @@ from fencepost.fencing.problem_types import (
     ProblemType,
 )
 from fencepost.fencing.token import BUILTIN, GENERATION_BITS, Rule, Token
-from fencepost.fencing.verdict import Beyond, MissingRow, Refusal, Spent, Stale, Unissued
+from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Refusal, Spent, Stale, Unissued
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
             )
         case Unissued():
             return _unissued_problem(verdict)
-        case Beyond():
+        case BeyondCeiling():
             return _beyond_ceiling(verdict)
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
 
 
-def _beyond_ceiling(verdict: Beyond) -> Problem:
+def _beyond_ceiling(verdict: BeyondCeiling) -> Problem:
     """Make the problem of a token above the ceiling of an external table (R12)."""
     resource, presented, highest, jump = verdict.resource, verdict.presented, verdict.highest, verdict.max_jump
     if jump is None:

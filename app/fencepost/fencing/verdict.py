@@ -38,7 +38,7 @@ class Unissued:
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class BeyondCeiling:
     """The table's source is external, and the token is above `highest`: the highest token that the table takes, or the
     mark that it would raise and `max_jump`, where that is given (R12).
     """
@@ -56,7 +56,7 @@ class MissingRow:
     resource: str
 
 
-Refusal = Stale | Spent | Unissued | Beyond
+Refusal = Stale | Spent | Unissued | BeyondCeiling
 
 
 def refusal(rule: Rule, resource: str, mark: int, token: Token) -> Stale | Spent | None:
@@ -73,15 +73,15 @@ def unissued(resource: str, token: Token, issued: int, source: str) -> Unissued 
 
 def beyond(
     resource: str, token: Token, mark: int, floor: int, max_token: int | None, max_jump: int | None
-) -> Beyond | None:
+) -> BeyondCeiling | None:
     """Compare a token with the ceiling of an external table: `fencepost.beyond` (R12). A token that raises nothing is
     left to the mark, which has more to say.
     """
     if token <= mark:
         return None
     if max_token is not None and token > max_token:
-        return Beyond(resource, token, max_token)
+        return BeyondCeiling(resource, token, max_token)
     base = max(mark, floor)
     if max_jump is not None and token - base > max_jump:
-        return Beyond(resource, token, base + max_jump, max_jump)
+        return BeyondCeiling(resource, token, base + max_jump, max_jump)
     return None

@@ -12,10 +12,10 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import require_key, require_protected
 from fencepost.gateway.superseded import holder_of
-from fencepost.gateway.writes.culprit import naming_the_column
-from fencepost.storage.errors import translated
+from fencepost.gateway.writes.culprit import with_column
+from fencepost.storage.errors import map_errors
 from fencepost.storage.leases.issued import Issued
-from fencepost.storage.statements.asking import Known, known
+from fencepost.storage.statements.asking import ResourceState, read_resource
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.scope_marks import marks, tables_of
 from fencepost.storage.statements.scope_names import scope_of_row, scopes_typed
@@ -43,10 +43,10 @@ async def explain(gateway: Gateway, resource: Resource, asked: Table) -> Outcome
     require_key(table, resource.key)
     async with (
         gateway.database.connection() as connection,
-        naming_the_column(connection, table, None, resource.key),
+        with_column(connection, table, None, resource.key),
     ):
-        with translated(writing=False):
-            found = await known(connection, table, resource.key)
+        with map_errors(writing=False):
+            found = await read_resource(connection, table, resource.key)
         tokens = {found.live, found.recorded} if fence.pinned else set()
         holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
     return Explained([], body=_body(found, fence, holders))
@@ -56,7 +56,7 @@ async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: 
     if not named:
         require_key(table, key)
     async with gateway.database.connection() as connection:
-        with translated(writing=False):
+        with map_errors(writing=False):
             if named:
                 name = (await scopes_typed(connection, table, scope, [key]))[0]
             elif (of_row := await scope_of_row(connection, table, scope, key)) is not None:
@@ -103,7 +103,7 @@ def _ceiling(fence: Fence) -> dict[str, object]:
     return {"max_token": str(fence.ceiling.max_token), "max_jump": None if jump is None else str(jump)}
 
 
-def _body(found: Known, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
+def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
     def told(event: str, token: int, at: str | None) -> dict[str, object]:
         by = holders.get(token)
         return {"event": event, "token": str(token), "at": at, "by": by.body() if by else None}

@@ -7,8 +7,8 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import require_key
-from fencepost.gateway.writes.culprit import naming_the_column
-from fencepost.storage.errors import translated
+from fencepost.gateway.writes.culprit import with_column
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.parameters import Bound, Key
 from fencepost.storage.statements.query import Query, Select
@@ -38,7 +38,7 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
     """Read what matches, at most max_rows of it."""
     reading.check(table, request.query)
     async with gateway.database.connection() as connection:
-        with translated(writing=False):
+        with map_errors(writing=False):
             rows, total = await reading.rows(connection, table, request.query, gateway.max_rows, count=request.count)
     return Done(rows, total=total)
 
@@ -49,9 +49,9 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     render_select(table, request.select, Bound())
     async with (
         gateway.database.connection() as connection,
-        naming_the_column(connection, table, None, request.key),
+        with_column(connection, table, None, request.key),
     ):
-        with translated(writing=False):
+        with map_errors(writing=False):
             row = await reading.row(connection, table, request.key, request.select)
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")

@@ -22,7 +22,7 @@ from fencepost.fencing.problem_types import (
 )
 from fencepost.fencing.problems import Problem, bad_request, problem_of
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
-from fencepost.fencing.verdict import Beyond, Unissued
+from fencepost.fencing.verdict import BeyondCeiling, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
 from fencepost.storage.errors import QuarantinedError, RefusedError, UnavailableError
@@ -156,7 +156,7 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
         source = told.get("source", BUILTIN)
         if source == EXTERNAL:
             jump = told.get("max_jump")
-            beyond = Beyond(
+            beyond = BeyondCeiling(
                 told["resource"],
                 Token(int(told["presented"])),
                 int(told["issued"]),

@@ -13,7 +13,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, HolderUnknown
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.leases.issued import Issued, issued_to
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import Table
@@ -24,7 +24,7 @@ _NAMED: Final = 3
 """How many locks the sentence names; `locks` has them all."""
 
 
-async def naming_the_holder(database: Database, emit: Emit, table: Table | None, refused: Problem) -> Problem:
+async def with_holder(database: Database, emit: Emit, table: Table | None, refused: Problem) -> Problem:
     """Add what is known of the mark's token to a stale or spent refusal."""
     mark = refused.current_token
     fence = table.fence if table is not None else None
@@ -46,7 +46,7 @@ async def naming_the_holder(database: Database, emit: Emit, table: Table | None,
 
 async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
     """Look up whose token of a source this is."""
-    with translated(writing=False):
+    with map_errors(writing=False):
         return await issued_to(connection, token, source)
 
 

@@ -24,11 +24,11 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, problem_of_refused, source_problem, unavailable
-from fencepost.gateway.superseded import naming_the_holder
+from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
-from fencepost.gateway.writes.blockers import naming_the_blocker
+from fencepost.gateway.writes.blockers import with_blocker
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
@@ -144,8 +144,8 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
-        outcome = await naming_the_holder(gateway.database, gateway.emit, table, outcome)
-        outcome = await naming_the_blocker(gateway.database, table, outcome)
+        outcome = await with_holder(gateway.database, gateway.emit, table, outcome)
+        outcome = await with_blocker(gateway.database, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
     _report(gateway.emit, table.name if table is not None else "", verb, outcome)
     return outcome

@@ -152,7 +152,7 @@ def may_be_running(error: BaseException) -> bool:
 
 
 @contextmanager
-def translated(*, writing: bool) -> Iterator[None]:
+def map_errors(*, writing: bool) -> Iterator[None]:
     """Turn asyncpg's and the socket's errors into ours. `writing`: a statement that changes data may be under way."""
     try:
         yield

@@ -21,15 +21,15 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import require_once, require_protected, require_token
 from fencepost.gateway.writes.evidence import row_evidence
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
-from fencepost.gateway.writes.once import Once
 from fencepost.gateway.writes.operation import Evidence, Operation, perform
 from fencepost.gateway.writes.plans import remember, target_of
-from fencepost.gateway.writes.rounds import Answer, decided
+from fencepost.gateway.writes.rounds import Answer, decide_alone
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.gateway.writes.verbs import Rows
-from fencepost.gateway.writes.verdicts import refused
-from fencepost.storage.batches.lane import AGAIN
+from fencepost.gateway.writes.verdicts import problem_of_verdict
+from fencepost.storage.batches.batch_queue import AGAIN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements import keyed
 from fencepost.storage.statements.keyed import Change
@@ -45,7 +45,7 @@ class Claim:
 
     resource: Resource
     token: Token | None
-    once: Once | None = None
+    once: IdempotentRequest | None = None
 
 
 async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
@@ -101,7 +101,7 @@ class ClaimOfScope(InScopes):
 
 async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    return await decided(connection, _steps(table), row)
+    return await decide_alone(connection, _steps(table), row)
 
 
 def _steps(table: ProtectedTable) -> "Claiming":
@@ -136,5 +136,5 @@ class Claiming(Rows):
         if raised is not None:
             refusing = refusal(self.table.fence.rule, verdict.resource, raised, write.token)
             if refusing is not None:
-                return [refused(refusing, self.table.fence)]
+                return [problem_of_verdict(refusing, self.table.fence)]
         return [Done([], write.token, resource=verdict.resource)]

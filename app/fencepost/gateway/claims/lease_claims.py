@@ -21,9 +21,9 @@ from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
-from fencepost.storage.statements.asking import in_key_order, known
+from fencepost.storage.statements.asking import in_key_order, read_resource
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.row_sql import issued_by
@@ -102,7 +102,7 @@ async def claim_all(
         if len(numbers) == 1:
             order = [(0, "")]
         else:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
         known_as: dict[str, Done] = {}
         for position, resource in order:
@@ -120,7 +120,7 @@ async def _claim_scopes(
     named: list[tuple[str, int, Scope]] = []
     for number, each in enumerate(claimed):
         if each.scope is not None:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 names = await scopes_typed(connection, each.table, each.scope, [each.key])
             if not repeated:
                 await require_storable(connection, each.sharing, each.key)
@@ -128,7 +128,7 @@ async def _claim_scopes(
     for name, number, scope in sorted(named, key=lambda each: each[0].encode()):
         table = claimed[number].table
         if repeated:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 found = await scope_marks(connection, scope, [name])
             done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
         elif refused := await enter(connection, table, scope, [name], token):
@@ -152,7 +152,7 @@ async def _roll_back(connection: Connection, outcome: Problem, name: str, token:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise RefusedClaim(outcome)
-    with translated(writing=False):
+    with map_errors(writing=False):
         issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
     if outcome.current_token is not None and outcome.current_token <= issued:
         raise Overtaken
@@ -173,8 +173,8 @@ async def _reread(
     connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str
 ) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
-    with translated(writing=False):
-        found = await known(connection, table, key)
+    with map_errors(writing=False):
+        found = await read_resource(connection, table, key)
         row = await reading.row(connection, table, key, None)
     mark = max(found.live or 0, found.recorded or 0, token)
     return Done([row.json] if row else [], mark, resource=found.resource)

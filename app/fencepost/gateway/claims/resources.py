@@ -7,7 +7,7 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
 from fencepost.gateway.preconditions import require_key
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import QueryError
@@ -49,7 +49,7 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
     if any(not scope_names.may_change(table, scope, values) for table, scope in sharing):
         return
     for table, scope in sharing:
-        with translated(writing=False):
+        with map_errors(writing=False):
             if await scope_names.stores(connection, table, scope, values):
                 return
     if sharing:

@@ -20,7 +20,7 @@ from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resol
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
-from fencepost.gateway.writes.blockers import naming_the_blocker
+from fencepost.gateway.writes.blockers import with_blocker
 from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
@@ -89,7 +89,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
             again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
-        outcome = await naming_the_blocker(gateway.database, None, outcome)
+        outcome = await with_blocker(gateway.database, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         return outcome
     lease = outcome.lease

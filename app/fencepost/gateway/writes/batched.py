@@ -14,15 +14,15 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.writes.once import Once, answer_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest, answer_of
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.gateway.writes.scoped import refused_scope
 from fencepost.gateway.writes.turns import busy
 from fencepost.gateway.writes.verbs import Verb, steps_of
-from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, translated
+from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, map_errors
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.batch_prelude import Opened, Prelude, ScopeOf, prelude
 from fencepost.storage.statements.keyed import Change
@@ -40,21 +40,21 @@ class Batched:
     """One request's write. `row.scope` is found out by the first batch that carries it."""
 
     row: RowWrite
-    once: Once | None = None
+    once: IdempotentRequest | None = None
 
     @classmethod
-    def of(cls, key: Key, token: Token, body: str, once: Once | None) -> "Batched":
+    def of(cls, key: Key, token: Token, body: str, once: IdempotentRequest | None) -> "Batched":
         """Put a request as a batch takes it."""
         if once is None:
             return cls(RowWrite(key, token, body))
         return cls(RowWrite(key, token, body, once.key, once.payload_hash), once)
 
 
-WriteLane = Lane[Batched, Outcome]
+WriteQueue = BatchQueue[Batched, Outcome]
 
 
-def lane(table: ProtectedTable, verb: Verb, change: Change, *, keyed: bool) -> WriteLane | None:
-    """Make the lane of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
+def write_queue(table: ProtectedTable, verb: Verb, change: Change, *, keyed: bool) -> WriteQueue | None:
+    """Make the queue of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
     scope = table.fence.scope
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
@@ -64,8 +64,8 @@ def lane(table: ProtectedTable, verb: Verb, change: Change, *, keyed: bool) -> W
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
     batches = _Batches(table, steps, prelude(table, scope, scope_of, keyed=keyed))
     if verb != "put" and not keyed and scope is None:
-        return Lane(batches.run, _order, _size)
-    return Lane(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
+        return BatchQueue(batches.run, _order, _size)
+    return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
 
 
 def _names_its_scope(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
@@ -99,11 +99,11 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
         yield ("scope", write.row.scope)
 
 
-async def in_a_batch(gateway: Gateway, lane: WriteLane | None, write: Batched) -> Answer | Broken:
+async def in_a_batch(gateway: Gateway, queue: WriteQueue | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
-    if lane is None:
+    if queue is None:
         return ALONE
-    answer: Answer | Broken = await gateway.group.write(lane, write)
+    answer: Answer | Broken = await gateway.group.write(queue, write)
     return answer
 
 
@@ -121,7 +121,7 @@ async def alone(gateway: Gateway, operation: Operation, write: Batched, why: Alo
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """The batches of one lane."""
+    """The batches of one queue."""
 
     table: ProtectedTable
     steps: Steps
@@ -135,7 +135,7 @@ class _Batches:
         """Look the keys up, enter the scopes, write, record."""
         committing = False
         try:
-            with translated(writing=True):
+            with map_errors(writing=True):
                 async with connection.transaction():
                     answers = await self._steps(connection, batch)
                     committing = True
@@ -167,7 +167,7 @@ class _Batches:
             answer: Answer | None = answer_of(opened.key)
             if answer is None and self.table.fence.scope is not None:
                 row.scope = opened.scope
-                answer = _kept_out(self.table, row, opened)
+                answer = _not_entered(self.table, row, opened)
             if answer is None:
                 left.append(number)
             else:
@@ -175,7 +175,7 @@ class _Batches:
         return left
 
 
-def _kept_out(table: ProtectedTable, row: RowWrite, opened: Opened) -> Answer | None:
+def _not_entered(table: ProtectedTable, row: RowWrite, opened: Opened) -> Answer | None:
     """Give the answer of a write whose scope was not entered; None: it was."""
     match opened.verdict:
         case "entered":

@@ -9,7 +9,7 @@ from typing import Final
 
 from fencepost.fencing.problems import Problem
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.tables.catalog import Table
 from fencepost.storage.upkeep import prepared
 
@@ -18,7 +18,7 @@ WITHIN: Final = 1.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
-async def naming_the_blocker(database: Database, table: Table | None, refused: Problem) -> Problem:
+async def with_blocker(database: Database, table: Table | None, refused: Problem) -> Problem:
     """Add to a lock timeout which prepared transactions hold locks on the table, or where to look for others. Without
     a table: on any table, for a grant may have claimed rows of several.
     """
@@ -28,7 +28,7 @@ async def naming_the_blocker(database: Database, table: Table | None, refused: P
     name = table.fence.name if table is not None and table.fence is not None else None
     try:
         async with asyncio.timeout(WITHIN), database.connection() as connection:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 found = await prepared.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy to say more than is known
         found = []

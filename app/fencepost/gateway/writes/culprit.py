@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements.checks import converts_key, converts_value
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Table
@@ -27,7 +27,7 @@ class HasColumns(Protocol):
 
 
 @asynccontextmanager
-async def naming_the_column(
+async def with_column(
     connection: Connection, table: Table, body: HasColumns | None, key: Key = ()
 ) -> AsyncIterator[None]:
     """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
@@ -35,7 +35,7 @@ async def naming_the_column(
         yield
     except RefusedError as error:
         if _lacks_column(error) and not connection.is_in_transaction():
-            with translated(writing=False):
+            with map_errors(writing=False):
                 error.column = await _culprit(connection, table, body, key)
         raise
 

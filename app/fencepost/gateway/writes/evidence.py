@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fencepost.fencing.token import Token
 from fencepost.gateway.writes.operation import Evidence
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.asking import Standing, known
+from fencepost.storage.statements.asking import KeyState, read_resource
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import ProtectedTable
@@ -20,11 +20,11 @@ async def row_evidence(
     """
     if table.row_security or (creates and await keys_may_change(connection, table)):
         return Evidence(None)  # a policy may hide the row, and the row's mark with it
-    found = await known(connection, table, key)
+    found = await read_resource(connection, table, key)
     return _evidence(found.resource, max(found.live or 0, found.recorded or 0), token)
 
 
-def rows_evidence(standings: Sequence[Standing], token: Token) -> Evidence:
+def rows_evidence(standings: Sequence[KeyState], token: Token) -> Evidence:
     """Say the same of rows that were inserted together. `without_row` may be a floor: it shows no write."""
     found = [(max(s.live or 0, s.without_row or 0), s) for s in standings]
     if not found:

@@ -10,20 +10,20 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.batched import Batched, WriteLane, alone, in_a_batch, lane
+from fencepost.gateway.writes.batched import Batched, WriteQueue, alone, in_a_batch, write_queue
 from fencepost.gateway.writes.evidence import rows_evidence
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
-from fencepost.gateway.writes.once import Once
 from fencepost.gateway.writes.operation import Evidence, Operation
 from fencepost.gateway.writes.plans import Body, ready_to_write, remember, target_of
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
-from fencepost.gateway.writes.verdicts import judge, refused
-from fencepost.storage.batches.lane import ALONE, Alone, Broken
+from fencepost.gateway.writes.verdicts import judge, problem_of_verdict
+from fencepost.storage.batches.batch_queue import ALONE, Alone, Broken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed, scope_names
-from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.keyed import Change, FencedRow
 from fencepost.storage.statements.parameters import RowWrite
@@ -45,7 +45,7 @@ class Insert:
     select: Select = None
     exactly_one: bool = False
     """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
-    once: Once | None = None
+    once: IdempotentRequest | None = None
     most: int | None = None
     """How many rows the request may write at most, as its caller wants it."""
     shown: bool = True
@@ -63,7 +63,7 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
         return ready
     table, token = ready
     write = Batched.of((), token, request.body.text, request.once)
-    answer = await in_a_batch(gateway, _lane(table, request, target), write) if request.count == 1 else ALONE
+    answer = await in_a_batch(gateway, _write_queue(table, request, target), write) if request.count == 1 else ALONE
     if not isinstance(answer, Alone | Broken):
         return answer
     kind = NewRows if table.fence.scope is None else NewRowsInScopes
@@ -73,13 +73,13 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
     return await alone(gateway, rows, write, answer)
 
 
-def _lane(table: ProtectedTable, request: Insert, target: str) -> WriteLane | None:
-    """Find the lane of such single rows."""
+def _write_queue(table: ProtectedTable, request: Insert, target: str) -> WriteQueue | None:
+    """Find the queue of such single rows."""
     name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
     if name not in table.plans:
         change = Change(request.body.columns, "", target)
-        remember(table, name, lane(table, "post", change, keyed=request.once is not None))
-    found: WriteLane | None = table.plans[name]
+        remember(table, name, write_queue(table, "post", change, keyed=request.once is not None))
+    found: WriteQueue | None = table.plans[name]
     return found
 
 
@@ -102,10 +102,10 @@ class NewRows(Operation):
         table, fence = self.table, self.table.fence
         if error.sqlstate not in _MAY_BE_A_MARK or not self._names_keys():
             return None
-        with translated(writing=False):
+        with map_errors(writing=False):
             standings = await self._standings(connection)
         verdicts = [judge(standing, fence, self.row.token) for standing in standings]
-        problems = [refused(verdict, fence) for verdict in verdicts if verdict is not None]
+        problems = [problem_of_verdict(verdict, fence) for verdict in verdicts if verdict is not None]
         refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
         if not refusals:
             return next((p for p in problems if p.type in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE)), None)
@@ -118,7 +118,7 @@ class NewRows(Operation):
             return Evidence(None)
         return rows_evidence(await self._standings(connection), self.row.token)
 
-    async def _standings(self, connection: Connection) -> list[Standing]:
+    async def _standings(self, connection: Connection) -> list[KeyState]:
         found = await asking.ask_elements(connection, self.table, self.row.body)
         return sorted((each.standing for each in found), key=lambda standing: standing.resource)
 
@@ -152,7 +152,7 @@ class NewRowsInScopes(InScopes):
 async def _insert(
     connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: str
 ) -> list[FencedRow]:
-    with translated(writing=True):
+    with map_errors(writing=True):
         return await keyed.insert(table, columns, target, "block").rows(connection, row)
 
 

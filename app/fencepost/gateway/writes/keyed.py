@@ -15,10 +15,10 @@ from fencepost.gateway.writes.evidence import row_evidence
 from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation
 from fencepost.gateway.writes.plans import NO_BODY, Body, KeyedVerb, KeyedWrite, Plan, ready_for
-from fencepost.gateway.writes.rounds import decided
+from fencepost.gateway.writes.rounds import decide_alone
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import no_row
-from fencepost.storage.batches.lane import Alone, Broken
+from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.scope_names import scope_named, scope_of_row
 from fencepost.storage.tables.catalog import Table
@@ -34,7 +34,7 @@ async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: T
     doubtful = _doubtful(found, request, body) if plan.names_key else ()
     to_fit = plan.alone.creates and needs_fitting(found, request.key)
     write = Batched.of(request.key, token, body.text, request.once)
-    answer = await in_a_batch(gateway, None if doubtful or to_fit else plan.lane, write)
+    answer = await in_a_batch(gateway, None if doubtful or to_fit else plan.queue, write)
     if not isinstance(answer, Alone | Broken):
         return answer
     kind = OfRow if plan.table.fence.scope is None else OfRowInScope
@@ -62,7 +62,7 @@ class OfRow(Operation):
     async def attempt(self, connection: Connection) -> Outcome:
         """Write, ask, create, until it is decided."""
         await self.check.run(connection)
-        return await decided(connection, self.plan.alone, self.row)
+        return await decide_alone(connection, self.plan.alone, self.row)
 
     async def evidence(self, connection: Connection) -> Evidence:
         """Ask for the row's mark."""
@@ -95,7 +95,7 @@ class OfRowInScope(InScopes):
         if self.missing:
             return no_row(self.table, self.row.key)
         self.row.scope = scopes[0]
-        return await decided(connection, self.plan.alone, self.row)
+        return await decide_alone(connection, self.plan.alone, self.row)
 
     def _given(self) -> set[str]:
         return {*self.table.key, *self.plan.change.columns}

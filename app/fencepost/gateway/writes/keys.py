@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import checks
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.query import QueryError
@@ -24,7 +24,7 @@ def needs_fitting(table: Table, key: Key) -> bool:
 
 async def require_fitting(connection: Connection, table: Table, key: Key, where: str) -> None:
     """Refuse a key that would be another one when stored: it would be created, or claimed, in vain."""
-    with translated(writing=False):
+    with map_errors(writing=False):
         fits = await checks.fits(connection, table, key)
     if not fits:
         raise QueryError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
@@ -44,7 +44,7 @@ class KeyCheck:
     async def run(self, connection: Connection) -> None:
         """Refuse a key that the body contradicts, or that would be another one when stored (QueryError)."""
         if self.doubtful:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 same = await checks.same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
             if not same:
                 raise QueryError(

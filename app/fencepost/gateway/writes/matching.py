@@ -10,12 +10,12 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.all_or_nothing import answer_of_many, refused_by_scopes
-from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
@@ -36,7 +36,7 @@ class FilteredWrite:
     body: Body | None = None
     select: Select = None
     exactly_one: bool = False
-    once: Once | None = None
+    once: IdempotentRequest | None = None
     most: int | None = None
     shown: bool = True
 
@@ -85,7 +85,7 @@ class Matching:
     async def write(self, connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
         """Lock, judge and write them in one statement."""
         filters = self.request.filters
-        with translated(writing=True):
+        with map_errors(writing=True):
             outcome = await write_matching(connection, table, filters, row, self.change, self.target, self.limit)
         return self.answer(table, row, outcome)
 

@@ -4,8 +4,9 @@ Every write of every verb that is decided alone comes through `perform`. `Operat
 connection; it may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements, or has an Idempotency-Key (once.py). A refusal rolls that back:
-  an answer that is no success has no effect. A connection that breaks before COMMIT was sent has none either;
+- inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py). A refusal rolls
+  that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent has none
+  either;
 - when the connection broke before the answer, and so the outcome is unknown (R15). Then, on another connection to the
   same system and timeline (another one may lack what was committed here),
   1. the old backend is ended, and it is made sure that it is gone: until then it may still commit;
@@ -25,13 +26,13 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.refusals import RETRY_AFTER
-from fencepost.gateway.writes.culprit import HasColumns, naming_the_column
-from fencepost.gateway.writes.once import Once, attempt_once, landed_meanwhile
-from fencepost.storage.batches.lane import Broken
+from fencepost.gateway.writes.culprit import HasColumns, with_column
+from fencepost.gateway.writes.idempotency import IdempotentRequest, attempt_keyed, landed_meanwhile
+from fencepost.storage.batches.batch_queue import Broken
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
-from fencepost.storage.connections.engine import retrying
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, translated
+from fencepost.storage.connections.engine import retry_conflicts
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, map_errors
 from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -58,7 +59,7 @@ class Operation(ABC):
     row: RowWrite
     """Its values. The key is empty where it is none of a row of the table."""
     body: HasColumns | None = None
-    once: Once | None = None
+    once: IdempotentRequest | None = None
     """The request's Idempotency-Key."""
 
     @property
@@ -118,7 +119,7 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
                 raise
             pause = PAUSE
         if loop.time() > deadline:
-            return _given_up(unknown, operation)
+            return _give_up(unknown, operation)
         await asyncio.sleep(pause)
 
 
@@ -133,23 +134,23 @@ async def _settle(
         await backends.end(connection, broken.backend)
         if uncommitted or operation.once is not None:
             return None
-        with translated(writing=False):
+        with map_errors(writing=False):
             evidence = await operation.evidence(connection)
     except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
         raise UnavailableError(f"the outcome could not be asked for: {error}") from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
 
 
-def _given_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
+def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
     if isinstance(unknown, UncommittedError):
         raise UnavailableError(f"nothing was written: {unknown}") from unknown
     return _unknown(unknown, Evidence(None), operation, may_still_land=True)
 
 
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
-    async with naming_the_column(connection, operation.table, operation.body, operation.row.key):
+    async with with_column(connection, operation.table, operation.body, operation.row.key):
         try:
-            return await retrying(lambda: _once(connection, operation))
+            return await retry_conflicts(lambda: _once(connection, operation))
         except RefusedError as error:
             problem = await operation.explain(connection, error)
             if problem is None:
@@ -166,10 +167,10 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
     while True:
         committing = False
         try:
-            with translated(writing=True):
+            with map_errors(writing=True):
                 async with connection.transaction():
                     outcome = await (
-                        attempt_once(connection, once, operation.attempt) if once else operation.attempt(connection)
+                        attempt_keyed(connection, once, operation.attempt) if once else operation.attempt(connection)
                     )
                     if isinstance(outcome, Problem):
                         raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it

@@ -21,23 +21,23 @@ import asyncpg
 from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
-from fencepost.fencing.verdict import Beyond, MissingRow, Unissued
+from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
 from fencepost.gateway.writes.evidence import rows_evidence
-from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.operation import Evidence, Operation, perform
 from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
-from fencepost.gateway.writes.rounds import Answer, Verdict, decided
+from fencepost.gateway.writes.rounds import Answer, Verdict, decide_alone
 from fencepost.gateway.writes.scoped import InScopes
-from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, refused
-from fencepost.storage.batches.lane import AGAIN, ALONE
+from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, problem_of_verdict
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
-from fencepost.storage.statements.asking import Asked, Placed, ask_elements, place_elements
+from fencepost.storage.statements.asking import ElementScope, ElementState, ask_elements, place_elements
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import LISTED_REFUSALS, Unwritten, write_elements
 from fencepost.storage.statements.parameters import RowWrite
@@ -60,7 +60,7 @@ class RowsPatch:
     select: Select = None
     exactly_one: bool = False
     """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
-    once: Once | None = None
+    once: IdempotentRequest | None = None
     most: int | None = None
     """How many rows the request may write at most, as its caller wants it."""
     shown: bool = True
@@ -119,7 +119,7 @@ class NamedRows(Operation):
 
     async def attempt(self, connection: Connection) -> Outcome:
         """Write, or find out why not, until it is decided."""
-        return await decided(connection, self, self.row)
+        return await decide_alone(connection, self, self.row)
 
     async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
         """Write all rows, or none."""
@@ -143,15 +143,15 @@ class NamedRows(Operation):
             raise asyncpg.SerializationError(f"{self.table.name}: a row came and went meanwhile")
         return [AGAIN]
 
-    def _why(self, asked: Sequence[Asked]) -> Problem | None:
+    def _why(self, asked: Sequence[ElementState]) -> Problem | None:
         _require_keys(self.table, [(each.element, each.standing.resource) for each in asked])
         fence = self.table.fence
         verdicts = [judge(each.standing, fence, self.row.token) for each in asked]
-        problems = [refused(verdict, fence) for verdict in verdicts if verdict is not None]
+        problems = [problem_of_verdict(verdict, fence) for verdict in verdicts if verdict is not None]
         if refusals := [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]:
             return refused_rows(self.table, self.row.token, refusals[:LISTED_REFUSALS])
-        if unissued := next((v for v in verdicts if isinstance(v, Unissued | Beyond)), None):
-            return refused(unissued, fence)
+        if unissued := next((v for v in verdicts if isinstance(v, Unissued | BeyondCeiling)), None):
+            return problem_of_verdict(unissued, fence)
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
 
@@ -181,7 +181,7 @@ class NamedRowsInScopes(InScopes):
     """Rows of however many scopes."""
 
     change: Change
-    places: Sequence[Placed] = ()
+    places: Sequence[ElementScope] = ()
 
     async def find(self, connection: Connection) -> list[str]:
         """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
@@ -198,7 +198,7 @@ class NamedRowsInScopes(InScopes):
         if missing := [each.resource for each in self.places if each.scope is None]:
             return _no_rows(missing)
         self.row.scopes = scopes
-        with translated(writing=True):
+        with map_errors(writing=True):
             outcome = await write_elements(connection, self.table, self.row, self.change)
             if not isinstance(outcome, Unwritten):
                 return Done(outcome)

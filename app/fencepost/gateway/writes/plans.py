@@ -9,8 +9,8 @@ from typing import Literal
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.preconditions import require_columns, require_key, require_once, require_protected, require_token
-from fencepost.gateway.writes.batched import WriteLane, lane
-from fencepost.gateway.writes.once import Once
+from fencepost.gateway.writes.batched import WriteQueue, write_queue
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.rounds import Steps
 from fencepost.gateway.writes.verbs import steps_of
 from fencepost.storage.statements.keyed import Change
@@ -54,7 +54,7 @@ class KeyedWrite:
     token: Token | None
     select: Select = None
     body: Body | None = None
-    once: Once | None = None
+    once: IdempotentRequest | None = None
     shown: bool = True
     """Whether the answer has the row; else no column is read but key and mark."""
 
@@ -67,7 +67,7 @@ class Plan:
     change: Change
     alone: Steps
     """Its statements for a write that is decided alone."""
-    lane: WriteLane | None
+    queue: WriteQueue | None
     """Its batches; None: it is never in one."""
     names_key: bool
     """Whether the body gives key columns, too."""
@@ -92,7 +92,7 @@ def ready_for(table: Table, request: KeyedWrite, verb: KeyedVerb) -> tuple[Plan,
 
 
 def ready_to_write(
-    table: Table, token: Token | None, columns: tuple[str, ...], once: Once | None
+    table: Table, token: Token | None, columns: tuple[str, ...], once: IdempotentRequest | None
 ) -> tuple[ProtectedTable, Token] | Problem:
     """Check what every write to a collection needs: a fence, columns that there are, a token."""
     protected = require_protected(table)
@@ -122,7 +122,7 @@ def _plan(table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str
     target = target_of(table, request.select, shown=request.shown)
     given = tuple(c for c in columns if c not in table.key)
     change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
-    batches = lane(protected, verb, change, keyed=request.once is not None)
+    batches = write_queue(protected, verb, change, keyed=request.once is not None)
     return Plan(protected, change, steps_of(protected, verb, change, "block"), batches, len(given) < len(columns))
 
 

@@ -10,8 +10,8 @@
    and 5; in a batch, another transaction holds it. Again, bounded.
 
 `round_of` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write with
-another batch. A write that is decided alone is a batch of one whose statements may wait, round after round: `decided`.
-What the statements are, and what is created, is the verb's (verbs.py).
+another batch. A write that is decided alone is a batch of one whose statements may wait, round after round:
+`decide_alone`. What the statements are, and what is created, is the verb's (verbs.py).
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from typing import Protocol
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.verdict import MissingRow, Refusal
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.writes.verdicts import ROUNDS, refused
-from fencepost.storage.batches.lane import ALONE, Alone
+from fencepost.gateway.writes.verdicts import ROUNDS, problem_of_verdict
+from fencepost.storage.batches.batch_queue import ALONE, Alone
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import StorageError, translated
+from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -59,7 +59,7 @@ class Steps(Protocol):
         """Give a write up that nothing refuses and that reached no row in ROUNDS rounds."""
 
 
-async def decided(connection: Connection, steps: Steps, write: RowWrite) -> Outcome:
+async def decide_alone(connection: Connection, steps: Steps, write: RowWrite) -> Outcome:
     """Run rounds of a single write until it is decided."""
     for number in range(ROUNDS):
         (answer,) = await round_of(connection, steps, (write,), number)
@@ -74,7 +74,7 @@ async def round_of(
     """Write, ask, create. `committed`: what the first statement writes is committed at once, in a batch without a
     transaction; whatever goes wrong after it concerns only the writes that are left, and is found out alone.
     """
-    with translated(writing=True):
+    with map_errors(writing=True):
         answers = await steps.write(connection, writes, number)
     with suppress(StorageError) if committed else nullcontext():
         await _ask_and_create(connection, steps, writes, answers, number)
@@ -88,7 +88,7 @@ async def _ask_and_create(
     left = [n for n, answer in enumerate(answers) if answer is ALONE]
     if not left:
         return
-    with translated(writing=connection.is_in_transaction()):
+    with map_errors(writing=connection.is_in_transaction()):
         verdicts = await steps.ask(connection, [writes[n] for n in left])
     missing: list[tuple[int, MissingRow]] = []
     for n, verdict in zip(left, verdicts, strict=True):
@@ -97,9 +97,9 @@ async def _ask_and_create(
         elif isinstance(verdict, MissingRow) and steps.creates:
             missing.append((n, verdict))
         else:
-            answers[n] = refused(verdict, steps.table.fence)
+            answers[n] = problem_of_verdict(verdict, steps.table.fence)
     if missing:
-        with translated(writing=True):
+        with map_errors(writing=True):
             created = await steps.create(connection, [(writes[n], verdict) for n, verdict in missing], number)
         for (n, _), answer in zip(missing, created, strict=True):
             answers[n] = answer

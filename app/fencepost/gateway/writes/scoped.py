@@ -22,7 +22,7 @@ from fencepost.fencing.verdict import refusal
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.writes.operation import Evidence, Operation
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_marks
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.scope_marks import Entered
@@ -56,7 +56,7 @@ class InScopes(Operation):
     async def attempt(self, connection: Connection) -> Outcome:
         """Find the scopes, enter them, write."""
         self.entered = []
-        with translated(writing=False):
+        with map_errors(writing=False):
             scopes = await self.find(connection)
         if not isinstance(scopes, list):
             return scopes
@@ -98,7 +98,7 @@ async def enter(
     connection: Connection, table: ProtectedTable, scope: Scope, scopes: Sequence[str], token: Token
 ) -> list[Entered]:
     """Enter scopes; those that refused, or nothing."""
-    with translated(writing=True):
+    with map_errors(writing=True):
         outcome = await scope_marks.enter(connection, table, scope, scopes, token)
     return [each for each in outcome if each.refused_by is not None]
 

@@ -21,11 +21,11 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.writes.rounds import Answer, Steps, Verdict
-from fencepost.gateway.writes.verdicts import contended, judge, refused
-from fencepost.storage.batches.lane import AGAIN, ALONE
+from fencepost.gateway.writes.verdicts import contended, judge, problem_of_verdict
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import undoing
-from fencepost.storage.errors import RefusedError, translated
+from fencepost.storage.connections.engine import savepoint
+from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed
 from fencepost.storage.statements.keyed import Change, FencedRow, Wait, WriteStatement
 from fencepost.storage.statements.parameters import Key, RowWrite
@@ -78,8 +78,8 @@ class _Statements:
             raise RuntimeError("this verb creates no rows")
         if self.wait == "skip":
             return await self.creating.run(connection, writes)
-        with translated(writing=True):
-            async with undoing(connection):
+        with map_errors(writing=True):
+            async with savepoint(connection):
                 return await self.creating.run(connection, writes)
 
 
@@ -112,7 +112,7 @@ class Rows(_Statements):
             if self.wait == "skip" or not _may_be_the_key(self.table, error, number):
                 raise
             if self.table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
-                return [refused(missing[0][1], self.table.fence)]
+                return [problem_of_verdict(missing[0][1], self.table.fence)]
         return [
             ALONE if row is None else Done((row.json,), row.mark, created=True, resource=row.resource)
             for row in created
@@ -122,7 +122,7 @@ class Rows(_Statements):
         """Give up. With row security we may see the row, and a policy keeps us from writing it."""
         (standing,) = await asking.ask(connection, self.table, [write.key])
         missing = MissingRow(standing.resource) if self.table.row_security else contended(standing.resource)
-        return refused(missing, self.table.fence)
+        return problem_of_verdict(missing, self.table.fence)
 
 
 def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:

@@ -6,14 +6,14 @@ from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import MissingRow, Refusal, beyond, refusal, unissued
-from fencepost.storage.statements.asking import Standing
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.tables.catalog import Fence
 
 ROUNDS: Final = 10
 """How often a write that nothing refuses is tried (rounds.py)."""
 
 
-def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRow | None:
+def judge(standing: KeyState, fence: Fence, token: Token) -> Refusal | MissingRow | None:
     """Read the answer to R5's question; None: nothing refuses."""
     mark = standing.live if standing.live is not None else standing.without_row
     verdict: Refusal | None = None
@@ -29,7 +29,7 @@ def judge(standing: Standing, fence: Fence, token: Token) -> Refusal | MissingRo
     return verdict
 
 
-def refused(verdict: Refusal | MissingRow | Problem, fence: Fence) -> Problem:
+def problem_of_verdict(verdict: Refusal | MissingRow | Problem, fence: Fence) -> Problem:
     """Give a verdict as a problem."""
     return verdict if isinstance(verdict, Problem) else problem_of(verdict, fence.rule)
 

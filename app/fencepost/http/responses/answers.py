@@ -9,7 +9,7 @@ from fencepost.fencing.problem_types import NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.writes.once import Replayed
+from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.http.problems.response import problem_response
 from fencepost.http.requests.headers import SINGULAR
 from fencepost.http.requests.preferences import NONE, Preferences

@@ -29,9 +29,9 @@ from fencepost.gateway.use_cases import (
     read_many,
     read_one,
 )
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.once import Once
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.http.problems.response import RequestError, problem_response
@@ -237,7 +237,7 @@ class DataRoutes:
         return filtered_answer(await delete_many(self._gateway(), write), preferences, singular=singular)
 
 
-def read_once(request: DataRequest, table: str, body: str, render: Render) -> Once | None:
+def read_once(request: DataRequest, table: str, body: str, render: Render) -> IdempotentRequest | None:
     """Read the request's Idempotency-Key, and what it stands for: everything but token and preferences, so that the
     lock's next holder may repeat a write. `render` gives the answer that will be kept.
     """
@@ -245,7 +245,7 @@ def read_once(request: DataRequest, table: str, body: str, render: Render) -> On
     if key is None:
         return None
     payload = payload_hash(request.method, table.removeprefix("public."), request.row, request.query, body)
-    return Once(key, payload, lambda done: keep_answer(done, render(done)))
+    return IdempotentRequest(key, payload, lambda done: keep_answer(done, render(done)))
 
 
 def _only(query: Query, *allowed: str) -> Query:

@@ -19,7 +19,7 @@ from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.use_cases import claim, explain
-from fencepost.gateway.writes.once import Once, Replayed
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.http.openapi.answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_json
@@ -151,7 +151,9 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
     once = (
         None
         if key is None
-        else Once(key, payload_hash("claim", body["resource"]), lambda done: to_recorded(_claim_answer(done)))
+        else IdempotentRequest(
+            key, payload_hash("claim", body["resource"]), lambda done: to_recorded(_claim_answer(done))
+        )
     )
     outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token, once))
     return _claim_answer(outcome)

@@ -16,8 +16,8 @@ from typing import Final, Literal, TypeVar
 from fencepost.locks.builtin.queue import Queue, Visit
 from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases, Overtaken
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.connections.engine import Database, retrying
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, translated
+from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
 
@@ -125,7 +125,7 @@ class PostgresLocks(Leases):
         unknown = overtaken = 0
         while True:
             try:
-                return await retrying(attempt)
+                return await retry_conflicts(attempt)
             except _Busy:
                 verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
                 return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
@@ -165,7 +165,7 @@ class PostgresLocks(Leases):
         async def acquire() -> Acquired:
             gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
             try:
-                with translated(writing=True):
+                with map_errors(writing=True):
                     return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
             except RefusedError as error:
                 if error.sqlstate == LOCK_NOT_AVAILABLE:
@@ -174,7 +174,7 @@ class PostgresLocks(Leases):
 
         if claim is None:
             return await acquire(), None
-        with translated(writing=True):
+        with map_errors(writing=True):
             async with connection.transaction():
                 acquired = await acquire()
                 if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
@@ -233,13 +233,13 @@ class PostgresLocks(Leases):
     async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         async def attempt() -> T:
             async with self._database.connection(writing=writing) as connection:
-                with translated(writing=writing):
+                with map_errors(writing=writing):
                     answer = await statement(connection)
                 if writing:
                     gateway_connection(connection).require_replicated()
                 return answer
 
-        return await retrying(attempt)
+        return await retry_conflicts(attempt)
 
 
 async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:

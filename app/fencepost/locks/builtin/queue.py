@@ -20,7 +20,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, UnavailableError, translated
+from fencepost.storage.errors import StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 
 BEAT: Final = 1.0
@@ -112,7 +112,7 @@ class Queue:
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
         async with self._database.connection() as connection:
-            with translated(writing=True):
+            with map_errors(writing=True):
                 await leases.leave(connection, visit, keep_ms)
 
     def wake(self, visits: Iterable[UUID]) -> None:
@@ -147,14 +147,14 @@ class Queue:
         if self._registered:
             try:
                 async with self._database.connection() as connection:
-                    with translated(writing=True):
+                    with map_errors(writing=True):
                         await leases.retire(connection, self.gateway)
             except StorageError as error:
                 self._failed(f"this gateway's waiters could not be taken out of their queues: {error}")
 
     async def _beat(self) -> None:
         async with self._database.connection() as connection:
-            with translated(writing=True):
+            with map_errors(writing=True):
                 due = await leases.beat(connection, self.gateway, list(self._visits), left := list(self._left))
         self._registered = True
         for visit_id in left:

@@ -13,8 +13,8 @@ from fencepost.fencing.token import Token
 from fencepost.locks.leases import Claim, Overtaken
 from fencepost.locks.source_leases.grants import Grants, ms_since
 from fencepost.storage.connections.connection import gateway_connection
-from fencepost.storage.connections.engine import Database, retrying
-from fencepost.storage.errors import OutcomeUnknownError, translated
+from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.errors import OutcomeUnknownError, map_errors
 from fencepost.storage.leases import source_leases
 from fencepost.storage.leases.builtin import Lease
 from fencepost.storage.leases.source_leases import SourceLease
@@ -99,7 +99,7 @@ class SourceClaims:
     ) -> tuple[object, SourceLease] | None:
         async def attempt() -> tuple[object, SourceLease] | None:
             async with self._database.connection(writing=True) as connection:
-                with translated(writing=True):
+                with map_errors(writing=True):
                     async with connection.transaction():
                         now = await source_leases.lock_claims(connection, lease.lease_id)
                         if now is None:
@@ -111,7 +111,7 @@ class SourceClaims:
                 gateway_connection(connection).require_replicated()
                 return claims, replace(lease, tokens=used, claimed=True)
 
-        return await retrying(attempt)
+        return await retry_conflicts(attempt)
 
 
 def _later(lease: SourceLease, renewed: Lease, asked: float) -> SourceLease:

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.connections.engine import Database, retrying
-from fencepost.storage.errors import translated
+from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.errors import map_errors
 from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
@@ -176,12 +176,12 @@ class Grants:
 
         async def attempt() -> T:
             async with self._database.connection(writing=True) as connection:
-                with translated(writing=True):
+                with map_errors(writing=True):
                     answer = await statement(connection)
                 gateway_connection(connection).require_replicated()
                 return answer
 
-        return await retrying(attempt)
+        return await retry_conflicts(attempt)
 
 
 def ms_since(moment: float) -> int:

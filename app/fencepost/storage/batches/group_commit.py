@@ -1,6 +1,6 @@
 """Group commit: writes that come at the same time share one transaction, one round trip and one flush of the log.
 
-The protocol of one lane (the writes that one statement can carry: a table, a verb, a set of columns):
+The protocol of one queue (the writes that one statement can carry: a table, a verb, a set of columns):
 
 1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
    and a slow statement keeps nobody waiting but its own batch.
@@ -14,10 +14,10 @@ The protocol of one lane (the writes that one statement can carry: a table, a ve
    come AGAIN, and in the end to go ALONE. What else can be waited for (a unique index entry, a parent's row) is given
    up after LOCK_WAIT_MS.
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
-   own beside the lane's next batch; a write that fails by itself is told to go ALONE. So a caller's bad value, or wait,
-   costs its neighbours a few round trips, and no verdict.
+   own beside the queue's next batch; a write that fails by itself gets ALONE. So a caller's bad value, or wait, costs
+   its neighbours a few round trips, and no verdict.
 6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (operation.py):
-   it may wait, and what it is told is what it would be told without group commit.
+   it may wait, and its answer is the same as without group commit.
 7. A connection that breaks under a batch leaves all of its writes unknown (R15): each hears BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.
 
@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from fencepost.storage.batches.lane import AGAIN, ALONE, HELD, Alone, Broken, Lane, Waiting
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, Waiting
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
@@ -46,17 +46,17 @@ TRIES: Final = 3
 LOCK_WAITS: Final = frozenset({"55P03", "57014"})
 """SQLSTATEs of a wait that was given up."""
 SETUP_ERRORS: Final = frozenset({"42501", "42883"})
-"""SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the lane will fail."""
+"""SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the queue will fail."""
 REPORTED_EVERY: Final = 60.0
 """Seconds between two reports of that."""
 SLOW: Final = 0.05
-"""Seconds after which a batch in flight no longer keeps the next one of its lane waiting."""
+"""Seconds after which a batch in flight no longer keeps the next one of its queue waiting."""
 MOST_AT_ONCE: Final = 3
-"""How many batches of a lane may be in flight then."""
+"""How many batches of a queue may be in flight then."""
 
 
 class GroupCommit:
-    """All lanes of a gateway process, over the connections that are kept for them."""
+    """All queues of a gateway process, over the connections that are kept for them."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class GroupCommit:
         self._reported = -REPORTED_EVERY
         self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
-        self._lanes: set[Lane[Any, Any]] = set()
+        self._queues: set[BatchQueue[Any, Any]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanting = 0
         self.waiting = 0
         """How many writes are in queues or in flight."""
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def write(self, lane: Lane[W, R], write: W) -> R | Alone | Broken:
-        """Have a write carried by the lane's next batch; never AGAIN. UnavailableError: it was not sent."""
+    async def write(self, queue: BatchQueue[W, R], write: W) -> R | Alone | Broken:
+        """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
         if self.waiting >= self._most_waiting:
             raise UnavailableError(
                 f"{self.waiting} writes are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
@@ -89,29 +89,29 @@ class GroupCommit:
         self.waiting += 1
         try:
             for _ in range(TRIES):
-                answer = await self._queued(lane, write)
+                answer = await self._queued(queue, write)
                 if answer is not AGAIN:
                     return answer
             return HELD
         finally:
             self.waiting -= 1
 
-    def _queued(self, lane: Lane[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
+    def _queued(self, queue: BatchQueue[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
         loop = asyncio.get_running_loop()
         waiting: Waiting[W, R] = Waiting(write, loop.create_future(), loop.time() + self._wait_at_most)
-        lane.queue.append(waiting)
-        if not lane.running or (lane.running < MOST_AT_ONCE and loop.time() - lane.sent > SLOW):
-            self._send(lane)
+        queue.pending.append(waiting)
+        if not queue.running or (queue.running < MOST_AT_ONCE and loop.time() - queue.sent > SLOW):
+            self._send(queue)
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep)
         return waiting.answer
 
-    def _send(self, lane: Lane[Any, Any]) -> None:
+    def _send(self, queue: BatchQueue[Any, Any]) -> None:
         """Begin to send what waits, beside what is in flight."""
-        lane.running += 1
-        lane.sent = asyncio.get_running_loop().time()
-        self._lanes.add(lane)
-        self._start(self._drain(lane))
+        queue.running += 1
+        queue.sent = asyncio.get_running_loop().time()
+        self._queues.add(queue)
+        self._start(self._drain(queue))
 
     async def close(self) -> None:
         """Wait for what is in flight."""
@@ -125,34 +125,34 @@ class GroupCommit:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drain(self, lane: Lane[Any, Any]) -> None:
+    async def _drain(self, queue: BatchQueue[Any, Any]) -> None:
         """Send batches until nothing waits."""
         try:
-            while lane.queue:
-                await self._on_a_connection(lane)
+            while queue.pending:
+                await self._on_a_connection(queue)
         finally:
-            lane.running -= 1
-            if not lane.running:
-                self._lanes.discard(lane)
+            queue.running -= 1
+            if not queue.running:
+                self._queues.discard(queue)
 
-    async def _on_a_connection(self, lane: Lane[Any, Any]) -> None:
-        """Send batches on one connection for as long as it serves and no other lane wants one."""
+    async def _on_a_connection(self, queue: BatchQueue[Any, Any]) -> None:
+        """Send batches on one connection for as long as it serves and no other queue wants one."""
         batch: list[Waiting[Any, Any]] = []
         behind: GatewayConnection | None = None
         loop = asyncio.get_running_loop()
         try:
             async with self._connection() as connection:
                 behind = gateway_connection(connection)
-                while lane.queue and not behind.is_closed() and self._database.is_accepted(connection):
-                    batch = lane.take()
-                    lane.sent = loop.time()
+                while queue.pending and not behind.is_closed() and self._database.is_accepted(connection):
+                    batch = queue.take()
+                    queue.sent = loop.time()
                     if batch:
-                        await _carry(lane, connection, behind, batch)
+                        await _run_batch(queue, connection, behind, batch)
                     batch = []
                     if self._wanting:
                         return
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
-            self._failed(lane, batch or lane.take(), error, behind)
+            self._failed(queue, batch or queue.take(), error, behind)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -160,7 +160,7 @@ class GroupCommit:
         self._wanting += 1
         wanting = True
         try:
-            async with self._database.lane() as connection:
+            async with self._database.batch_connection() as connection:
                 self._wanting -= 1
                 wanting = False
                 yield connection
@@ -170,7 +170,7 @@ class GroupCommit:
 
     def _failed(
         self,
-        lane: Lane[Any, Any],
+        queue: BatchQueue[Any, Any],
         batch: "list[Waiting[Any, Any]]",
         error: Exception,
         behind: GatewayConnection | None,
@@ -183,13 +183,13 @@ class GroupCommit:
             case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
                 for half in (batch[:middle], batch[middle:]):
-                    self._start(self._again(lane, half))
+                    self._start(self._again(queue, half))
             case RefusedError(sqlstate=state) if state in LOCK_WAITS:
-                _tell(batch, HELD)
+                _set_answers(batch, HELD)
             case _ if refused:
-                _tell(batch, ALONE)
+                _set_answers(batch, ALONE)
             case OutcomeUnknownError() if behind is not None:
-                _tell(batch, Broken(error, behind))
+                _set_answers(batch, Broken(error, behind))
             case _:
                 for waiting in batch:
                     if not waiting.answer.done():
@@ -201,42 +201,42 @@ class GroupCommit:
             self._reported = now
             self._on_setup_error(str(error))
 
-    async def _again(self, lane: Lane[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
+    async def _again(self, queue: BatchQueue[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
         """Send a part of a batch that was refused."""
         behind: GatewayConnection | None = None
         try:
             async with self._connection() as connection:
                 behind = gateway_connection(connection)
-                await _carry(lane, connection, behind, batch)
+                await _run_batch(queue, connection, behind, batch)
         except Exception as error:  # noqa: BLE001 - the same
-            self._failed(lane, batch, error, behind)
+            self._failed(queue, batch, error, behind)
 
     def _sweep(self) -> None:
         """Take out what has waited too long. Each queue is in the order of its deadlines."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for lane in tuple(self._lanes):
-            if lane.queue and lane.running < MOST_AT_ONCE and now - lane.sent > SLOW:
-                self._send(lane)
-            while lane.queue and (lane.queue[0].deadline <= now or lane.queue[0].answer.done()):
-                late = lane.queue.popleft()
+        for queue in tuple(self._queues):
+            if queue.pending and queue.running < MOST_AT_ONCE and now - queue.sent > SLOW:
+                self._send(queue)
+            while queue.pending and (queue.pending[0].deadline <= now or queue.pending[0].answer.done()):
+                late = queue.pending.popleft()
                 if not late.answer.done():
                     error = f"the write was not sent within {self._wait_at_most:g} s: nothing was written"
                     late.answer.set_exception(UnavailableError(error))
-        self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep) if self._lanes else None
+        self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep) if self._queues else None
 
 
-async def _carry(
-    lane: Lane[Any, Any], connection: Connection, behind: GatewayConnection, batch: "list[Waiting[Any, Any]]"
+async def _run_batch(
+    queue: BatchQueue[Any, Any], connection: Connection, behind: GatewayConnection, batch: "list[Waiting[Any, Any]]"
 ) -> None:
-    answers = await lane.run(connection, [waiting.write for waiting in batch])
+    answers = await queue.run(connection, [waiting.write for waiting in batch])
     behind.require_replicated()
     for waiting, answer in zip(batch, answers, strict=True):
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
 
 
-def _tell(batch: "list[Waiting[Any, Any]]", answer: Alone | Broken) -> None:
+def _set_answers(batch: "list[Waiting[Any, Any]]", answer: Alone | Broken) -> None:
     for waiting in batch:
         if not waiting.answer.done():
             waiting.answer.set_result(answer)

@@ -7,7 +7,7 @@ still unread in its socket, and commit later. A backend is known by pid and star
 from typing import Final
 
 from fencepost.storage.connections.connection import Backend, Connection
-from fencepost.storage.errors import UnavailableError, translated
+from fencepost.storage.errors import UnavailableError, map_errors
 
 END_WITHIN_MS: Final = 5000
 """How long a backend is waited for: one that is asked to end does so at its next interrupt, after its last commit."""
@@ -22,7 +22,7 @@ async def end(connection: Connection, backend: Backend) -> None:
 
     UnavailableError when it cannot be ended in time: what it was doing may still land.
     """
-    with translated(writing=False):
+    with map_errors(writing=False):
         await connection.execute(_END, backend.pid, backend.started, END_WITHIN_MS)
         # Its entry goes after its transaction has ended.
         if await connection.fetchval(_ALIVE, backend.pid, backend.started):

@@ -28,8 +28,8 @@ from fencepost.storage.errors import (
     RefusedError,
     StandbyError,
     UnavailableError,
+    map_errors,
     may_be_running,
-    translated,
 )
 
 T = TypeVar("T")
@@ -48,8 +48,8 @@ RETRIES: Final = 10
 class Database:
     """Two pools: one for requests, and one for batches (group_commit.py), whose statements hardly wait for locks.
 
-    Leaving `connection()` or `lane()` gives the connection back, which changes no answer. `retrying` repeats what lost
-    a race.
+    Leaving `connection()` or `batch_connection()` gives the connection back, which changes no answer. `retry_conflicts`
+    repeats what lost a race.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Database:
         batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report)
         database = cls(opened, pool, batch_pool, limits, shared.watch, ReadOnly(report))
         try:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 for each in (pool, batch_pool):
                     each.give_back(await each.lend())
         except BaseException:
@@ -136,7 +136,7 @@ class Database:
             async with self.connection() as connection:
                 yield connection
             return
-        with _map_login_errors(), translated(writing=False):
+        with _map_login_errors(), map_errors(writing=False):
             connection = await self._opened()
         try:
             yield connection
@@ -145,7 +145,7 @@ class Database:
                 await connection.close(timeout=CLOSED_WITHIN)
 
     @asynccontextmanager
-    async def lane(self) -> AsyncIterator[Connection]:
+    async def batch_connection(self) -> AsyncIterator[Connection]:
         """Lend a connection for batches of writes, as `connection(writing=True)` does."""
         async with self._lend(self._batch_pool, writing=True) as connection:
             yield connection
@@ -154,7 +154,7 @@ class Database:
     async def _lend(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
         if writing:
             self._read_only.require_writable()
-        with _map_login_errors(), translated(writing=False):
+        with _map_login_errors(), map_errors(writing=False):
             connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
@@ -189,7 +189,7 @@ class Database:
 
     async def _note_if_read_only(self, connection: Connection) -> bool:
         """Whether a write was refused because all of them are."""
-        with translated(writing=False):
+        with map_errors(writing=False):
             if not await is_read_only(connection):
                 return False
         self._read_only.notice()
@@ -208,7 +208,7 @@ class Database:
         """Refuse to write where the origin is not accepted (origin.py)."""
         watch, behind = self._watch, gateway_connection(connection)
         if watch.problem(behind.origin) is not None:  # since then it may have been promoted, or vouched for
-            with translated(writing=False):
+            with map_errors(writing=False):
                 await behind.introduce(watch)
         if watch.accepts(behind.origin):
             self._expire()
@@ -225,11 +225,11 @@ class Database:
             try:
                 async with self.spare() as connection:
                     behind = gateway_connection(connection)
-                    with translated(writing=False):
+                    with map_errors(writing=False):
                         await behind.introduce(self._watch)  # the generation may have been raised since
                     await self._require_origin(behind)
                     generation = behind.origin.generation
-                    with translated(writing=False):
+                    with map_errors(writing=False):
                         here, new = await look(connection)
                     if here and behind.opened < begun:  # it may be a leftover: a new one shows
                         behind.terminate()
@@ -292,7 +292,7 @@ def _map_login_errors() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def undoing(connection: Connection) -> AsyncIterator[None]:
+async def savepoint(connection: Connection) -> AsyncIterator[None]:
     """Undo a statement that fails, and only that, when it is part of a transaction: the transaction goes on."""
     if not connection.is_in_transaction():
         yield
@@ -301,7 +301,7 @@ async def undoing(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
-async def retrying(attempt: Callable[[], Awaitable[T]]) -> T:
+async def retry_conflicts(attempt: Callable[[], Awaitable[T]]) -> T:
     """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is answered as stale
     (R4).
     """

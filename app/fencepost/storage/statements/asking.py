@@ -17,7 +17,7 @@ from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class KeyState:
     """The answer to R5's question about one key: its name, the live row's mark, the mark of a key without a row, and
     what bounds the tokens of its table (R12): `issued`, the newest of its source, or the highest that an external table
     takes, and `max_jump`, how far one may be above the mark.
@@ -34,15 +34,15 @@ _BODY: Final[Parameter[str]] = Parameter(BODY.name, BODY.type, str)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ElementState:
     """What is known of one element's key. The resource is empty when the element has no value for a part of it."""
 
     element: int
-    standing: Standing
+    standing: KeyState
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ElementScope:
     """An element's resource, as above, and the scope of its row; None without a row."""
 
     element: int
@@ -62,22 +62,22 @@ def _question(table: ProtectedTable, given: Given, order: str) -> str:
     )
 
 
-def _standing(row: asyncpg.Record) -> Standing:
-    return Standing(row[1] or "", row[2], row[3], row[4], row[5])
+def _key_state(row: asyncpg.Record) -> KeyState:
+    return KeyState(row[1] or "", row[2], row[3], row[4], row[5])
 
 
-async def ask(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[Standing]:
+async def ask(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[KeyState]:
     """Ask about keys, and answer in their order."""
     given = keys(table)
     rows = await _of_keys(table, _question(table, given, given.place)).fetch(connection, asked)
-    return [_standing(row) for row in rows]
+    return [_key_state(row) for row in rows]
 
 
-async def ask_elements(connection: Connection, table: ProtectedTable, body: str) -> list[Asked]:
+async def ask_elements(connection: Connection, table: ProtectedTable, body: str) -> list[ElementState]:
     """Ask about the key of every element of a JSON array, and answer in key order."""
     given = elements(table, table.key)
     rows = await _of_body(_question(table, given, given.key_order(table))).fetch(connection, body)
-    return [Asked(row[0] - 1, _standing(row)) for row in rows]
+    return [ElementState(row[0] - 1, _key_state(row)) for row in rows]
 
 
 def _of_keys(table: Table, text: str) -> Statement[Sequence[Key]]:
@@ -88,7 +88,7 @@ def _of_body(text: str) -> Statement[str]:
     return compiled(text, [_BODY])
 
 
-async def place_elements(connection: Connection, table: ProtectedTable, body: str) -> list[Placed]:
+async def place_elements(connection: Connection, table: ProtectedTable, body: str) -> list[ElementScope]:
     """Read which scopes the elements' rows are in, in key order and without a lock: its columns never change."""
     if table.fence.scope is None:
         raise ValueError(f"{table.fence.name} has no scope")
@@ -98,7 +98,7 @@ async def place_elements(connection: Connection, table: ProtectedTable, body: st
         f" {row_scope(table, table.fence.scope)} AS scope FROM {given.source}"
         f" LEFT JOIN {table.sql_name} AS r ON {given.match(table)} ORDER BY {given.key_order(table)}"
     ).fetch(connection, body)
-    return [Placed(row["place"] - 1, row["resource"] or "", row["scope"]) for row in rows]
+    return [ElementScope(row["place"] - 1, row["resource"] or "", row["scope"]) for row in rows]
 
 
 async def in_key_order(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[tuple[int, str]]:
@@ -124,7 +124,7 @@ async def exists(connection: Connection, table: Table, key: Key) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ResourceState:
     """What the database knows of a resource: its name, the live row's mark, and what fencepost.marks has of it."""
 
     resource: str
@@ -134,7 +134,7 @@ class Known:
     changed_at: str | None
 
 
-async def known(connection: Connection, table: ProtectedTable, key: Key) -> Known:
+async def read_resource(connection: Connection, table: ProtectedTable, key: Key) -> ResourceState:
     """Look a resource up, in one snapshot."""
     rows = await compiled(
         f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
@@ -144,4 +144,4 @@ async def known(connection: Connection, table: ProtectedTable, key: Key) -> Know
         f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
         OF_KEY,
     ).fetch(connection, key)
-    return Known(*rows[0])
+    return ResourceState(*rows[0])

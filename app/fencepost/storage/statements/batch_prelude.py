@@ -13,7 +13,7 @@ from typing import Final, Literal
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.given import Given, typed, unnested
-from fencepost.storage.statements.idempotency import CALLER, Recorded, State, begun
+from fencepost.storage.statements.idempotency import CALLER, Recorded, State, read_state
 from fencepost.storage.statements.keyed import Batch
 from fencepost.storage.statements.parameters import (
     MOST_KEY_COLUMNS,
@@ -54,10 +54,10 @@ class Prelude:
         """Run it for the writes of a batch."""
         rows = await self.statement.fetch(connection, batch)
         if not self.scoped:
-            return [Opened(begun(row)) for row in rows]
+            return [Opened(read_state(row)) for row in rows]
         if not self.keyed:
             return [Opened("new", row[0] or "", row[1], row[2]) for row in rows]
-        return [Opened(begun(row), row[4] or "", row[5], row[6]) for row in rows]
+        return [Opened(read_state(row), row[4] or "", row[5], row[6]) for row in rows]
 
 
 def _of_each(name: str, type_: str, read: Callable[[RowWrite], object]) -> Parameter[Batch]:

@@ -13,7 +13,7 @@ from fencepost.storage.connections.connection import Connection
 
 CALLER: Final = ""
 """Whose keys these are. One name space for all, as long as callers are not told apart."""
-BATCH: Final = 10_000
+ROWS_PER_STEP: Final = 10_000
 """How many records are forgotten in one transaction."""
 
 
@@ -41,10 +41,10 @@ async def begin(connection: Connection, key: str, payload_hash: bytes) -> Record
     )
     if row is None:
         raise RuntimeError("fencepost.idem_begin gave no row")
-    return begun(row)
+    return read_state(row)
 
 
-def begun(row: asyncpg.Record) -> Recorded | State:
+def read_state(row: asyncpg.Record) -> Recorded | State:
     """Read a row of state, status, headers and answer."""
     state: State | Literal["replay"] = row["state"]
     if state != "replay":
@@ -84,5 +84,5 @@ async def record_many(connection: Connection, records: Sequence[tuple[str, bytes
 
 async def prune(connection: Connection, keep_seconds: float) -> int:
     """Forget records older than that, one batch; returns how many."""
-    pruned: int = await connection.fetchval("SELECT fencepost.prune_idempotency($1, $2)", keep_seconds, BATCH)
+    pruned: int = await connection.fetchval("SELECT fencepost.prune_idempotency($1, $2)", keep_seconds, ROWS_PER_STEP)
     return pruned

@@ -7,7 +7,7 @@ import asyncpg
 
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import undoing
+from fencepost.storage.connections.engine import savepoint
 from fencepost.storage.statements.given import key_texts, unnested
 from fencepost.storage.statements.many import TooManyRows
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
@@ -120,7 +120,7 @@ async def stores(connection: Connection, table: Table, scope: Scope, values: Seq
         named = f"CAST({bound.add(value)} AS {wanted})"
         tests.append(f"{named} {operator(column, '=')} CAST(CAST({named} AS {column.type}) AS {wanted})")
     try:
-        async with undoing(connection):
+        async with savepoint(connection):
             same: bool = await compiled(f"SELECT {' AND '.join(tests)}", bound.parameters).value(connection, None)
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # too large, or a domain's CHECK
         return False

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import translated
+from fencepost.storage.errors import map_errors
 from fencepost.storage.tables.catalog import Catalog, Table
 from fencepost.storage.tables.load import is_outdated, load
 
@@ -48,7 +48,7 @@ class CatalogCache:
     async def has_changed(self, name: str, table: Table | None) -> bool:
         """Look whether the database has something else under this name than the picture with `table` in it."""
         async with self._database.connection() as connection:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 return await is_outdated(connection, self._schemas, name, table)
 
     def _load(self) -> Awaitable[Catalog]:
@@ -61,7 +61,7 @@ class CatalogCache:
 
     async def _read(self) -> Catalog:
         async with self._database.connection() as connection:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 catalog = await load(connection, self._schemas, self._current.version + 1)
         self._current = catalog
         self._on_load(catalog)

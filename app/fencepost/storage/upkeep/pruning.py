@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database, retrying
-from fencepost.storage.errors import translated
+from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import idempotency
 
 ROWS_PER_STEP: Final = 10_000
@@ -106,10 +106,10 @@ async def prune_records(database: Database, keep_seconds: float) -> int:
     total = 0
     for _ in range(STEPS_PER_RUN):
         async with database.connection(writing=True) as connection:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 pruned = await idempotency.prune(connection, keep_seconds)
         total += pruned
-        if pruned < idempotency.BATCH:
+        if pruned < idempotency.ROWS_PER_STEP:
             break
     return total
 
@@ -144,14 +144,14 @@ class Pruner:
 
     async def _ask_horizon(self) -> Horizon:
         async with self._database.connection(writing=True) as connection:
-            with translated(writing=False):
+            with map_errors(writing=False):
                 return await horizon(connection)
 
     async def _prune(self, until: Horizon, keep_seconds: float) -> PruneStep:
         async def attempt() -> PruneStep:
             async with self._database.connection(writing=True) as connection:
                 # Nothing hangs on whether a prune whose answer was lost has landed: it is done again.
-                with translated(writing=False):
+                with map_errors(writing=False):
                     return await prune_step(connection, until, keep_seconds, self._after)
 
-        return await retrying(attempt)
+        return await retry_conflicts(attempt)

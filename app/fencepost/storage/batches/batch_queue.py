@@ -1,4 +1,4 @@
-"""A lane of group_commit.py: the writes that one statement can carry, who waits for them, and what they may be told."""
+"""A queue of group_commit.py: the writes that one statement can carry, their waiting callers, and their answers."""
 
 from asyncio import Future
 from collections import deque
@@ -21,7 +21,7 @@ class Alone(Enum):
     """A write that its batch could not decide: for this one time, or at all."""
 
     AGAIN = "it goes into another batch, a few times: what was in its way is likely to be over by then"
-    HELD = "it is decided by itself, and will have to wait for somebody"
+    HELD = "it is decided by itself, and will have to wait for another transaction"
     ALONE = "it is decided by itself"
 
 
@@ -40,7 +40,7 @@ class Broken:
 
 @dataclass(slots=True)
 class Waiting(Generic[W, R]):
-    """One write, and who waits for it."""
+    """One write, and the future of its caller."""
 
     write: W
     answer: Future[R | Alone | Broken]
@@ -52,11 +52,11 @@ def _nothing(_write: Any) -> Iterable[Hashable]:
 
 
 @dataclass(eq=False)
-class Lane(Generic[W, R]):
+class BatchQueue(Generic[W, R]):
     """The writes that one statement can carry, and those that wait for it.
 
     `run` carries a batch out, and commits it before it returns an answer for each write, in the order given; a
-    RefusedError says that all of it was undone.
+    RefusedError means that all of it was undone.
     """
 
     run: Callable[[Connection, Sequence[W]], Awaitable[Sequence[R | Alone]]]
@@ -66,7 +66,7 @@ class Lane(Generic[W, R]):
     clashes: Callable[[W], Iterable[Hashable]] = _nothing
     """What no two writes of a batch may share."""
     most: int = 256
-    queue: "deque[Waiting[W, R]]" = field(default_factory=deque)
+    pending: "deque[Waiting[W, R]]" = field(default_factory=deque)
     running: int = 0
     """How many send its batches: one, unless one of them is slow."""
     sent: float = 0.0
@@ -77,10 +77,10 @@ class Lane(Generic[W, R]):
         taken: list[Waiting[W, R]] = []
         seen: set[Hashable] = set()
         left: list[Waiting[W, R]] = []
-        queue = self.queue
+        pending = self.pending
         size = 0
-        while queue and len(taken) < self.most and size < MOST_BYTES:
-            waiting = queue.popleft()
+        while pending and len(taken) < self.most and size < MOST_BYTES:
+            waiting = pending.popleft()
             if waiting.answer.done():
                 continue
             clashes = tuple(self.clashes(waiting.write))
@@ -90,7 +90,7 @@ class Lane(Generic[W, R]):
             seen.update(clashes)
             taken.append(waiting)
             size += self.size(waiting.write)
-        queue.extendleft(reversed(left))
+        pending.extendleft(reversed(left))
         order = self.order
         taken.sort(key=lambda waiting: order(waiting.write))
         return taken

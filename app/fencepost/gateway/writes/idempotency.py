@@ -15,7 +15,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import RefusedError, UnavailableError, translated
+from fencepost.storage.errors import RefusedError, UnavailableError, map_errors
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import Recorded, State
 
@@ -24,7 +24,7 @@ RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class IdempotentRequest:
     """A request's key, the hash of its payload, and how its success will be answered."""
 
     key: str
@@ -39,12 +39,12 @@ class Replayed(Done):
     answer: Recorded | None = None
 
 
-async def attempt_once(
-    connection: Connection, once: Once, attempt: Callable[[Connection], Awaitable[Outcome]]
+async def attempt_keyed(
+    connection: Connection, once: IdempotentRequest, attempt: Callable[[Connection], Awaitable[Outcome]]
 ) -> Outcome:
     """Attempt a keyed write in the transaction that is open; leaving it by a Problem must roll it back."""
     try:
-        with translated(writing=True):
+        with map_errors(writing=True):
             found = await idempotency.begin(connection, once.key, once.payload_hash)
     except RefusedError as error:  # a time limit, say: no refusal of the write, which may have landed before
         raise UnavailableError(f"the Idempotency-Key could not be looked up: {error}") from error
@@ -52,7 +52,7 @@ async def attempt_once(
         return known
     outcome = await attempt(connection)
     if not isinstance(outcome, Problem):
-        with translated(writing=True):
+        with map_errors(writing=True):
             await idempotency.record(connection, once.key, once.payload_hash, once.render(outcome))
     return outcome
 
