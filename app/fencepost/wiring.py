@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fencepost import background, wire
 from fencepost.election.watching import Watches
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.writes.turns import Turns
+from fencepost.gateway.turns import Turns
 from fencepost.health import Health
 from fencepost.http.app import Application, Parts
 from fencepost.locks.builtin.leases import PostgresLocks

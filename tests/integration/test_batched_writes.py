@@ -19,9 +19,9 @@ from tests.support.racing import ISSUED, Race, gateway_pid, keyed, open_gateway,
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.turns import Turns
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.gateway.writes.turns import Turns
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect

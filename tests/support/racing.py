@@ -25,10 +25,10 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.turns import Turns
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.gateway.writes.plans import Body, KeyedWrite
-from fencepost.gateway.writes.turns import Turns
 from fencepost.gateway.writes.verdicts import judge
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue

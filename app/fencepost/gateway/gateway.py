@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fencepost.election.watching import Watches
 from fencepost.fencing.token import BUILTIN
-from fencepost.gateway.writes.turns import Turns
+from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks

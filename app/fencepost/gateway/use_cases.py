@@ -18,6 +18,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.gateway import explain as explaining
 from fencepost.gateway import read as reading
+from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims import claim as claims
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
@@ -28,7 +29,6 @@ from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
-from fencepost.gateway.writes.blockers import with_blocker
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch

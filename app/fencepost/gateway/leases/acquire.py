@@ -16,11 +16,11 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, Token
+from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
-from fencepost.gateway.writes.blockers import with_blocker
 from fencepost.locks.leases import AcquireResult, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked

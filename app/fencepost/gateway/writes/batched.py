@@ -18,7 +18,6 @@ from fencepost.gateway.writes.idempotency import IdempotentRequest, answer_of
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.gateway.writes.scoped import refused_scope
-from fencepost.gateway.writes.turns import busy
 from fencepost.gateway.writes.verbs import Verb, steps_of
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
 from fencepost.storage.connections.connection import Connection
