@@ -14,6 +14,7 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.turns import busy
 from fencepost.gateway.writes.idempotency import IdempotentRequest, answer_of
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
