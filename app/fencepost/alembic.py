@@ -147,10 +147,10 @@ def _apply(
     except ProtectError as error:
         raise CommandError(str(error)) from error
     except DBAPIError as error:
-        said = _explain(error, wait)
-        if said is None:
+        message = _explain(error, wait)
+        if message is None:
             raise
-        raise CommandError(f"{table}: {said}") from error
+        raise CommandError(f"{table}: {message}") from error
 
 
 def _explain(error: DBAPIError, wait: float) -> str | None:

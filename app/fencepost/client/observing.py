@@ -58,7 +58,7 @@ def election_call(name: str, source: str | None, *, events: bool = False) -> Cal
 async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGenerator[Leader | None, None]:
     """Give the leader, and each other one after it. See `Client.leaders`."""
     call = election_call(name, source, events=True)
-    heard: str | None = _NO_EVENT
+    last_seen: str | None = _NO_EVENT
     failures = 0
     while True:
         asked_to_wait: float | None = None
@@ -68,8 +68,8 @@ async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGen
                     failures = 0
                     leader = _read(data)
                     lease_id = None if leader is None else leader.lease_id
-                    if lease_id != heard:
-                        heard = lease_id
+                    if lease_id != last_seen:
+                        last_seen = lease_id
                         yield leader
         except Unavailable as error:
             if not error.may_repeat or failures + 1 >= exchange.retry.attempts:
@@ -81,12 +81,12 @@ async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGen
 
 def _read(data: str) -> Leader | None:
     try:
-        told = loads(data.encode())
+        event = loads(data.encode())
     except ValueError as error:
         raise Unavailable(f"an event of an election is not JSON: {data:.60}") from error
-    if not isinstance(told, dict):
+    if not isinstance(event, dict):
         raise Unavailable(f"an event of an election is not an object: {data:.60}")
-    return leader_in(told)
+    return leader_in(event)
 
 
 async def _events(lines: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -104,7 +104,7 @@ def _ceiling(fence: Fence) -> dict[str, object]:
 
 
 def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
-    def told(event: str, token: int, at: str | None) -> dict[str, object]:
+    def entry(event: str, token: int, at: str | None) -> dict[str, object]:
         by = holders.get(token)
         return {"event": event, "token": str(token), "at": at, "by": by.body() if by else None}
 
@@ -113,9 +113,9 @@ def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | Non
     story: list[dict[str, object]] = []
     if found.recorded is not None:
         event = "deleted, or claimed without a row" if found.row_absent else "created"
-        story.append(told(event, found.recorded, found.changed_at))
+        story.append(entry(event, found.recorded, found.changed_at))
     if found.live is not None and found.live != found.recorded:
-        story.append(told("last written or claimed", found.live, None))
+        story.append(entry("last written or claimed", found.live, None))
     return {
         "resource": found.resource,
         "mark": str(mark if mark is not None else NO_MARK),

@@ -76,10 +76,10 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
     """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
     request's own.
     """
-    if error.sqlstate in _DETAIL_MEMBERS and (told := _read_detail(error)) is not None:
-        if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, told.get("resource")):
-            return _moved_problem(error, table, told["resource"])
-        return _of_trigger(error, told)
+    if error.sqlstate in _DETAIL_MEMBERS and (members := _read_detail(error)) is not None:
+        if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, members.get("resource")):
+            return _moved_problem(error, table, members["resource"])
+        return _of_trigger(error, members)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
         name: value
@@ -105,10 +105,10 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
 def _read_detail(error: RefusedError) -> dict[str, str] | None:
     """Read what our functions say in DETAIL; None: it was somebody else who raised this SQLSTATE."""
     try:
-        told = json.loads(error.detail or "{}")
+        members = json.loads(error.detail or "{}")
     except ValueError:
         return None
-    return told if isinstance(told, dict) and _DETAIL_MEMBERS[error.sqlstate] <= told.keys() else None
+    return members if isinstance(members, dict) and _DETAIL_MEMBERS[error.sqlstate] <= members.keys() else None
 
 
 def _is_moved(error: RefusedError, table: Table, resource: str | None) -> bool:
@@ -136,8 +136,8 @@ def _moved_problem(error: RefusedError, table: Table, resource: str) -> Problem:
     )
 
 
-def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
-    resource = told.get("resource")
+def _of_trigger(error: RefusedError, members: dict[str, str]) -> Problem:
+    resource = members.get("resource")
     if error.sqlstate == "FP428":
         # The request had a token, or it would not have come this far: a cascade or a trigger writes to another table.
         return Problem(
@@ -153,19 +153,19 @@ def _of_trigger(error: RefusedError, told: dict[str, str]) -> Problem:
     if error.sqlstate == "FP400":
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
     if error.sqlstate == UNISSUED:
-        source = told.get("source", BUILTIN)
+        source = members.get("source", BUILTIN)
         if source == EXTERNAL:
-            jump = told.get("max_jump")
+            jump = members.get("max_jump")
             beyond = BeyondCeiling(
-                told["resource"],
-                Token(int(told["presented"])),
-                int(told["issued"]),
+                members["resource"],
+                Token(int(members["presented"])),
+                int(members["issued"]),
                 None if jump is None else int(jump),
             )
             return problem_of(beyond, "strict")
-        unissued = Unissued(told["resource"], Token(int(told["presented"])), int(told["issued"]), source)
+        unissued = Unissued(members["resource"], Token(int(members["presented"])), int(members["issued"]), source)
         return problem_of(unissued, "strict")
-    presented, mark = Token(int(told["presented"])), int(told["mark"])
+    presented, mark = Token(int(members["presented"])), int(members["mark"])
     return Problem(
         SPENT_TOKEN if presented == mark else STALE_TOKEN,
         str(error),

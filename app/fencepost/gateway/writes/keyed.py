@@ -82,12 +82,14 @@ class OfRowInScope(InScopes):
         """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
         await self.check.run(connection)
         if self.plan.alone.creates:
-            require_columns_of(self.scope, self.table, self._given())
-            return [await self._named(connection) or no_scope(self.scope, self.table)]
+            require_columns_of(self.scope, self.table, self._named_columns())
+            return [await self._named_scope(connection) or no_scope(self.scope, self.table)]
         name = await scope_of_row(connection, self.table, self.scope, self.row.key)
         self.missing = name is None
-        if name is None and self._given().issuperset(self.scope.columns):  # 409 where that scope refuses the token
-            name = await self._named(connection)
+        if name is None and self._named_columns().issuperset(
+            self.scope.columns
+        ):  # 409 where that scope refuses the token
+            name = await self._named_scope(connection)
         return [] if name is None else [name]
 
     async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
@@ -97,9 +99,9 @@ class OfRowInScope(InScopes):
         self.row.scope = scopes[0]
         return await decide_alone(connection, self.plan.alone, self.row)
 
-    def _given(self) -> set[str]:
+    def _named_columns(self) -> set[str]:
         return {*self.table.key, *self.plan.change.columns}
 
-    async def _named(self, connection: Connection) -> str | None:
+    async def _named_scope(self, connection: Connection) -> str | None:
         columns = self.plan.change.columns
         return await scope_named(connection, self.table, self.scope, self.row.key, columns, self.row.body)

@@ -99,8 +99,8 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
         try:
             async with gateway.database.connection(writing=True) as connection:
                 if unknown is not None and broken is not None:
-                    if (told := await _settle(connection, operation, unknown, broken)) is not None:
-                        return told
+                    if (settled := await _settle(connection, operation, unknown, broken)) is not None:
+                        return settled
                     broken = None  # only now: whatever breaks before is asked again
                 mine = gateway_connection(connection)
                 try:

@@ -137,7 +137,7 @@ class NamedRows(Operation):
         self.unmet = [each.standing.resource for each in asked if each.element not in self.met]
         self.tried += 1
         if self.tried >= ROUNDS:
-            return [self._given_up()]
+            return [self._give_up()]
         # With row security it is more likely a policy that hides rows from writing: not worth the pauses.
         if connection.is_in_transaction() and not self.table.row_security:
             raise asyncpg.SerializationError(f"{self.table.name}: a row came and went meanwhile")
@@ -161,9 +161,9 @@ class NamedRows(Operation):
 
     async def never_reached(self, *_: object) -> Problem:
         """Give up."""
-        return self._given_up()
+        return self._give_up()
 
-    def _given_up(self) -> Problem:
+    def _give_up(self) -> Problem:
         if self.table.row_security and self.unmet:
             return _no_rows(self.unmet)  # we may see the rows, and a policy keeps us from writing them
         return contended(self.unmet[0] if self.unmet else self.table.name)

@@ -188,12 +188,12 @@ class ScopedRows(_Statements):
         except RefusedError as error:
             if self.wait == "skip" or error.sqlstate != UNIQUE_VIOLATION:
                 raise
-            return [await self._taken(connection, writes[0], error)]
+            return [await self._settle_duplicate(connection, writes[0], error)]
         if None in rows:
             raise asyncpg.SerializationError(f"{writes[0].scope}: a key is taken in another scope, or held")
         return [_in_scope(write, row, created=True) for write, row in zip(writes, rows, strict=True) if row is not None]
 
-    async def _taken(self, connection: Connection, write: RowWrite, error: RefusedError) -> Problem:
+    async def _settle_duplicate(self, connection: Connection, write: RowWrite, error: RefusedError) -> Problem:
         """Start over if the row's own key is taken; else the duplicate is the request's."""
         taken = await scope_of_row(connection, self.table, self.scope, write.key) is not None
         # A partition's key has a name that the catalog does not know.

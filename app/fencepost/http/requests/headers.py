@@ -125,13 +125,13 @@ def table_name(headers: Headers, name: str, *, writing: bool) -> str:
     if reads is None and writes is None:
         return name
     counts, other = ("Content-Profile", "Accept-Profile") if writing else ("Accept-Profile", "Content-Profile")
-    said, also = (writes, reads) if writing else (reads, writes)
-    schema = _schema(counts, said)
+    stated, also = (writes, reads) if writing else (reads, writes)
+    schema = _schema(counts, stated)
     if also is not None and _schema(other, also) != schema:
         raise RequestError(
             bad_request(
                 f"{other}: {also[:60].decode('latin-1')}: the schema of a {'write' if writing else 'read'} is named by"
-                f" {counts}, which says {schema if said is not None else 'nothing: that is public'}.",
+                f" {counts}, which says {schema if stated is not None else 'nothing: that is public'}.",
                 f"Send {counts}.",
             )
         )

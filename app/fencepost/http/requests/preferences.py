@@ -127,27 +127,27 @@ def _parse_item(item: str) -> tuple[str, str]:
 
 def _require_known(name: str, value: str, route: Route) -> None:
     """Refuse by name what is neither honoured on this route nor harmless there."""
-    said = f"{name}={value}" if value else name
-    if name in HARMLESS_NAMES or said in HARMLESS or said == _DONE_ANYWAY.get(route):
+    spelled = f"{name}={value}" if value else name
+    if name in HARMLESS_NAMES or spelled in HARMLESS or spelled == _DONE_ANYWAY.get(route):
         return
-    _require_value(name, value, said)
-    if route in HONOURED.get(name, ()) or route in HONOURED.get(said, ()):
+    _require_value(name, value, spelled)
+    if route in HONOURED.get(name, ()) or route in HONOURED.get(spelled, ()):
         return
     if name in HARMLESS_ON_READS and route in READS:
         return
     if name in HONOURED:
-        raise _bad(f"{said} means nothing on this route.", _HINTS.get(name))
+        raise _bad(f"{spelled} means nothing on this route.", _HINTS.get(name))
     known = "" if name in _HINTS else " Known are return, count, max-affected, missing and handling."
-    raise _bad(f"{said} is not supported, and nothing is ignored in silence.{known}", _HINTS.get(name))
+    raise _bad(f"{spelled} is not supported, and nothing is ignored in silence.{known}", _HINTS.get(name))
 
 
-def _require_value(name: str, value: str, said: str) -> None:
+def _require_value(name: str, value: str, spelled: str) -> None:
     if name in ("return", "count"):
         values = _RETURN if name == "return" else _COUNT
         if value not in values:
-            raise _bad(f"{said}: {name} takes {', '.join(values)}.")
+            raise _bad(f"{spelled}: {name} takes {', '.join(values)}.")
     if name == "max-affected" and not _NUMBER.fullmatch(value):
-        raise _bad(f"{said}: max-affected takes a whole number from 1 to 999999999.")
+        raise _bad(f"{spelled}: max-affected takes a whole number from 1 to 999999999.")
 
 
 def _bad(detail: str, hint: str | None = None) -> RequestError:

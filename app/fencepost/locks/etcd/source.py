@@ -64,7 +64,7 @@ class EtcdSource:
         """See Source. Who does not wait, and sees that the lock is held, writes nothing to etcd."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + wait_s
-        if wait_s <= 0 and (held := await self._held(lock)) is not None:
+        if wait_s <= 0 and (held := await self._other_holder(lock)) is not None:
             return held
         while True:
             lease = secrets.randbits(62) + 1
@@ -182,14 +182,14 @@ class EtcdSource:
             self._refuse_foreign(lock, before)
             left = ends - loop.time()
             if left <= 0:
-                if (held := await self._held(lock, but=hold)) is not None:
+                if (held := await self._other_holder(lock, but=hold)) is not None:
                     return held
                 continue
             await self._api.deleted(before.encoded, revision + 1, min(left, seconds(ttl_ms) / BEATS))
             if (await self._keys.keep_alive(hold.lease))[0] == 0:
                 raise PlaceLostError
 
-    async def _held(self, lock: str, but: Hold | None = None) -> Holder | None:
+    async def _other_holder(self, lock: str, but: Hold | None = None) -> Holder | None:
         """Say who has the lock, unless it is free or held by `but`. Raises SourceError for a key that is no lock's."""
         first, _ = await self._keys.look(lock)
         if first is None or (but is not None and first.created == but.created):

@@ -223,10 +223,10 @@ class KubernetesApi:
             raise SourceError(f"{what} was not allowed to an unknown user: renew the credentials of {self._access}")
         if answer.status_code not in OK:
             raise SourceError(f"{what} was refused with {answer.status_code}: {_message(answer)}")
-        said = _json(answer)
-        if said is None:
+        body = _json(answer)
+        if body is None:
             raise SourceError(f"{what} was answered by something that is no Kubernetes API server: check the address")
-        return said
+        return body
 
     def _at(self) -> str:
         return f"the Kubernetes API server {self._server.url}" if self._server else str(self._access)
@@ -269,12 +269,12 @@ def _sni(server: Server) -> dict[str, str]:
 
 def _json(answer: httpx.Response) -> dict[str, Any] | None:
     try:
-        said = answer.json()
+        body = answer.json()
     except ValueError:
         return None
-    return said if isinstance(said, dict) else None
+    return body if isinstance(body, dict) else None
 
 
 def _message(answer: httpx.Response) -> str:
-    said = _json(answer)
-    return str((said or {}).get("message") or answer.reason_phrase or "no reason given")
+    body = _json(answer)
+    return str((body or {}).get("message") or answer.reason_phrase or "no reason given")

@@ -16,7 +16,7 @@ from fencepost.locks.source import MOST_NATIVE, SourceError
 LOCK_ANNOTATION: Final = "fencepost/lock"
 """Carries the lock's full name: the Lease's own name has room for less."""
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "fencepost"}
-UNTOLD_SECONDS: Final = 15
+DEFAULT_SECONDS: Final = 15
 """How long a Lease without leaseDurationSeconds is taken to live: the default of client-go."""
 MOST_TRANSITIONS: Final = 2**31 - 1
 """leaseTransitions is an int32, and only people read it here."""
@@ -76,7 +76,7 @@ class LeaseObject:
     @property
     def seconds(self) -> int:
         """How long it has to be seen unchanged before another client may take it."""
-        return self._spec.get("leaseDurationSeconds") or UNTOLD_SECONDS
+        return self._spec.get("leaseDurationSeconds") or DEFAULT_SECONDS
 
     @property
     def lock_annotation(self) -> str | None:

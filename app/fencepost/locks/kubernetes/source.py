@@ -278,8 +278,8 @@ class KubernetesLeases:
                 "kind": "SelfSubjectAccessReview",
                 "spec": {"resourceAttributes": {"namespace": self._api.namespace, **resource}},
             }
-            said = await self._api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-            if not said["status"]["allowed"]:
+            access = await self._api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+            if not access["status"]["allowed"]:
                 missing.append(verb)
         if not missing:
             return []

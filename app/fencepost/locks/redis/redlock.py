@@ -4,7 +4,7 @@ The algorithm is the published one (redis.io, "Distributed Locks with Redis"):
 
 1. Ask all nodes at once, each with a small time limit, to set the lock to a unique value with a TTL.
 2. The lock is ours if a majority did, and if of the TTL something is left: validity = TTL - elapsed - drift.
-3. Otherwise release it at all nodes, also those that said no or nothing, and try again after a random pause.
+3. Otherwise release it at all nodes, also those that refused or did not answer, and try again after a random pause.
 
 It rests on clocks that run equally fast, and its nodes know no number that rises: the order of two grants is not to be
 had from them. So tokens are drawn in PostgreSQL, after the majority, and only a token that was drawn within the
@@ -54,10 +54,10 @@ def from_url(url: str, context: SourceContext) -> "RedlockSource":
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What the nodes said. `said`: the answers of those that did; `silent`, `refused`: why the others did not."""
+    """The nodes' answers. `answered`: the answers of those that did; `silent`, `refused`: why the others did not."""
 
     nodes: int
-    said: Sequence[Any]
+    answered: Sequence[Any]
     silent: Sequence[SourceUnavailableError]
     refused: Sequence[SourceError]
     elapsed_ms: float
@@ -69,13 +69,13 @@ class Poll:
 
     def most_cannot(self, about: str) -> SourceError | None:
         """Return the error if fewer than a majority answered."""
-        if len(self.said) >= self.majority:
+        if len(self.answered) >= self.majority:
             return None
         if len(self.refused) > self.nodes - self.majority:
             return self.refused[0]
         why = "; ".join(str(error) for error in (*self.silent, *self.refused))
         return SourceUnavailableError(
-            f"only {len(self.said)} of {self.nodes} Redis servers answered when asked for {about}: {why}"
+            f"only {len(self.answered)} of {self.nodes} Redis servers answered when asked for {about}: {why}"
         )
 
 
@@ -118,7 +118,7 @@ class RedlockSource:
     async def _try(self, lock: str, value: str, ttl_ms: int) -> Grant | Holder:
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(TAKE, (self._key(lock),), value, ttl_ms, about=about))
-        taken = sum(answer == 1 for answer in poll.said)
+        taken = sum(answer == 1 for answer in poll.answered)
         if taken >= poll.majority and validity_ms(ttl_ms, poll.elapsed_ms) > 0:
             return Grant(value, ())
         # At all nodes: one that did not answer may have set it. A node that is not reached lets it expire.
@@ -127,18 +127,18 @@ class RedlockSource:
             raise error
         if taken >= poll.majority:
             raise _too_late(about, ttl_ms, poll)
-        return _most_held([answer for answer in poll.said if answer != 1])
+        return _most_held([answer for answer in poll.answered if answer != 1])
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
         """Set the TTL anew at a majority."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(EXTEND, (self._key(lock),), handle, ttl_ms, about=about))
-        extended = sum(answer == 1 for answer in poll.said)
+        extended = sum(answer == 1 for answer in poll.answered)
         if extended >= poll.majority:
             if validity_ms(ttl_ms, poll.elapsed_ms) > 0:
                 return True
             raise _too_late(about, ttl_ms, poll)
-        if poll.nodes - (len(poll.said) - extended) >= poll.majority:
+        if poll.nodes - (len(poll.answered) - extended) >= poll.majority:
             # Those that did not answer would make a majority of it: it is not known.
             raise poll.most_cannot(about) or _undecided(about, poll)
         # It is lost. What a minority still keeps would be in the next owner's way.
@@ -149,10 +149,10 @@ class RedlockSource:
         """Say whether the hold is there: an empty tuple, or None. Numbers are drawn in PostgreSQL."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
-        ours = sum(answer is not None and answer[0] == handle.encode() for answer in poll.said)
+        ours = sum(answer is not None and answer[0] == handle.encode() for answer in poll.answered)
         if ours >= poll.majority:
             return ()
-        if poll.nodes - (len(poll.said) - ours) >= poll.majority:
+        if poll.nodes - (len(poll.answered) - ours) >= poll.majority:
             raise poll.most_cannot(about) or _undecided(about, poll)
         return None
 
@@ -169,9 +169,9 @@ class RedlockSource:
         poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
         if (error := poll.most_cannot(about)) is not None:
             raise error
-        held = [answer for answer in poll.said if answer is not None]
+        held = [answer for answer in poll.answered if answer is not None]
         most = max(Counter(value for value, _ in held).values(), default=0)
-        may_have = most > 0 and most + poll.nodes - len(poll.said) >= poll.majority
+        may_have = most > 0 and most + poll.nodes - len(poll.answered) >= poll.majority
         return _most_held(held) if may_have else None
 
     async def issued(self, number: int) -> bool:
@@ -181,10 +181,10 @@ class RedlockSource:
     async def advice(self) -> list[str]:
         """Each node's own (redis/advice.py), and whether they are several servers at all."""
         poll = await self._poll(lambda node: advice(node, None, alone=True))
-        found = [sentence for said in poll.said for sentence in said]
+        found = [sentence for answered in poll.answered for sentence in answered]
         found += [str(error) for error in (*poll.silent, *poll.refused)]
         infos = await self._poll(server_info)
-        if len({info["run_id"] for info in infos.said}) < len(infos.said):
+        if len({info["run_id"] for info in infos.answered}) < len(infos.answered):
             found.append("two hosts of the redlock:// URL are the same Redis server, so a majority is none")
         if len(self._nodes) % 2 == 0:
             found.append(
@@ -208,8 +208,8 @@ class RedlockSource:
             for answer in answers
             if isinstance(answer, SourceError) and not isinstance(answer, SourceUnavailableError)
         ]
-        said = [answer for answer in answers if not isinstance(answer, BaseException)]
-        return Poll(len(self._nodes), said, silent, refused, elapsed_ms)
+        answered = [answer for answer in answers if not isinstance(answer, BaseException)]
+        return Poll(len(self._nodes), answered, silent, refused, elapsed_ms)
 
     def _key(self, lock: str) -> str:
         return f"{self._prefix}redlock:{lock}"
@@ -241,5 +241,5 @@ def _too_late(about: str, ttl_ms: int, poll: Poll) -> SourceUnavailableError:
 def _undecided(about: str, poll: Poll) -> SourceUnavailableError:
     silent = "; ".join(str(error) for error in (*poll.silent, *poll.refused))
     return SourceUnavailableError(
-        f"{len(poll.said)} of {poll.nodes} Redis servers do not decide about {about}: {silent}"
+        f"{len(poll.answered)} of {poll.nodes} Redis servers do not decide about {about}: {silent}"
     )

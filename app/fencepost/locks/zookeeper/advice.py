@@ -18,8 +18,8 @@ _MOST_EPOCH: Final = 65_535
 async def advice(settings: ZooKeeperUrl, session: ZooKeeperSession) -> list[str]:
     """List what is unsafe, one sentence each. Raises SourceError where the ensemble cannot be asked."""
     found = await _permissions(settings, session)
-    said = await asyncio.gather(*(_server(host, port) for host, port in settings.hosts))
-    for (host, port), text in zip(settings.hosts, said, strict=True):
+    answer = await asyncio.gather(*(_server(host, port) for host, port in settings.hosts))
+    for (host, port), text in zip(settings.hosts, answer, strict=True):
         found += [f"ZooKeeper at {host}:{port} {what}." for what in _judge_server(text)]
     conf = await asyncio.gather(*(_server(host, port, b"conf") for host, port in settings.hosts))
     for (host, port), text in zip(settings.hosts, conf, strict=True):
@@ -53,15 +53,15 @@ async def _server(host: str, port: int, command: bytes = b"srvr") -> str | None:
         return None
 
 
-def _judge_server(said: str | None) -> list[str]:
-    if said is None:
+def _judge_server(answer: str | None) -> list[str]:
+    if answer is None:
         return ["does not answer: with a majority of servers down nothing can be acquired"]
-    if "not currently serving" in said:
+    if "not currently serving" in answer:
         return ["is up and does not serve: it sees no majority"]
     found = []
-    if "Mode: standalone" in said:
+    if "Mode: standalone" in answer:
         found.append("is a single server: when its disk is lost, numbers start over; run three")
-    if (zxid := re.search(r"^Zxid: 0x([0-9a-f]+)", said, re.MULTILINE)) and (int(zxid[1], 16) >> 32) > _LATE_EPOCH:
+    if (zxid := re.search(r"^Zxid: 0x([0-9a-f]+)", answer, re.MULTILINE)) and (int(zxid[1], 16) >> 32) > _LATE_EPOCH:
         epoch = int(zxid[1], 16) >> 32
         found.append(f"is in epoch {epoch}, and tokens end with epoch {_MOST_EPOCH}: plan to move to a new ensemble")
     return found

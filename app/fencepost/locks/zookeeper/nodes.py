@@ -86,9 +86,9 @@ class QueueNode:
     def from_handle(cls, lock: str, handle: str) -> "QueueNode":
         """Read a handle. Raises SourceError."""
         try:
-            said = json.loads(handle)
-            session = int(said["session"], 16)
-            place = cls(said["node"], int(said["czxid"]), session - (session >> 63) * 2**64, said["owner"])
+            fields = json.loads(handle)
+            session = int(fields["session"], 16)
+            place = cls(fields["node"], int(fields["czxid"]), session - (session >> 63) * 2**64, fields["owner"])
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(f"the stored handle of lock {lock!r} was not made by a ZooKeeper source") from error
         if "/" in place.node or _PLACE.fullmatch(place.node) is None:

@@ -38,7 +38,7 @@ class Listener:
         self._channel = channel
         self._woken = woken
         self._connected = connected
-        self._told = asyncio.Event()
+        self._notified = asyncio.Event()
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -54,14 +54,14 @@ class Listener:
     async def _listen(self) -> None:
         connection = await session.connect(self._dsn, session.PINNED, name="fencepost listener")
         try:
-            connection.add_termination_listener(lambda _connection: self._told.set())
-            await connection.add_listener(CHANNEL, lambda *_notification: self._told.set())
+            connection.add_termination_listener(lambda _connection: self._notified.set())
+            await connection.add_listener(CHANNEL, lambda *_notification: self._notified.set())
             await connection.add_listener(self._channel, lambda *notification: self._woken(str(notification[-1])))
-            self._told.set()
+            self._notified.set()
             self._connected()
             while not connection.is_closed():
-                await self._told.wait()
-                self._told.clear()
+                await self._notified.wait()
+                self._notified.clear()
                 if not connection.is_closed():
                     await self._reload()
             self._lost("the connection was closed")

@@ -218,12 +218,12 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
         # move the tokens.
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if loop.time() > deadline:
-                said = (
+                message = (
                     f"another transaction has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
                     f" {prepared.WHERE_TO_LOOK}); nothing was changed."
                 )
                 blockers = prepared.describe_holders(await prepared.lock_holders(connection))
-                raise ProtectError(plan.name, [said, *([blockers] if blockers else [])]) from error
+                raise ProtectError(plan.name, [message, *([blockers] if blockers else [])]) from error
             await asyncio.sleep(PAUSE)
         except asyncpg.PostgresError as error:
             if error.sqlstate not in (TOO_HIGH, MISMATCH):

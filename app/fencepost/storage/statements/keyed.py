@@ -125,7 +125,7 @@ def delete(table: ProtectedTable, target: str, wait: Wait) -> WriteStatement:
         return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
     key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
     call = f"{table.fence.delete_function}({key}, {TOKEN}, {bool(target)}) AS r"
-    held = f" WHERE {_held(table, passes, lock)}" if wait == "skip" else ""
+    held = f" WHERE {_lock_row(table, passes, lock)}" if wait == "skip" else ""
     return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call}{held}", wait)
 
 
@@ -204,7 +204,7 @@ def _reached(
     raises FP403 when the row passed and yet was not written.
     """
     if wait == "skip":
-        return _compiled(f"{write} WHERE {passes} AND {_held(table, passes, lock)}{returning}", wait)
+        return _compiled(f"{write} WHERE {passes} AND {_lock_row(table, passes, lock)}{returning}", wait)
     if not careful and table.fence.scope is None:
         return _compiled(f"{write} WHERE {passes}{returning}", wait)
     kept_back = "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)"
@@ -216,7 +216,7 @@ def _reached(
     )
 
 
-def _held(table: Table, passes: str, lock: str) -> str:
+def _lock_row(table: Table, passes: str, lock: str) -> str:
     """Lock the row, unless another transaction has. It depends on parameters only: it is evaluated once, and first."""
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
 

@@ -93,7 +93,7 @@ def by_filter(
     source = f", json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
     kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
     hit = (
-        f"SELECT {', '.join(_met(table, change, target))} FROM {table.sql_name} AS r WHERE {conditions}"
+        f"SELECT {', '.join(_columns_of_met_rows(table, change, target))} FROM {table.sql_name} AS r WHERE {conditions}"
         f" ORDER BY {_key(table)} LIMIT {limit + 1} {_lock(table, change)}"
     )
     return compiled(
@@ -124,7 +124,10 @@ def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
     """Write the UPDATE of the rows that the elements of a JSON array name, each with its own values, or of none."""
     mark, given = mark_of(table), elements(table, (*table.key, *change.columns))
     values = {c: f"hit.v{n}" for n, c in enumerate(change.columns)}
-    hit = [*_met(table, change, change.target), *(f"b.{quote(c)} AS v{n}" for n, c in enumerate(change.columns))]
+    hit = [
+        *_columns_of_met_rows(table, change, change.target),
+        *(f"b.{quote(c)} AS v{n}" for n, c in enumerate(change.columns)),
+    ]
     match = " AND ".join((given.match(table), *mark.within))
     # An element without a key meets no row, and two with one key meet the same: both show in the number of rows.
     distinct = ", ".join(f"hit.k{n}" for n, _ in enumerate(table.key))
@@ -151,7 +154,7 @@ def _lock(table: ProtectedTable, change: Change | None) -> str:
     return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.columns)
 
 
-def _met(table: ProtectedTable, change: Change | None, target: str) -> list[str]:
+def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: str) -> list[str]:
     """List what is known of each row that is met, once it is locked."""
     mark = mark_of(table)
     met = [f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key)]
