@@ -17,6 +17,8 @@ import pytest
 from tests.support.postgres import SERVERS, first_server
 
 ONE_SERVER = frozenset({"client", "cli", "conformance", "sources"})
+CHOSEN_BY = ("postgres", "bin_dir", "server_name")
+"""The parameters that say which PostgreSQL a test runs on: the session's, or one that the test starts."""
 KUBE = ".ci/kube-apiserver"
 LEFT = pytest.StashKey[dict[str, int]]()
 """How many tests of which kind were left to `make test-all`."""
@@ -38,10 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        kind = None if everything else _kind(item, first, long_too=long_too)
+        kind = None if everything else kind_left(item, first, long_too=long_too)
         if kind is not None:
             left[kind] += 1
-        (others if kind is not None or _nowhere(item, first) else chosen).append(item)
+        (others if kind is not None or runs_nowhere(item, first) else chosen).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
@@ -60,20 +62,20 @@ def _named_files(config: pytest.Config) -> bool:
 
 
 def _server(item: pytest.Item) -> str | None:
-    """Give the PostgreSQL that a test runs on, one of SERVERS, whichever fixture starts it; None when it needs none."""
+    """Give the PostgreSQL that a test runs on, one of SERVERS; None when it needs none."""
     callspec = getattr(item, "callspec", None)
-    values = () if callspec is None else callspec.params.values()
-    return next((value for value in values if isinstance(value, str) and value in SERVERS), None)
+    parameters = {} if callspec is None else callspec.params
+    return next((parameters[name] for name in CHOSEN_BY if parameters.get(name) in SERVERS), None)
 
 
-def _nowhere(item: pytest.Item, first: str) -> bool:
+def runs_nowhere(item: pytest.Item, first: str) -> bool:
     """Whether it would show on this PostgreSQL nothing that it does not show on the first."""
     return item.path.parent.name in ONE_SERVER and _server(item) not in {None, first}
 
 
-def _kind(item: pytest.Item, first: str, *, long_too: bool) -> str | None:
+def kind_left(item: pytest.Item, first: str, *, long_too: bool) -> str | None:
     """Give what a test is that `make test-all` alone runs, in the plural; None when `make test` runs it."""
-    if _nowhere(item, first):
+    if runs_nowhere(item, first):
         return None
     if not long_too and (marker := item.get_closest_marker("long")):
         return str(marker.args[0])
