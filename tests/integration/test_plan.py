@@ -66,8 +66,8 @@ async def test_the_keyed_update_uses_the_primary_key(connect: Connect, kind: str
     table = await table_with(connection, columns, values)
     target = render_select(table, None, Bound())
     for change, arguments in (
-        (Change(("status",), "", target), (*key, 5, '{"status": "x"}')),
-        (Change((), "", target, named=True), (*key, 5)),
+        (Change(("status",), target), (*key, 5, '{"status": "x"}')),
+        (Change((), target, named=True), (*key, 5)),
     ):
         plan = await plan_of(connection, update(table, change, "block").sql, arguments, mode)
         scans = [node for node in plan if node.get("Relation Name") == "big" and "Scan" in node["Node Type"]]

@@ -9,6 +9,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import protected_table
 
 from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.asking import question_of_elements
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import by_array
 from fencepost.storage.statements.parameters import Bound
@@ -21,7 +22,7 @@ MODES = ["force_custom_plan", "force_generic_plan"]
 
 
 def change_of(table: Table, *columns: str) -> Change:
-    return Change(columns, "", render_select(table, None, Bound()))
+    return Change(columns, render_select(table, None, Bound()))
 
 
 def looked_up(plan: list[dict[str, Any]], name: str) -> None:
@@ -73,3 +74,14 @@ async def test_so_it_is_in_a_table_of_some_thousand_rows(connect: Connect, mode:
     table = await protected_table(connection, "small")
     sql = by_array(table, change_of(table, "status")).sql
     looked_up(await plan_of(connection, sql, (5, '[{"id": "order-1", "status": "x"}]'), mode), "small")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_question_about_elements_looks_each_up_too(connect: Connect, mode: str) -> None:
+    connection = await connect()
+    columns, values, key = KEYS["text"]
+    table = await table_with(connection, columns, values)
+    body = json.dumps([dict(zip(table.key, key, strict=True))])
+    plan = await plan_of(connection, question_of_elements(table).sql, (body,), mode)
+    scans = [node for node in plan if node.get("Relation Name") == "big"]
+    assert [(node["Node Type"], node["Index Name"]) for node in scans] == [("Index Scan", "big_pkey")]

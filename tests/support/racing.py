@@ -133,14 +133,14 @@ class Race:
     # The product's statements
 
     def change(self, values: dict[str, object]) -> Change:
-        return Change(tuple(values), json.dumps(values), self.target)
+        return Change(tuple(values), self.target)
 
     async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
-        change = self.change(values)
-        return await self._run(connection, statements.update(self.table, change, "block"), key, token, change.body)
+        statement = statements.update(self.table, self.change(values), "block")
+        return await self._run(connection, statement, key, token, json.dumps(values))
 
     async def claim(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
-        change = Change((), "", self.target, named=True)
+        change = Change((), self.target, named=True)
         return await self._run(connection, statements.update(self.table, change, "block"), key, token)
 
     async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
@@ -157,8 +157,8 @@ class Race:
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
-        change = self.change(values)
-        return await self._run(connection, statements.create(self.table, change, "block"), key, token, change.body)
+        statement = statements.create(self.table, self.change(values), "block")
+        return await self._run(connection, statement, key, token, json.dumps(values))
 
     async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
         return await self._run(connection, statements.delete(self.table, self.target, "block"), key, token)
@@ -173,7 +173,7 @@ class Race:
         self, connection: Connection, token: int, *, limit: int = 100, **values: object
     ) -> ManyOutcome:
         change = self.change(values)
-        write = RowWrite((), Token(token), change.body)
+        write = RowWrite((), Token(token), json.dumps(values))
         return await write_matching(connection, self.table, NEW, write, change, self.target, limit)
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:

@@ -24,7 +24,7 @@ from fencepost.gateway.writes.evidence import row_evidence
 from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation, perform
-from fencepost.gateway.writes.plans import remember, target_of
+from fencepost.gateway.writes.plans import target_of
 from fencepost.gateway.writes.rounds import Answer, decide_alone
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.gateway.writes.verbs import Rows
@@ -105,13 +105,12 @@ async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite
 
 
 def _steps(table: ProtectedTable) -> "Claiming":
-    found: Claiming | None = table.plans.get("claim")
-    if found is None:
-        change = Change((), "", target_of(table, None, shown=True), named=True)
+    def steps() -> Claiming:
+        change = Change((), target_of(table, None, shown=True), named=True)
         first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
-        found = Claiming(table, "block", first, careful)
-        remember(table, "claim", found)
-    return found
+        return Claiming(table, "block", first, careful)
+
+    return table.kept("claim", steps)
 
 
 @dataclass(frozen=True, slots=True)

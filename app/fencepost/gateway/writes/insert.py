@@ -15,7 +15,7 @@ from fencepost.gateway.writes.evidence import rows_evidence
 from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation
-from fencepost.gateway.writes.plans import Body, ready_to_write, remember, target_of
+from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
 from fencepost.gateway.writes.verdicts import judge, problem_of_verdict
@@ -76,11 +76,8 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
 def _write_queue(table: ProtectedTable, request: Insert, target: str) -> WriteQueue | None:
     """Find the queue of such single rows."""
     name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
-    if name not in table.plans:
-        change = Change(request.body.columns, "", target)
-        remember(table, name, write_queue(table, "post", change, keyed=request.once is not None))
-    found: WriteQueue | None = table.plans[name]
-    return found
+    change = Change(request.body.columns, target)
+    return table.kept(name, lambda: write_queue(table, "post", change, keyed=request.once is not None))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,7 +150,8 @@ async def _insert(
     connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: str
 ) -> list[FencedRow]:
     with map_errors(writing=True):
-        return await keyed.insert(table, columns, target, "block").rows(connection, row)
+        statement = table.kept(("insert", columns, target), lambda: keyed.insert(table, columns, target, "block"))
+        return await statement.rows(connection, row)
 
 
 def _inserted(rows: list[FencedRow], mark: int, scope: str = "") -> Done:

@@ -56,7 +56,7 @@ async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch",
     table, token = ready
     target = target_of(table, request.select, shown=request.shown)
     text = request.body.text if request.body is not None else "{}"
-    change = Change(columns, text, target) if verb == "patch" else None
+    change = Change(columns, target) if verb == "patch" else None
     limit = request.limit(gateway.max_rows)
     kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
     row, matching = RowWrite((), token, text), Matching(request, change, target, limit)

@@ -74,7 +74,7 @@ async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
         return ready
     table, token = ready
     columns = tuple(c for c in request.body.columns if c not in table.key)
-    change = Change(columns, request.body.text, target_of(table, request.select, shown=request.shown))
+    change = Change(columns, target_of(table, request.select, shown=request.shown))
     row, once = RowWrite((), token, request.body.text), request.once
     if not request.count:
         return await perform(gateway, NoRows(table=table, row=row, once=once))

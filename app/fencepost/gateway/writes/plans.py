@@ -20,8 +20,6 @@ from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 KeyedVerb = Literal["patch", "put", "delete"]
-MOST_PLANS = 256
-"""How many plans are kept for a table."""
 
 
 # What every request makes is not frozen: that would cost more than the rest of its making.
@@ -82,8 +80,7 @@ def ready_for(table: Table, request: KeyedWrite, verb: KeyedVerb) -> tuple[Plan,
         made = _plan(table, request, verb, columns)
         if isinstance(made, Problem):
             return made
-        plan = made
-        remember(table, name, plan)
+        plan = table.kept(name, lambda: made)
     require_key(table, request.key)
     if (keyless := require_once(plan.table.fence, request.once)) is not None:
         return keyless
@@ -105,13 +102,6 @@ def ready_to_write(
     return checked if isinstance(checked, Problem) else (protected, checked)
 
 
-def remember(table: Table, name: object, plan: object) -> None:
-    """Keep a plan for as long as the table's picture holds. Callers choose the names, so there may be too many."""
-    if len(table.plans) >= MOST_PLANS:
-        table.plans.clear()
-    table.plans[name] = plan
-
-
 def _plan(table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str, ...]) -> Plan | Problem:
     protected = require_protected(table)
     if isinstance(protected, Problem):
@@ -121,7 +111,7 @@ def _plan(table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str
     # An unknown column is 400, and that comes before 428.
     target = target_of(table, request.select, shown=request.shown)
     given = tuple(c for c in columns if c not in table.key)
-    change = Change(given, "", target, _replaceable(table, given) if verb == "put" else ())
+    change = Change(given, target, _replaceable(table, given) if verb == "put" else ())
     batches = write_queue(protected, verb, change, keyed=request.once is not None)
     return Plan(protected, change, steps_of(protected, verb, change, "block"), batches, len(given) < len(columns))
 

@@ -62,21 +62,33 @@ def _question(table: ProtectedTable, given: Given, order: str) -> str:
     )
 
 
+def question_of_keys(table: ProtectedTable) -> Statement[Sequence[Key]]:
+    """Write the question about keys, to be answered in their order."""
+    given = keys(table)
+    return _of_keys(table, _question(table, given, given.place))
+
+
+def question_of_elements(table: ProtectedTable) -> Statement[str]:
+    """Write the question about the elements of a JSON array, to be answered in key order."""
+    given = elements(table, table.key)
+    return _of_body(_question(table, given, given.key_order(table)))
+
+
 def _key_state(row: asyncpg.Record) -> KeyState:
     return KeyState(row[1] or "", row[2], row[3], row[4], row[5])
 
 
 async def ask(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[KeyState]:
     """Ask about keys, and answer in their order."""
-    given = keys(table)
-    rows = await _of_keys(table, _question(table, given, given.place)).fetch(connection, asked)
+    statement = table.kept("keys asked about", lambda: question_of_keys(table))
+    rows = await statement.fetch(connection, asked)
     return [_key_state(row) for row in rows]
 
 
 async def ask_elements(connection: Connection, table: ProtectedTable, body: str) -> list[ElementState]:
     """Ask about the key of every element of a JSON array, and answer in key order."""
-    given = elements(table, table.key)
-    rows = await _of_body(_question(table, given, given.key_order(table))).fetch(connection, body)
+    statement = table.kept("elements asked about", lambda: question_of_elements(table))
+    rows = await statement.fetch(connection, body)
     return [ElementState(row[0] - 1, _key_state(row)) for row in rows]
 
 

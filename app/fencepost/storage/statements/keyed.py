@@ -54,7 +54,6 @@ class Change:
     """
 
     columns: tuple[str, ...]
-    body: str
     target: str
     defaults: tuple[str, ...] = ()
     named: bool = False

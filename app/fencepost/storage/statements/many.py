@@ -232,7 +232,8 @@ async def write_elements(
     connection: Connection, table: ProtectedTable, write: RowWrite, change: Change
 ) -> list[str] | Unwritten:
     """Write every element's row (they come back in the body's order), or none."""
-    rows = await by_array(table, change).fetch(connection, write)
+    statement = table.kept(("array", change), lambda: by_array(table, change))
+    rows = await statement.fetch(connection, write)
     if rows and rows[0]["json"] is not None:
         return [row["json"] for row in rows]
     return Unwritten(frozenset(row["element"] - 1 for row in rows))

@@ -4,16 +4,20 @@ A Catalog is one consistent, immutable picture. A request that finds it outdated
 (`tables/cache.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import EXTERNAL, Rule
 
 MARK_COLUMN = "last_fence_token"
+MOST_PLANS: Final = 256
+"""How many plans are kept for a table."""
+
+T = TypeVar("T")
 
 TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
 
@@ -114,6 +118,15 @@ class Table:
     """Columns of any unique index: setting one takes FOR UPDATE rather than FOR NO KEY UPDATE."""
     plans: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
     """What use cases have made of the table, for as long as this picture of it holds."""
+
+    def kept(self, name: object, make: Callable[[], T]) -> T:
+        """Return what this name stands for; it is made once. Requests choose the names, so there may be too many."""
+        if name not in self.plans:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            self.plans[name] = make()
+        found: T = self.plans[name]
+        return found
 
     @cached_property
     def sql_name(self) -> str:
