@@ -76,11 +76,11 @@ BEGIN
     SELECT w.ticket INTO r.ticket FROM fencepost.waiters w
       WHERE w.secret_hash = p_hash AND w.give_up_at > clock_timestamp()
       GROUP BY w.ticket HAVING array_agg(w.name ORDER BY w.name) = wanted LIMIT 1;
-    IF r.lock IS NULL THEN  -- free; but nobody passes those who wait already
+    IF r.lock IS NULL THEN  -- free; but no request passes those that wait already
       SELECT u INTO r.lock FROM unnest(wanted) u WHERE fencepost.first_waiter(u) < coalesce(r.ticket, 9223372036854775807)
         ORDER BY u LIMIT 1;
     END IF;
-    IF p_wait_ms <= 1 THEN  -- somebody's last try, who will be told
+    IF p_wait_ms <= 1 THEN  -- a waiter's last try, which will be answered
       r.waiting := (SELECT count(*) FROM fencepost.live_waiters w WHERE w.name = r.lock);
     END IF;
   END IF;
@@ -108,7 +108,7 @@ BEGIN
     r.first := (SELECT bool_and(fencepost.first_waiter(u) >= r.ticket) FROM unnest(wanted) u);
     RETURN r;
   END IF;
-  -- Ours. Whoever had expired here is over for good, and so is the secret's earlier use.
+  -- Ours. A lease that had expired here is over for good, and so is the secret's earlier use.
   IF contended THEN
     UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL
       WHERE x.lease_id = ANY (before) AND x.ended_at IS NULL;
@@ -179,7 +179,7 @@ BEGIN
 END $$;
 
 -- Release: the first waiter of each lock is woken; returns those of p_gateway, which it wakes itself. The lock's row stays
--- until `sweep`; it points to a lease that has ended. Whoever tries for the lock holds the lease's row, so its ticket is
+-- until `sweep`; it points to a lease that has ended. A request that tries for the lock holds the lease's row, so its ticket is
 -- there to be seen once we have it. NULL: the lease is held, and the secret is not its holder's. A lease that is gone
 -- already is no error.
 CREATE FUNCTION fencepost.release(p_lease_id bigint, p_hash bytea, p_gateway uuid) RETURNS uuid[]

@@ -153,7 +153,7 @@ BEGIN
 END $$;
 
 -- The same for what has its mark in fencepost.marks, or none. Asked before that is raised: its lock is taken first, and
--- also kept where there is no mark, so that nobody raises it between the comparison and the rise.
+-- also kept where there is no mark, so that no transaction raises it between the comparison and the rise.
 CREATE FUNCTION fencepost.meet_ceiling(tab text, p_resource text, p_token bigint, p_max_token bigint, p_max_jump bigint)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -32,8 +32,8 @@ END $$;
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON fencepost.break_glass_log
   FOR EACH STATEMENT EXECUTE FUNCTION fencepost.append_only();
 
--- Nobody calls it: whoever has the privilege to, may break the glass. The owner of this schema grants it; a role's name
--- would not do, for whoever may create roles could make one of that name.
+-- It is never called: a role with the privilege to call it may break the glass. The owner of this schema grants it; a role's name
+-- would not do, for a role that may create roles could make one of that name.
 CREATE FUNCTION fencepost.may_break_glass() RETURNS boolean LANGUAGE sql IMMUTABLE RETURN true;
 
 -- Is the protection broken in this session? By SET LOCAL fencepost.break_glass = 'why'.
@@ -58,7 +58,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- Record a write that the broken glass let through. Whoever may not break it cannot record anything either.
+-- Record a write that the broken glass let through. A role that may not break it cannot record anything either.
 CREATE FUNCTION fencepost.record_break_glass(tab text, p_resource text, p_verb text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -73,7 +73,7 @@ BEGIN
 END $$;
 
 -- The mark of a row that is inserted behind broken glass: that of its key, which does not fall, or the token that was
--- said, if that is higher; 0 for a key that nobody wrote through a fence. NULL when the glass is whole.
+-- said, if that is higher; 0 for a key that was not written through a fence. NULL when the glass is whole.
 CREATE FUNCTION fencepost.mark_behind_glass(tab text, p_resource text, said bigint) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -32,7 +32,7 @@ CREATE FUNCTION fencepost.current_timeline() RETURNS integer LANGUAGE sql VOLATI
 SET search_path = pg_catalog, pg_temp AS
 $$ SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer $$;
 
--- Which database this is. What tells a copy from the original, by how the copy was made:
+-- Which database this is. What distinguishes a copy from the original, by how the copy was made:
 --   system_identifier   initdb: a dump restored in another cluster, pg_upgrade, a logical replica
 --   timeline            a promoted standby, a point-in-time restore. Null in recovery
 --   database_oid        a dump restored in another database of the cluster, a clone by CREATE DATABASE … TEMPLATE, also

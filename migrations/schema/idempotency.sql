@@ -47,13 +47,13 @@ BEGIN
     state := 'reused';
     RETURN;
   END IF;
-  -- Seen is not replicated: somebody may have cancelled the wait for the standby. Something of our own in the log, and
+  -- Seen is not replicated: an operator may have cancelled the wait for the standby. Something of our own in the log, and
   -- our commit waits for all before it.
   PERFORM pg_logical_emit_message(true, 'fencepost', '');
   state := 'replay'; status := r.status; headers := r.headers; answer := r.answer;
 END $$;
 
--- The last statement of a write with a key. A 23505 means that somebody else has landed under this key after all.
+-- The last statement of a write with a key. A 23505 means that another write has landed under this key after all.
 CREATE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
                                       p_answer bytea) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

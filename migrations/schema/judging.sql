@@ -54,7 +54,7 @@ BEGIN
       THEN 'Behind broken glass no mark falls: leave last_fence_token out, and the row takes the mark of its key.'
       WHEN token = mark
       THEN 'Under the rule strict each token writes a resource once: mint another one.'
-      ELSE 'Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again.' END;
+      ELSE 'A newer token has been accepted since. Do not retry: acquire the lock anew and read again.' END;
 END $$;
 
 -- UPDATE, everything but the plain case: the mark to store, or an exception. The setting counts before the column (see
@@ -118,7 +118,7 @@ BEGIN
   RETURN refused_by;
 END $$;
 
--- raise_mark for a row without a mark. A mark is made and taken back: whoever claims the key meanwhile waits for us,
+-- raise_mark for a row without a mark. A mark is made and taken back: a claim of the key meanwhile waits for us,
 -- and then sees the row. Had we waited for him, or for a DELETE, his mark refuses us.
 CREATE FUNCTION fencepost.meet_mark(p_resource text) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -141,7 +141,7 @@ END $$;
 -- A token that equals the mark passes only if it was given as a token, in fencepost.token or as a negative value: a row that
 -- an ORM brings back with its old column is an echo.
 -- Behind broken glass the token may be the mark itself (mark_behind_glass made it so), but not below it. Recorded even
--- where the token would have done: it cannot be told from one that the glass gave.
+-- where the token would have done: it looks like one that the glass gave.
 CREATE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint, p_rule text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -13,7 +13,7 @@ CREATE TABLE fencepost.locks (
   lease_id bigint
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE fencepost.locks IS 'One row per lock that somebody holds, or has tried to get. Those of idle locks are swept.';
+COMMENT ON TABLE fencepost.locks IS 'One row per lock that is held, or that a client has tried to get. Those of idle locks are swept.';
 
 CREATE TABLE fencepost.leases (
   lease_id    bigint PRIMARY KEY,
@@ -28,7 +28,7 @@ CREATE TABLE fencepost.leases (
   ended_at    timestamptz
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE fencepost.leases IS 'Grants. lease_id is the first token drawn for it, so no live lease has an older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, to tell a refused holder who came after it.';
+COMMENT ON TABLE fencepost.leases IS 'Grants. lease_id is the first token drawn for it, so no live lease has an older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, so that a refused holder learns who came after it.';
 
 CREATE TABLE fencepost.draws (
   first_token bigint PRIMARY KEY,
@@ -75,7 +75,7 @@ BEGIN
                    WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
   GET DIAGNOSTICS swept = ROW_COUNT;
-  -- Last: whoever has a lease's row waits for no other from here on.
+  -- Last: a transaction that has a lease's row waits for no other from here on.
   WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
                   WHERE x.ended_at IS NULL AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms)
                     FOR UPDATE OF x SKIP LOCKED)

@@ -19,7 +19,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     JOIN fencepost.leases x ON x.lease_id = d.lease_id
    WHERE p_token = ANY (d.tokens) $$;
 
--- What is still known of a lease that was lost, and of whoever holds one of its locks now.
+-- What is still known of a lease that was lost, and of the holders of its locks now.
 CREATE FUNCTION fencepost.lost(p_lease_id bigint)
 RETURNS TABLE (names text[], owner text, ended_at timestamptz, released boolean, superseded_by json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -14,7 +14,7 @@ CREATE TABLE fencepost.marks (
   changed_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 80);
 
-COMMENT ON TABLE fencepost.marks IS 'Marks that outlive their rows (R6). xid is the transaction that raised the mark: one operation is one transaction''s work. row_absent tells a deleted or never created row from one that lives.';
+COMMENT ON TABLE fencepost.marks IS 'Marks that outlive their rows (R6). xid is the transaction that raised the mark: one operation is one transaction''s work. row_absent: the row was deleted or never created.';
 
 CREATE TABLE fencepost.floors (
   name        text COLLATE "C" PRIMARY KEY,
@@ -49,7 +49,7 @@ BEGIN
     MESSAGE = format('%s: marks never fall, and this statement lowers its %s in fencepost.%s', name,
                      CASE TG_TABLE_NAME WHEN 'marks' THEN 'mark' ELSE 'floor' END, TG_TABLE_NAME),
     DETAIL = json_build_object('before', to_jsonb(OLD), 'after', to_jsonb(NEW))::text,
-    HINT = format('Tokens up to the old value could write again. A mark that somebody made up is lowered by: fencepost'
+    HINT = format('Tokens up to the old value could write again. A mark of a made-up token is lowered by: fencepost'
                   ' fence reset %L --to N --reason …', name);
 END $$;
 

@@ -57,7 +57,7 @@ SET search_path = pg_catalog, pg_temp AS $$
       FROM ROWS FROM (jsonb_array_elements(p_was -> 'columns'), jsonb_array_elements(p_now -> 'columns')) AS k(was, is_now)),
     false) $$;
 
--- A type that comes down to one of PostgreSQL's own, whose casts nobody but a superuser can make. Functions that run in
+-- A type that comes down to one of PostgreSQL's own, whose casts only a superuser can make. Functions that run in
 -- our name ask it of a table's columns before they read them: its owner may have changed their types since, and defined
 -- what a cast to text does.
 CREATE FUNCTION fencepost.is_builtin(p_type oid) RETURNS boolean LANGUAGE plpgsql STABLE

@@ -4,8 +4,8 @@
 --   comes by CREATE … PARTITION OF   it is empty: it gets the trigger that refuses TRUNCATE, which no partition inherits
 --   comes by ATTACH PARTITION        its rows take up the floor and the marks of their keys, then the same trigger
 --   goes by DETACH PARTITION         its rows leave their marks behind, and TRUNCATE is free again
---   goes by DROP TABLE               refused: when an event trigger hears of it there are no rows to read any more
--- Whoever changes the table owns it, and reads and writes its rows in his own name: nothing of a table's owner (triggers,
+--   goes by DROP TABLE               refused: when an event trigger runs there are no rows to read any more
+-- A role that changes the table owns it, and reads and writes its rows in his own name: nothing of a table's owner (triggers,
 -- policies, expressions) ever runs in ours. Marks are written by functions of ours that ask which table is being changed.
 
 -- The partitions that a table has, at any depth. Without a lock on any of them.
@@ -16,7 +16,7 @@ SET search_path = pg_catalog, pg_temp AS $$
     UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT coalesce(array_agg(part.oid::regclass ORDER BY part.oid), '{}') FROM part $$;
 
--- Those of them that came while nobody looked: they are not registered, or lack the trigger that refuses TRUNCATE, or have been
+-- Those of them that came while no event trigger ran: they are not registered, or lack the trigger that refuses TRUNCATE, or have been
 -- away and are back: then the row triggers, which come with ATTACH and go with DETACH, are younger than that one.
 CREATE FUNCTION fencepost.partitions_unknown(p_root oid) RETURNS regclass[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
@@ -58,7 +58,7 @@ BEGIN
                          WHERE NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c
                            WHERE c.classid = 'pg_class'::regclass AND c.command_tag = 'CREATE TABLE' AND c.objid = g.part));
     -- Right after a generation was raised no token of it has been issued, and the rows' own trigger lets no other mark pass.
-    -- One is drawn that nobody gets.
+    -- One is drawn that no holder gets.
     IF p.source = 'builtin' AND attached AND fencepost.issued() < fencepost.oldest() THEN
       PERFORM nextval('fencepost.tokens');
     END IF;
@@ -88,7 +88,7 @@ BEGIN
          row_absent = true, changed_at = clock_timestamp();
 END $$;
 
--- The row first, then the partitions: somebody else may have given another table of the tree one. An old snapshot would not
+-- The row first, then the partitions: another session may have given another table of the tree one. An old snapshot would not
 -- see it, and fails (40001).
 CREATE FUNCTION fencepost.partitions_known(p_root regclass) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -149,7 +149,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- A superuser who changes somebody else's table must not run what that one has hung on it. Whether the role is another one now.
+-- A superuser who changes another role's table must not run what that one has hung on it. Whether the role is another one now.
 -- In a SECURITY DEFINER function PostgreSQL refuses that (42501).
 CREATE FUNCTION fencepost.act_as_owner(p_part regclass) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

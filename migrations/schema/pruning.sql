@@ -18,8 +18,8 @@ BEGIN
   RETURN pruned;
 END $$;
 
--- What marks may be pruned later: those up to `issued`, once every transaction before `before` has ended. Whoever draws
--- a token has a transaction number before it draws (it locks a row first), so whoever drew one up to `issued` is before
+-- What marks may be pruned later: those up to `issued`, once every transaction before `before` has ended. A session that draws
+-- a token has a transaction number before it draws (it locks a row first), so one that drew a token up to `issued` is before
 -- `before`; when it has ended, its lease can be seen. Not the snapshot's xmax: that is one past the newest transaction
 -- that has ENDED, and there may be older and newer ones under way. Null in a transaction that has a number already: it
 -- would have been given too early.
@@ -57,7 +57,7 @@ BEGIN
   IF idle THEN RETURN; END IF;
   PERFORM fencepost.issued();  -- the sequence before the floors: see the lock order above
   -- A statement of its own: its snapshot is not older than the one that was asked above. Expired leases count as long as
-  -- they have not ended: nobody has superseded their holders.
+  -- they have not ended: their holders were not superseded.
   cap := least(p_issued, (SELECT min(x.lease_id) FROM fencepost.leases x WHERE x.ended_at IS NULL) - 1);
   SELECT n.name, fencepost.enc(n.name) COLLATE "C" INTO tab, prefix
     FROM (SELECT p.name FROM fencepost.protected p WHERE p.source = 'builtin' AND p.scope IS NULL UNION
@@ -66,7 +66,7 @@ BEGIN
    WHERE fencepost.enc(n.name) || '0' COLLATE "C" > p_after COLLATE "C"  -- '0' comes right after '/'
    ORDER BY fencepost.enc(n.name) || '/' COLLATE "C" LIMIT 1;  -- as their resources: 'a%2Fb/' comes before 'a/'
   IF NOT FOUND THEN RETURN; END IF;
-  -- Whoever makes this a table of another source waits for us, or is seen.
+  -- A session that makes this a table of another source waits for us, or is seen.
   PERFORM FROM fencepost.protected p WHERE p.name = tab OR left(p.scope, strpos(p.scope, '/{') - 1) = tab
     ORDER BY p.relation::oid FOR SHARE;
   IF EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'
@@ -86,7 +86,7 @@ BEGIN
   IF candidates IS NULL THEN RETURN; END IF;
   UPDATE fencepost.floors f SET floor = greatest(f.floor, raised_to) WHERE f.name = tab;
   IF NOT FOUND THEN RAISE EXCEPTION 'no table or scope % was ever protected', tab; END IF;
-  -- Never waits for a mark, so it is in nobody's way: somebody is writing it, or the other order was right. What they
+  -- Never waits for a mark, so it delays no writer: another transaction is writing it, or the other order was right. What they
   -- raised meanwhile, or gave a row, stays.
   WITH free AS (SELECT k.resource FROM fencepost.marks k
                  WHERE k.resource = ANY (candidates) AND k.row_absent AND k.last_fence_token <= raised_to

@@ -1,6 +1,6 @@
 -- The queue of a lock: one row in fencepost.waiters for each lock of a waiting request, in the order of their tickets. The request
 -- sleeps in its gateway, without a connection (locks/builtin/queue.py). A release wakes the first waiter: the gateway
--- that released wakes its own, another gateway is notified. No event tells of an expiry, a lost notification or a dead
+-- that released wakes its own, another gateway is notified. There is no event for an expiry, a lost notification or a dead
 -- gateway: once a second each gateway that has waiters calls beat, and learns which of them to try.
 --
 -- No function here grants anything: a waiter that is woken calls acquire again.
@@ -14,7 +14,7 @@ CREATE TABLE fencepost.gateways (
   seen_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE fencepost.gateways IS 'Gateway processes that have waiters, and when they were last heard of. The waiters of a silent one do not block a queue.';
+COMMENT ON TABLE fencepost.gateways IS 'Gateway processes that have waiters, and when they last sent a beat. The waiters of a silent one do not block a queue.';
 
 CREATE TABLE fencepost.waiters (
   ticket      bigint,
@@ -35,7 +35,7 @@ CREATE INDEX waiters_visit_idx ON fencepost.waiters (visit);
 
 CREATE INDEX waiters_secret_hash_idx ON fencepost.waiters (secret_hash);
 
--- Waiters that count: they have not given up, and their gateway has been heard of (a time in the future is one from
+-- Waiters that count: they have not given up, and their gateway has sent a beat (a time in the future is one from
 -- before the clock was set back, and so is the end of a kept place that is further off than it was kept for). `sweep`
 -- removes the others.
 CREATE VIEW fencepost.live_waiters AS
@@ -45,13 +45,13 @@ CREATE VIEW fencepost.live_waiters AS
      AND (w.gateway IS NULL
           OR g.seen_at BETWEEN clock_timestamp() - interval '3 s' AND clock_timestamp() + interval '3 s');
 
--- The first in a lock's queue, NULL when nobody waits.
+-- The first in a lock's queue, NULL when there is no waiter.
 CREATE FUNCTION fencepost.first_waiter(p_name text) RETURNS bigint LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $$
   SELECT w.ticket FROM fencepost.live_waiters w WHERE w.name = p_name ORDER BY w.ticket LIMIT 1 $$;
 
--- Wake the first of each of these locks' queues, and nobody else. Those that wait at p_gateway are returned, for it to
--- wake them itself; others are notified. NOTIFY takes a database-wide lock at commit: only when somebody waits.
+-- Wake the first of each of these locks' queues, and no other. Those that wait at p_gateway are returned, for it to
+-- wake them itself; others are notified. NOTIFY takes a database-wide lock at commit: only when there is a waiter.
 CREATE FUNCTION fencepost.wake(p_names text[], p_gateway uuid) RETURNS uuid[] LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -90,9 +90,9 @@ BEGIN
 END $$;
 
 -- A gateway's heartbeat, which keeps its waiters, p_visits, in their queues. p_left: visits that have left, where saying
--- so may have failed. Returns what it must try now or soon although nobody told it: its waiters that are first in a queue, and
+-- so may have failed. Returns what it must try now or soon although it was not notified: its waiters that are first in a queue, and
 -- in how many ms the lock that they wait for expires (0: try now, also where its lease has to be counted anew because the
--- clock has stepped back: a try does that); and those without a place, whom nobody would wake.
+-- clock has stepped back: a try does that); and those without a place, which would not be woken.
 CREATE FUNCTION fencepost.beat(p_gateway uuid, p_visits uuid[], p_left uuid[]) RETURNS TABLE (visit uuid, due_ms bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$

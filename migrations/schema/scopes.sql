@@ -65,7 +65,7 @@ END $$;
 
 -- fencepost.enter for operations with a scope and a token each (group commit, storage/batches/group_commit.py). A scope that
 -- cannot be entered is not touched, so nothing has to be rolled back. A scope that is named twice is entered by one operation
--- only, for it would let every other pass as its own. Whoever holds a mark is not waited for. Who is just making one, or
+-- only, for it would let every other pass as its own. A transaction that has locked a mark is not waited for. Who is just making one, or
 -- changes the prefix's rule, is, for as long as lock_timeout lets: batches have one of 10 ms (LOCK_WAIT_MS), less than
 -- PostgreSQL waits before it looks for a deadlock, and therefore take marks in no order.
 --   entered   its mark is the token now
@@ -109,7 +109,7 @@ BEGIN
     highest := fencepost.issued(found_source);
     oldest := fencepost.oldest(found_source);
   END IF;
-  -- Most have a mark that is lower, and that nobody holds. Only one of two that have the same mark gets to it.
+  -- Most have a mark that is lower, and that is not locked. Only one of two that have the same mark gets to it.
   FOR number, p_token IN
     UPDATE fencepost.marks k
        SET last_fence_token = x.token, xid = pg_current_xact_id(), row_absent = true, changed_at = clock_timestamp()
@@ -172,7 +172,7 @@ BEGIN
   IF FOUND THEN RETURN; END IF;
   IF fencepost.break_glass() THEN
     PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);
-    -- The mark stays what it is, or none, and is locked: whoever claims the scope waits, and then sees this write.
+    -- The mark stays what it is, or none, and is locked: a claim of the scope waits, and then sees this write.
     PERFORM fencepost.meet_mark(p_scope);
     RETURN;
   END IF;

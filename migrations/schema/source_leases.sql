@@ -24,13 +24,13 @@ CREATE TABLE fencepost.source_leases (
 
 COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant.';
 
--- A secret may be used again once its lease is over. It stays with that one: whoever has it may still have the service's own
+-- A secret may be used again once its lease is over. It stays with that one: a holder that has it may still have the service's own
 -- hold released.
 CREATE UNIQUE INDEX source_leases_secret_hash_key ON fencepost.source_leases (secret_hash) WHERE ended_at IS NULL;
 
 CREATE INDEX source_leases_live_idx ON fencepost.source_leases (source, lock) WHERE ended_at IS NULL;
 
--- The last grants of a lock: for services whose numbers rise within one lock only, and to tell who came after whom.
+-- The last grants of a lock: for services whose numbers rise within one lock only, and to know who came after whom.
 CREATE INDEX source_leases_lock_idx ON fencepost.source_leases (source, lock, last_token);
 
 CREATE TABLE fencepost.source_draws (
@@ -68,7 +68,7 @@ BEGIN
                                                      p_lock, p_tokens[1], p_issued_before));
     RETURN;
   END IF;
-  -- Statements see what others have committed: whoever has a later grant recorded it with the source's row locked.
+  -- Statements see what others have committed: a holder with a later grant recorded it with the source's row locked.
   IF EXISTS (SELECT FROM fencepost.source_leases x WHERE x.source = p_source AND x.lock = p_lock AND x.last_token > p_tokens[1]) THEN
     verdict := 'void';
     RETURN;
@@ -122,7 +122,7 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- A live lease, for whoever has its secret (p_hash), or for everybody (null).
+-- A live lease, for the holder of its secret (p_hash), or for every caller (null).
 CREATE FUNCTION fencepost.source_lease(p_source text, p_lease_id bigint, p_hash bytea)
 RETURNS TABLE (lease_id bigint, lock text, owner text, claims text[], claimed boolean, handle text, tokens bigint[], last_token bigint,
                ttl_ms integer, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
@@ -133,7 +133,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (p_hash IS NULL OR x.secret_hash = p_hash)
      AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
 
--- The hold of a lease, whether or not that is over by our record: for whoever has its secret, to release it.
+-- The hold of a lease, whether or not that is over by our record: for the holder of its secret, to release it.
 CREATE FUNCTION fencepost.source_hold(p_source text, p_lease_id bigint, p_hash bytea) RETURNS TABLE (lock text, handle text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT x.lock, x.handle FROM fencepost.source_leases x

@@ -83,7 +83,7 @@ BEGIN
   END IF;
 END $$;
 
--- Both without that lock, and so maybe of a moment ago: to list them, and for whoever would take a stronger lock next.
+-- Both without that lock, and so maybe of a moment ago: to list them, and for a caller that takes a stronger lock next.
 CREATE FUNCTION fencepost.source_bounds(p_source text, OUT generation bigint, OUT issued bigint) LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -113,7 +113,7 @@ BEGIN
   PERFORM setval(('fencepost.tokens_' || p_source)::regclass, p_issued);
 END $$;
 
--- Tokens of a source that has no number of its own. Whoever draws asks the service afterwards whether the lock is still
+-- Tokens of a source that has no number of its own. A gateway that draws asks the service afterwards whether the lock is still
 -- his: if so it was his when this drew. NULL: the generation is another by now.
 CREATE FUNCTION fencepost.source_draw(p_source text, p_generation bigint, p_count integer) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -195,7 +195,7 @@ END $$;
 -- The sources whose tokens are drawn in this database have forgotten theirs when it was failed over (R19).
 CREATE TRIGGER raise_sources AFTER INSERT ON fencepost.generations FOR EACH ROW EXECUTE FUNCTION fencepost.raise_sources_of_ours();
 
--- A table, or scope, becomes the source's that has marks up to p_token. A source of which nobody has a token yet goes on from
+-- A table, or scope, becomes the source's that has marks up to p_token. A source that has given no token yet goes on from
 -- there: above them in a new generation where they are known to be another source's (p_of_another), else by counting them as
 -- its own. One that is in use is not touched: its other tables' holders would be refused, or its next grant be called a step back.
 CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint, p_of_another boolean) RETURNS void LANGUAGE plpgsql

@@ -28,7 +28,7 @@ CREATE SCHEMA sales; CREATE TABLE sales.leads (id int PRIMARY KEY, n int DEFAULT
 """
 
 NO_TOKEN = "In the same transaction: SET LOCAL fencepost.token = '36' with the token that the lock service gave."
-STALE = "Somebody with a newer token has written since. Do not retry: acquire the lock anew and read again."
+STALE = "A newer token has been accepted since. Do not retry: acquire the lock anew and read again."
 SPENT = "Under the rule strict each token writes a resource once: mint another one."
 MALFORMED = "A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = '36'"
 ANOTHER_KEY = "Delete the row and insert it under its new key, each with a token."

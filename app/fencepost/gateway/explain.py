@@ -96,7 +96,7 @@ async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: 
 
 
 def _ceiling(fence: Fence) -> dict[str, object]:
-    """Tell how high a token may be, where the source is external."""
+    """How high a token may be, where the source is external."""
     if fence.ceiling is None:
         return {}
     jump = fence.ceiling.max_jump

@@ -32,7 +32,7 @@ from fencepost.storage.tables.catalog import Table
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""
 QUARANTINED_RETRY_AFTER: Final = 10
-"""The same, when somebody has to decide first."""
+"""The same, when an operator has to decide first."""
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT
@@ -103,7 +103,7 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
 
 
 def _read_detail(error: RefusedError) -> dict[str, str] | None:
-    """Read what our functions say in DETAIL; None: it was somebody else who raised this SQLSTATE."""
+    """Read what our functions say in DETAIL; None: other code raised this SQLSTATE."""
     try:
         members = json.loads(error.detail or "{}")
     except ValueError:
@@ -177,7 +177,7 @@ def _of_trigger(error: RefusedError, members: dict[str, str]) -> Problem:
 
 
 def unavailable(error: UnavailableError) -> Problem:
-    """Tell why nothing was done."""
+    """The problem when nothing was done."""
     if isinstance(error, QuarantinedError):
         return Problem(
             SOURCE_QUARANTINED,
@@ -200,7 +200,7 @@ def no_such_source(gateway: Gateway, source: str, where: str) -> Problem:
 
 
 def source_problem(error: SourceError, source: str) -> Problem:
-    """Tell why a lock service gave nothing."""
+    """The problem when a lock service gave nothing."""
     detail = f"{error}" if f"{error}".endswith(".") else f"{error}."
     match error:
         case SourceFrozenError():

@@ -1,5 +1,5 @@
 """Writes that go alone because something holds their row take turns: one of them waits in PostgreSQL, with a
-connection, and the others here, without one. Else a dozen writes to a row that somebody has locked would leave no
+connection, and the others here, without one. Else a dozen writes to a locked row would leave no
 connection for anybody.
 """
 
@@ -43,7 +43,7 @@ class Turns:
         """Wait for the turn of a row; False: it did not come in time. UnavailableError: too many wait already."""
         if self.waiting >= self._most_waiting:
             raise UnavailableError(
-                f"{self.waiting} writes wait for rows that somebody holds, and more are not taken in"
+                f"{self.waiting} writes wait for locked rows, and more are not taken in"
                 " (FENCEPOST_MAX_WAITING): nothing was written"
             )
         self.waiting += 1
@@ -71,11 +71,11 @@ class Turns:
 
 
 def busy(table: Table, key: Key) -> Problem:
-    """Tell that the turn did not come."""
+    """The problem when the turn did not come."""
     what = f"{table.name}/{','.join(key)}" if key else f"What a row of {table.name} needs"
     return Problem(
         DATABASE_BUSY,
-        f"{what} is held by somebody, or too many other writes wait already: nothing was written.",
+        f"{what} is locked, or too many other writes wait already: nothing was written.",
         code="55P03",
         retry_after=1,
     )

@@ -89,7 +89,7 @@ async def claim(gateway: Gateway, request: Claim) -> Outcome:
 
 async def explain(gateway: Gateway, resource: Resource) -> Outcome:
     """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
-    has no mark of its own: its scope is told.
+    has no mark of its own: its scope is shown.
     """
     use = partial(explaining.explain, gateway, resource)
     return await on_table(gateway, resource.table, "read", use, Catalog.find_or_scope)

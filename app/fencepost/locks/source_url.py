@@ -87,7 +87,7 @@ class SourceUrl:
         return option.name in self.given
 
     def wrong(self, what: str) -> SourceConfigError:
-        """Make the error for something that the form cannot tell: `has a= and no b=`."""
+        """Make the error for something that the form cannot express: `has a= and no b=`."""
         return _wrong(self.source, self.form, what)
 
 

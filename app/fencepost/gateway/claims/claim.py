@@ -1,7 +1,7 @@
-"""Claims: raising a mark without writing data, so that nobody older can write from now on (R7).
+"""Claims: raising a mark without writing data, so that no older holder can write from now on (R7).
 
 A new holder claims first, and reads the row from the claim's own answer: RETURNING of the claiming UPDATE is the row
-that no older holder can change any more. A key without a row is claimed too: nobody older can create it. That goes
+that no older holder can change any more. A key without a row is claimed too: no older holder can create it. That goes
 
 1. UPDATE … SET mark, RETURNING: a row came back, done;
 2. R5's question: a mark refuses, done; a row is there after all, back to 1;
@@ -95,7 +95,7 @@ class ClaimOfScope(InScopes):
         return names
 
     async def write(self, _connection: Connection, scopes: list[str]) -> Outcome:
-        """Nothing is written: nobody older can write to the rows of the scope from now on."""
+        """Nothing is written: no older holder can write to the rows of the scope from now on."""
         return Done([], self.row.token, resource=scopes[0], scope=scopes[0])
 
 

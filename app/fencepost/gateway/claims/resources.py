@@ -43,7 +43,7 @@ def claimable(table: ProtectedTable, resource: Resource) -> Scope | Problem | No
 
 async def require_storable(connection: Connection, tables: Sequence[Table], values: Key) -> None:
     """Refuse the claim of a scope that no row can have (QueryError): none of its tables stores the values as they are.
-    The claim would fence nobody.
+    The claim would fence no holder.
     """
     sharing = [(table, table.fence.scope) for table in tables if table.fence is not None and table.fence.scope]
     if any(not scope_names.may_change(table, scope, values) for table, scope in sharing):

@@ -1,4 +1,4 @@
-"""Acquiring locks, with claims in the same transaction: once granted, whoever held them before is fenced (R7, R9)."""
+"""Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9)."""
 
 import asyncio
 import hashlib
@@ -54,7 +54,7 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease, as its holder hears of it."""
+    """A lease, as its holder gets it."""
 
     source: str
     lease: Acquired
@@ -106,13 +106,13 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
         )
     )
     if gone.done() and not request.chosen and lease.lease_id is not None:
-        # Nobody has heard the secret, so nobody can ever use the lease.
+        # No client got the secret, so none can ever use the lease.
         locks = gateway.locks_of(request.source)
         try:
             if locks is not None:
                 await locks.release(lease.lease_id, hash_secret(request.secret))
         except (StorageError, SourceError) as error:
-            return _problem_of(error, request)  # which nobody reads; the lease's time will run out
+            return _problem_of(error, request)  # which no client reads; the lease's time will run out
     return outcome
 
 
@@ -183,10 +183,10 @@ def _mismatch() -> Problem:
 def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
     """Say who is in the way."""
     if source != BUILTIN:
-        by = "somebody" if acquired.owner is None else acquired.owner
+        by = "another client" if acquired.owner is None else acquired.owner
         detail = f"{acquired.lock} is held by {by}, as {source} says."
     elif acquired.lease_id is None and not acquired.waiting:
-        detail = f"{acquired.lock} is being granted to somebody else at this moment."
+        detail = f"{acquired.lock} is being granted to another client at this moment."
     elif acquired.lease_id is None:
         detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
     else:
@@ -222,7 +222,7 @@ def _problem_of(error: StorageError | SourceError, request: Acquire) -> Problem:
             hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
             if request.chosen
             else "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, "
-            "nobody knows its secret: its time runs out.",
+            "no client knows its secret: its time runs out.",
             retry_after=RETRY_AFTER,
         )
     if isinstance(error, UnavailableError):

@@ -13,7 +13,7 @@ PAGE = 1000
 
 
 async def observe(gateway: Gateway, source: str, name: str) -> Election | Problem:
-    """Tell how an election stands."""
+    """Show how an election stands."""
     found = await locks(gateway, source, lock_of(name), None, 1)
     if isinstance(found, Problem):
         return found

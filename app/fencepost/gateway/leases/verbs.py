@@ -1,6 +1,6 @@
 """What can be done with a lease once it is there: renew, mint, release, look; and the list of locks.
 
-A lease that is lost, or unknown, or somebody else's is one answer: 410. Whoever hears it must stop.
+A lease that is lost, or unknown, or another client's is one answer: 410. A holder that gets it must stop.
 """
 
 import json

@@ -2,8 +2,9 @@
 
 One transaction: 1 the key is looked up, its lock tried without waiting, and looked up again in a new statement (all of
 that is fencepost.idem_begin); 2 the write; 3 the record of its answer, last; COMMIT. So a record is there if, and only
-if, the write landed. The look-up precedes the fence: who repeats a write that landed hears its answer, also after the
-lock has changed hands. Refusals are not stored, and the token is not part of the payload: a later holder may repeat.
+if, the write landed. The look-up precedes the fence: a caller that repeats a write that landed gets its answer, also
+after the lock has changed hands. Refusals are not stored, and the token is not part of the payload: a later holder may
+repeat.
 """
 
 from collections.abc import Awaitable, Callable

@@ -37,7 +37,7 @@ from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.tables.catalog import ProtectedTable
 
 RESOLVED_WITHIN: Final = 10.0
-"""Seconds that an unknown outcome is looked into before the caller is told that it is unknown."""
+"""Seconds that an unknown outcome is looked into before the answer is that it is unknown."""
 PAUSE: Final = 0.1
 """Seconds before the database is asked again when it could not be reached, or ended the connection again."""
 
@@ -196,7 +196,7 @@ def _unknown(
         meaning = (
             "A write with this token was accepted. If it was used for this request only, the request landed."
             if evidence.landed
-            else "Somebody has written with a newer token since; whether this request landed before that is not known."
+            else "A newer token has written since; whether this request landed before that is not known."
         )
         known = {"resource": evidence.resource, "mark": str(evidence.mark), "meaning": meaning}
     if operation.once is not None:

@@ -81,7 +81,7 @@ class InScopes(Operation):
     async def evidence(self, connection: Connection) -> Evidence:
         """Find out by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
 
-        A floor that equals the token is nobody's mark: it may have been pruned, or was another scope's.
+        A floor that equals the token is no operation's mark: it may have been pruned, or was another scope's.
         """
         if not self.entered:  # it broke before the marks were asked for: nothing was written yet
             return Evidence(landed=False)

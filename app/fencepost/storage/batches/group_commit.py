@@ -3,14 +3,14 @@
 The protocol of one queue (the writes that one statement can carry: a table, a verb, a set of columns):
 
 1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
-   and a slow statement keeps nobody waiting but its own batch.
+   and a slow statement keeps only its own batch waiting.
 2. While a batch is in flight, writes gather. When it is answered, all that have gathered are the next one, up to
    `most` of them and MOST_BYTES, and those that clash (the same Idempotency-Key, the same scope) one after the other
    in batches of their own.
 3. A batch is sorted by key, so that two batches never wait for each other in a circle, and runs as one transaction:
    Bind/Execute for each write and one Sync. Every write carries its number, for only accepted ones come back. A row
    twice in a batch is two statements, one after the other, each judged by what the one before has left.
-4. No statement of a batch waits for a row: one that a foreign transaction holds is skipped, and its write is told to
+4. No statement of a batch waits for a row: one that a foreign transaction holds is skipped, and its write has to
    come AGAIN, and in the end to go ALONE. What else can be waited for (a unique index entry, a parent's row) is given
    up after LOCK_WAIT_MS.
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
@@ -18,7 +18,7 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
    its neighbours a few round trips, and no verdict.
 6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (operation.py):
    it may wait, and its answer is the same as without group commit.
-7. A connection that breaks under a batch leaves all of its writes unknown (R15): each hears BROKEN, with the connection
+7. A connection that breaks under a batch leaves all of its writes unknown (R15): each gets BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.
 
 Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
@@ -66,7 +66,7 @@ class GroupCommit:
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`on_setup_error` hears now and then of batches that cannot work, though each of their writes may."""
+        """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may."""
         self._database = database
         self._on_setup_error = on_setup_error
         self._reported = -REPORTED_EVERY
@@ -151,12 +151,12 @@ class GroupCommit:
                     batch = []
                     if self._wanting:
                         return
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+        except Exception as error:  # noqa: BLE001 - those that wait get it
             self._failed(queue, batch or queue.take(), error, behind)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection. Whoever has one gives it back after a batch as long as somebody wants one."""
+        """Lend a connection. A task that has one gives it back after a batch as long as another wants one."""
         self._wanting += 1
         wanting = True
         try:

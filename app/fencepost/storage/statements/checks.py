@@ -1,4 +1,4 @@
-"""What only PostgreSQL can tell of keys and values: whether two spellings are one key, and what a column can store."""
+"""What only PostgreSQL knows of keys and values: whether two spellings are one key, and what a column can store."""
 
 from typing import Any, Final
 

@@ -12,7 +12,7 @@ import asyncpg
 from fencepost.storage.connections.connection import Connection
 
 CALLER: Final = ""
-"""Whose keys these are. One name space for all, as long as callers are not told apart."""
+"""Whose keys these are. One name space for all, as long as callers have no identity."""
 ROWS_PER_STEP: Final = 10_000
 """How many records are forgotten in one transaction."""
 
@@ -34,7 +34,8 @@ State = Literal["new", "in flight", "reused"]
 async def begin(connection: Connection, key: str, payload_hash: bytes) -> Recorded | State:
     """Begin a keyed write, first in its transaction: what was answered before, or whether it may go on.
 
-    `new` holds the key until the transaction ends; `in flight`: somebody else does; `reused`: for another payload.
+    `new` holds the key until the transaction ends; `in flight`: another transaction does; `reused`: for another
+    payload.
     """
     row = await connection.fetchrow(
         "SELECT state, status, headers, answer FROM fencepost.idem_begin($1, $2, $3)", CALLER, key, payload_hash

@@ -42,10 +42,11 @@ async def claim_absent(
 ) -> int | Appeared | None:
     """Raise the mark of a key without a row: None when raised, else the mark that refused, or Appeared.
 
-    Raising waits for whoever is inserting or deleting the key. Only then, in a statement of its own and so with a later
-    snapshot, can it be seen whether there is a row now; the same statement would miss it (R7). And whether the table is
-    protected as the catalog has it, and the token was ever issued, or is not above the table's ceiling (R12): no
-    trigger of the table sees a claim without a row. Raises asyncpg's error FP000 when the catalog is outdated.
+    Raising waits for a transaction that is inserting or deleting the key. Only then, in a statement of its own and so
+    with a later snapshot, can it be seen whether there is a row now; the same statement would miss it (R7). And
+    whether the table is protected as the catalog has it, and the token was ever issued, or is not above the table's
+    ceiling (R12): no trigger of the table sees a claim without a row. Raises asyncpg's error FP000 when the catalog is
+    outdated.
     """
     try:
         async with connection.transaction():

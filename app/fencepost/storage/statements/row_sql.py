@@ -34,8 +34,8 @@ def key_text(base_name: str, expression: str) -> str:
     if base_name in CANONICAL:
         return f"fencepost.canon({expression})"
     if base_name not in _CAST:
-        # An enum. Whoever owns the type may define its cast to text, and triggers would run that as their functions'
-        # owner: the type's output function is nobody's.
+        # An enum. The type's owner may define its cast to text, and triggers would run that as their functions'
+        # owner: no role can replace the type's output function.
         return f'pg_catalog.textin(pg_catalog.enum_out({expression})) COLLATE pg_catalog."C"'
     # Two columns' collations must not meet in a name: COLLATE "C", whatever the column has.
     return f'({expression})::text COLLATE pg_catalog."C"'
