@@ -167,9 +167,10 @@ def test_the_table_has_all_that_the_code_knows() -> None:
         assert spelled.replace("x-method-override", "x-http-method-override") in names
     for preference in (*preferences.HONOURED, *preferences.HARMLESS):
         if "=" in preference:
-            assert f"prefer: {preference.lower()}" in said
+            assert f"prefer: {preference.lower()}" in said, f"docs/reading.md has no row `Prefer: {preference}`"
         else:
-            assert any(each.startswith(f"prefer: {preference}=") for each in said)
+            there = any(each.startswith(f"prefer: {preference}=") for each in said)
+            assert there, f"docs/reading.md has no row `Prefer: {preference}=…`"
     told = " ".join(said)
     assert all(re.search(rf"\b{name}\b", told) for name in preferences.HARMLESS_NAMES)
     assert all(f"return={value}" in told for value in ("minimal", "representation", "headers-only"))

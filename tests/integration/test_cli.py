@@ -175,7 +175,7 @@ def test_the_readme_lists_every_setting_with_its_default() -> None:
         if "|" in line
     ]
     table = {row[0]: row for row in rows if row[0].startswith("FENCEPOST_")}
-    assert table.keys() == {variable(name) for name in Settings.model_fields}
+    assert table.keys() == {variable(name) for name in Settings.model_fields}, "README's table has a row for each"
     for name, field in Settings.model_fields.items():
         _, option, default, meaning = table[variable(name)]
         assert flag(name) in option

@@ -18,7 +18,8 @@ from fencepost.storage.statements import mark
 @pytest.mark.parametrize("bounds", CASES)
 async def test_every_place_judges_alike(connect: Connect, database: str, rule: Rule, bounds: str) -> None:
     world = await a_world(connect, database, rule, BOUNDS[bounds])
-    assert await differences(world, CASES[bounds]) == []
+    found = await differences(world, CASES[bounds])
+    assert not found, "\n".join(found)
 
 
 ACCEPTS = "fencepost.accepts(text, bigint, bigint)"

@@ -357,5 +357,5 @@ async def differences(world: World, cases: tuple[Case, ...]) -> list[str]:
         for way in ways:
             answer = await way(world, each)
             if answer != expected:
-                found.append(f"{way.__name__}: {each}: {answer}")
+                found.append(f"{way.__name__} says {answer}, and not {expected}: {each}")
     return found

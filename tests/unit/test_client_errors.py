@@ -112,7 +112,8 @@ def test_every_problem_of_the_gateway_has_its_error(kind: object) -> None:
     assert isinstance(kind, type(PROBLEM_TYPES[0]))
     told = ServersProblem(kind, "It happened.", code=kind.code or "55P03", hint="Do this.")
     error = error_of(Problem(told.body(), told.http_status), writes=True)
-    assert type(error) is KINDS[kind.slug]
+    assert kind.slug in KINDS, "say in KINDS which exception it becomes"
+    assert type(error) is KINDS[kind.slug], "client/errors.py: _BY_STATUS or _BY_CODE makes another one of it"
     assert (error.code, error.status, error.detail, error.hint) == (told.name, told.http_status, told.detail, told.hint)
     assert error.type == f"/problems/{kind.slug}"
     assert error.retryable is kind.retryable

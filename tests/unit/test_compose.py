@@ -22,7 +22,8 @@ def of(profile: str) -> dict[str, dict[str, Any]]:
 
 
 def test_there_is_a_profile_for_each_service_that_compose_can_run() -> None:
-    assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == set(NODES)
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    assert profiles == set(NODES), "a new profile gets a line in NODES and in PORTS"
 
 
 @pytest.mark.parametrize("profile", NODES)

@@ -30,25 +30,27 @@ def named_in(*roots: str) -> dict[int, set[str]]:
 
 def test_the_numbers_have_no_gap_and_none_comes_twice() -> None:
     assert [int(number) for number, _ in SECTION.findall(TEXT)] == list(range(1, len(SECTIONS) + 1))
-    assert {int(number) for number in re.findall(r"\[R\d+\]\(#r(\d+)\)", TEXT)} >= SECTIONS.keys()
+    linked = {int(number) for number in re.findall(r"\[R\d+\]\(#r(\d+)\)", TEXT)}
+    assert linked >= SECTIONS.keys(), "a new rule gets a cell in the table at the top"
 
 
 def test_each_rule_that_is_named_is_on_the_page() -> None:
     strangers = {number: where for number, where in named_in().items() if number not in SECTIONS}
-    assert strangers == {}
+    assert strangers == {}, "write a section for it in docs/rules.md, or correct the number"
 
 
 def test_each_rule_on_the_page_is_named_in_the_code() -> None:
-    assert set(named_in("app", "migrations")) & SECTIONS.keys() == set(BUILT), "planned rules are named nowhere"
+    named = set(named_in("app", "migrations")) & SECTIONS.keys()
+    assert named == set(BUILT), "name each rule where it stands in app/ or migrations/, as (R12); no planned one"
 
 
 @pytest.mark.parametrize("number", BUILT)
 def test_a_rule_has_an_interleaving_a_place_and_a_test(number: int) -> None:
     text = SECTIONS[number]
     assert re.match(r"\n\*\*[A-Z][^*]+\*\* ", text), "it begins with its name"
-    assert re.search(r"^```\nA|^```\nB", text, re.MULTILINE), "an interleaving"
-    assert "\n**Where**: " in text
-    assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE)
+    assert re.search(r"^```\nA|^```\nB", text, re.MULTILINE), "an interleaving in ```, whose first line is A's or B's"
+    assert "\n**Where**: " in text, "**Where**: and the modules"
+    assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE), "**Shown by** and a list of tests"
 
 
 @pytest.mark.parametrize("number", BUILT)

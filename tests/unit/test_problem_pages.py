@@ -51,7 +51,7 @@ def test_every_problem_has_a_page_that_says_all(kind: ProblemType) -> None:
 def test_every_problem_has_an_example_of_its_own(kind: ProblemType) -> None:
     example = example_problem(kind)
     assert example.type is kind
-    assert example.detail != f"{kind.title}."
+    assert example.detail != f"{kind.title}.", f"{kind.slug} has no example in http/problems/examples.py"
     assert json.dumps(example.body())
 
 

@@ -117,7 +117,8 @@ REQUESTED = {
 
 def test_the_contract_has_every_problem_with_its_status() -> None:
     listed = {(code, *fixed) for code, fixed in CONTRACT.items()} | {(None, *fixed) for fixed in OF_POSTGRESQL.values()}
-    assert listed == {(kind.code, kind.status, kind.slug) for kind in PROBLEM_TYPES}
+    declared = {(kind.code, kind.status, kind.slug) for kind in PROBLEM_TYPES}
+    assert declared == listed, "a new problem gets a line in CONTRACT or OF_POSTGRESQL; lines that are there stay"
 
 
 def test_a_request_gets_each_problem() -> None:
@@ -169,10 +170,12 @@ def test_tokens_are_strings() -> None:
 def test_refusals_are_never_retryable() -> None:
     assert not STALE_TOKEN.retryable
     assert not SPENT_TOKEN.retryable
-    assert {kind.slug for kind in PROBLEM_TYPES if kind.retryable} == {
+    retryable = {
         "outcome-unknown", "database-unavailable", "database-busy", "lock-held", "key-in-flight", "source-quarantined",
         "source-unavailable",
     }  # fmt: skip
+    found = {kind.slug for kind in PROBLEM_TYPES if kind.retryable}
+    assert found == retryable, "add it here, and to test_a_body_has_all_members_of_both_conventions"
 
 
 def test_verdicts_become_problems() -> None:

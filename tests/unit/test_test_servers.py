@@ -27,4 +27,4 @@ def asked_for() -> set[str]:
 
 def test_every_package_that_a_test_asks_for_is_installed() -> None:
     assert {"redis-server", "etcd-client", "openssl"} <= asked_for(), "they are found"
-    assert asked_for() <= installed()
+    assert asked_for() <= installed(), "add to .ci/test-servers what a test says to install"
