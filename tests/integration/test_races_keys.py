@@ -1,10 +1,11 @@
 """R6: one mark per key value, whatever its type, its text, the session's settings, and the names of things."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Key, Race, gateway_pid, open_gateway, open_race, outcome, told
+from tests.support.racing import Key, Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
@@ -13,8 +14,11 @@ from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patc
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.plans import Body, KeyedWrite
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.asking import KeyState, ask
 from fencepost.storage.statements.query import Condition, Field
+from fencepost.storage.tables.catalog import ProtectedTable
 
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "k/1"),
@@ -105,6 +109,30 @@ async def test_an_insert_into_a_partition_shares_the_parents_marks(parts: Race) 
 async def test_a_row_of_a_partitioned_table_cannot_move_to_another_partition(parts: Race) -> None:
     await parts.insert(parts.a, ("eu", "1"), 30)
     assert await parts.direct(parts.a, "UPDATE public.parts SET region = 'us'", 31) == "FP400"
+
+
+async def test_a_put_that_meets_its_own_key_late_is_no_duplicate(parts: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two rounds the row is there only while it is asked for; then it is made anew where the PUT would create it."""
+    key, rounds = ("eu", "1"), 0
+
+    async def there(connection: Connection, table: ProtectedTable, keys: Sequence[tuple[str, ...]]) -> list[KeyState]:
+        nonlocal rounds
+        rounds += 1
+        if rounds <= 2:
+            await parts.insert(parts.a, key, 30 + 2 * rounds)
+        states = await ask(connection, table, keys)
+        if rounds <= 2:
+            await parts.delete(parts.a, key, 31 + 2 * rounds)
+        if rounds == 3:
+            await parts.insert(parts.a, key, 40)
+        return states
+
+    monkeypatch.setattr("fencepost.storage.statements.asking.ask", there)
+    async with open_gateway(parts.dsn) as gateway:
+        # The key is spelled in two ways: no batch decides that.
+        assert told(await put(gateway, keyed(key, 50, table="parts", id="01", status="put"))) == "ok"
+    assert rounds == 3
+    assert await parts.live_mark(key) == 50
 
 
 async def test_no_partition_can_be_truncated(parts: Race) -> None:

@@ -65,7 +65,8 @@ async def decide_alone(connection: Connection, steps: Steps, write: RowWrite) ->
         (answer,) = await round_of(connection, steps, (write,), number)
         if not isinstance(answer, Alone):
             return answer
-    return await steps.never_reached(connection, write)
+    with map_errors(writing=connection.is_in_transaction()):
+        return await steps.never_reached(connection, write)
 
 
 async def round_of(

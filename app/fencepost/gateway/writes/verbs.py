@@ -109,7 +109,7 @@ class Rows(_Statements):
         try:
             created = await self.insert(connection, [write for write, _ in missing])
         except RefusedError as error:
-            if self.wait == "skip" or not _may_be_the_key(self.table, error, number):
+            if self.wait == "skip" or not await self._may_be_the_key(connection, missing[0][0].key, error, number):
                 raise
             if self.table.row_security:  # a row is there, and a policy hides it or keeps us from writing it
                 return [problem_of_verdict(missing[0][1], self.table.fence)]
@@ -118,20 +118,23 @@ class Rows(_Statements):
             for row in created
         ]
 
+    async def _may_be_the_key(self, connection: Connection, key: Key, error: RefusedError, number: int) -> bool:
+        """Whether a duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
+
+        A partition's key has a name that the catalog does not know: in two rounds that is believed, later if a row is
+        there.
+        """
+        if error.sqlstate != UNIQUE_VIOLATION or error.constraint == self.table.key_constraint:
+            return error.sqlstate == UNIQUE_VIOLATION
+        if self.table.kind != "partitioned table":
+            return False
+        return number < 2 or await asking.exists(connection, self.table, key)  # noqa: PLR2004
+
     async def never_reached(self, connection: Connection, write: RowWrite) -> Problem:
         """Give up. With row security we may see the row, and a policy keeps us from writing it."""
         (standing,) = await asking.ask(connection, self.table, [write.key])
         missing = MissingRow(standing.resource) if self.table.row_security else contended(standing.resource)
         return problem_of_verdict(missing, self.table.fence)
-
-
-def _may_be_the_key(table: Table, error: RefusedError, number: int) -> bool:
-    """Whether a duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
-
-    A partition's key has a name that the catalog does not know: that is believed twice.
-    """
-    named = error.constraint == table.key_constraint or (table.kind == "partitioned table" and number < 2)  # noqa: PLR2004
-    return error.sqlstate == UNIQUE_VIOLATION and named
 
 
 @dataclass(frozen=True, slots=True)
