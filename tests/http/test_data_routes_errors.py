@@ -91,12 +91,12 @@ async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
         assert (code(fence), fence.json()["column"]) == ((400, "22P02"), "id")
 
 
-async def test_a_filter_value_that_is_none_of_its_type_is_400(api: Api) -> None:
-    for query in ("quantity=eq.many", "paid_at=gt.x", "quantity=in.(1,x)", "amount=lt.1e"):
-        for method in ("GET", "DELETE"):
-            answer = await api.ask(method, f"data/orders?{query}", token=None if method == "GET" else 5)
-            assert answer.status_code == 400
-            assert answer.json()["code"].startswith("22")
+@pytest.mark.parametrize("query", ["quantity=eq.many", "paid_at=gt.x", "quantity=in.(1,x)", "amount=lt.1e"])
+async def test_a_filter_value_that_is_none_of_its_type_is_400(api: Api, query: str) -> None:
+    for method in ("GET", "DELETE"):
+        answer = await api.ask(method, f"data/orders?{query}", token=None if method == "GET" else 5)
+        assert answer.status_code == 400
+        assert answer.json()["code"].startswith("22")
 
 
 async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gateway: StartGateway) -> None:

@@ -68,9 +68,9 @@ def test_servers_are_pinned_healthy_before_they_are_used_and_keep_their_data(nam
     assert not set(volumes) & {volume.partition(":")[0] for volume in others}, "no two servers share a volume"
 
 
-def test_each_node_of_a_cluster_knows_its_own_name() -> None:
-    for number in (1, 2, 3):
-        etcd = SERVICES[f"etcd-{number}"]["environment"]
-        assert f"{etcd['ETCD_NAME']}={etcd['ETCD_INITIAL_ADVERTISE_PEER_URLS']}" in etcd["ETCD_INITIAL_CLUSTER"]
-        zookeeper = SERVICES[f"zookeeper-{number}"]["environment"]
-        assert f"server.{zookeeper['ZOO_MY_ID']}=zookeeper-{number}:" in zookeeper["ZOO_SERVERS"]
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_each_node_of_a_cluster_knows_its_own_name(number: int) -> None:
+    etcd = SERVICES[f"etcd-{number}"]["environment"]
+    assert f"{etcd['ETCD_NAME']}={etcd['ETCD_INITIAL_ADVERTISE_PEER_URLS']}" in etcd["ETCD_INITIAL_CLUSTER"]
+    zookeeper = SERVICES[f"zookeeper-{number}"]["environment"]
+    assert f"server.{zookeeper['ZOO_MY_ID']}=zookeeper-{number}:" in zookeeper["ZOO_SERVERS"]
