@@ -78,8 +78,13 @@ class Server:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP it."""
+        """SIGSTOP it, and return once each of its threads has stopped: one that runs may still answer a request."""
         os.killpg(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + _READY_WITHIN
+        while not _is_stopped(self.pid):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._command[0]} has threads that SIGSTOP did not stop")
+            time.sleep(_POLL)
 
     def resume(self) -> None:
         """SIGCONT it."""
@@ -97,3 +102,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self.crash()
         self._process = None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped (T in proc_pid_stat)."""
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
