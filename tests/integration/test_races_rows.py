@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect, eventually
-from tests.support.racing import NEW, Race, body, gateway_pid, open_gateway, open_race, outcome, rows_patch, told
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, open_race, outcome, rows_patch, told
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import patch_many, patch_rows
+from fencepost.gateway.use_cases import patch_many, patch_rows, put
 from fencepost.gateway.writes import verdicts
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
@@ -218,5 +218,31 @@ async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connec
                 assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}")
                 assert answer.extra["rows"] == [{"resource": f"orders/{missing}", "current_token": None}]
             assert told(await patch_rows(gateway, changing(40, "a"))) == "ok"
+    finally:
+        await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")
+
+
+async def test_a_put_of_a_row_that_a_policy_keeps_from_being_written_tries_to_create_it(
+    connect: Connect, database: str
+) -> None:
+    """The row is seen and not written: 404. Where the policy of INSERT refuses the new row too, that is the answer."""
+    race = await open_race(connect, database, "strict")
+    await race.insert(race.a, "b", 30)
+    await race.observer.execute("CREATE ROLE sees_more LOGIN PASSWORD 'x'")
+    try:
+        await race.observer.execute(
+            "GRANT SELECT, UPDATE, INSERT ON orders TO sees_more; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+            " CREATE POLICY sees ON orders FOR SELECT USING (true);"
+            " CREATE POLICY writes ON orders FOR UPDATE USING (order_id <> 'b');"
+            " CREATE POLICY makes ON orders FOR INSERT WITH CHECK (status <> 'forbidden')"
+        )
+        for grant in GRANTS:
+            await race.observer.execute(grant.format(role="sees_more"))
+        account = race.dsn.partition("://")[2].partition("@")[0]
+        async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
+            assert told(await put(gateway, keyed("b", 40, status="allowed"))) == "FP006"
+            refused = await put(gateway, keyed("b", 40, status="forbidden"))
+            assert isinstance(refused, Problem)
+            assert (refused.type.status, refused.code) == (403, "42501")
     finally:
         await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")

@@ -156,8 +156,8 @@ class NamedRows(Operation):
         return _no_rows(missing) if missing else None
 
     async def create(self, *_: object) -> Sequence[Answer]:
-        """A PATCH creates nothing."""
-        raise NotImplementedError
+        """Never called: `creates` is false."""
+        raise RuntimeError("a PATCH creates no rows")
 
     async def never_reached(self, *_: object) -> Problem:
         """Give up."""

@@ -55,7 +55,7 @@ class Steps(Protocol):
     ) -> Sequence[Answer]:
         """Create what is missing; ALONE: something was in the way."""
 
-    async def never_reached(self, connection: Connection, write: RowWrite) -> Problem:
+    async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
         """Give a write up that nothing refuses and that reached no row in ROUNDS rounds."""
 
 

@@ -19,10 +19,10 @@ from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.verdict import MissingRow
-from fencepost.gateway.outcomes import Done
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.rounds import Answer, Steps, Verdict
-from fencepost.gateway.writes.verdicts import contended, judge, problem_of_verdict
-from fencepost.storage.batches.batch_queue import AGAIN, ALONE
+from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, problem_of_verdict
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE, Alone
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import savepoint
 from fencepost.storage.errors import RefusedError, map_errors
@@ -35,6 +35,8 @@ from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 Verb = Literal["patch", "put", "post", "delete"]
 UNIQUE_VIOLATION: Final = "23505"
+BELIEVED_ROUNDS: Final = 2
+"""In how many rounds a duplicate of a partition counts as the row's own key, without a look."""
 
 
 def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> Steps:
@@ -128,12 +130,20 @@ class Rows(_Statements):
             return error.sqlstate == UNIQUE_VIOLATION
         if self.table.kind != "partitioned table":
             return False
-        return number < 2 or await asking.exists(connection, self.table, key)  # noqa: PLR2004
+        return number < BELIEVED_ROUNDS or await asking.exists(connection, self.table, key)
 
-    async def never_reached(self, connection: Connection, write: RowWrite) -> Problem:
-        """Give up. With row security we may see the row, and a policy keeps us from writing it."""
+    async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
+        """Give up. With row security we may see the row, and a policy keeps us from writing it: a PUT tries to create
+        it all the same, which a policy may refuse, by name.
+        """
         (standing,) = await asking.ask(connection, self.table, [write.key])
-        missing = MissingRow(standing.resource) if self.table.row_security else contended(standing.resource)
+        if not self.table.row_security:
+            return problem_of_verdict(contended(standing.resource), self.table.fence)
+        missing = MissingRow(standing.resource)
+        if self.creates:
+            (answer,) = await self.create(connection, [(write, missing)], ROUNDS)
+            if not isinstance(answer, Alone):
+                return answer
         return problem_of_verdict(missing, self.table.fence)
 
 
