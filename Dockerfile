@@ -24,6 +24,7 @@ WORKDIR /tmp
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/readyz', timeout=2)"]
-# Inside a container loopback reaches nobody. Publish the port to a private network only: there is no authentication yet.
+# Inside a container loopback reaches nobody. So it needs authentication: FENCEPOST_JWT_SECRET, …_FILE, FENCEPOST_JWT_JWKS
+# or FENCEPOST_API_KEYS=on.
 ENTRYPOINT ["fencepost"]
 CMD ["serve", "--host", "0.0.0.0", "--allow-remote"]

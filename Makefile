@@ -15,14 +15,15 @@ export FENCEPOST_DATA_DIR ?= $(shell \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-all test-servers check format bench lock clean
+.PHONY: help install install-dev serve test test-all test-servers check audit format model bench lock clean
 
 help:
 	@echo "make serve         run the gateway on an embedded PostgreSQL, with a demo table"
 	@echo "make test          run the tests (under 10 minutes on two cores); names what it leaves to test-all"
-	@echo "make test-all      run all tests that this machine can run (under 30 minutes); names what it could not"
-	@echo "make check         format, lint, imports, types, unit tests, Dockerfile (under a minute)"
-	@echo "make test-servers  as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, ZooKeeper, …)"
+	@echo "make test-all      run all tests that this machine can run (up to an hour on two cores); names what it could not"
+	@echo "make check         format, lint, imports, types, known vulnerabilities, unit tests, Dockerfile"
+	@echo "make test-servers  as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, Kafka, …), and SPIN"
+	@echo "make model         check the formal model of the protocol with SPIN (docs/model.md); under two minutes"
 	@echo "make bench         measure against others, and plot it (see benchmarks/); a quarter of an hour"
 	@echo "make install       set up .venv only"
 	@echo "make lock          resolve the dependencies anew"
@@ -55,13 +56,18 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run .ci/test-servers .ci/kube-apiserver benchmarks/setup
+	$(BIN)/shellcheck .ci/run .ci/test-servers .ci/kube-apiserver .ci/kafka-jars benchmarks/setup model/run
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/python -m tools.audit
 	$(BIN)/pytest -q tests/unit
+
+audit: install-dev
+	$(BIN)/python -m tools.audit
 
 format: install-dev
 	$(BIN)/python -m tools.sync_client
+	$(BIN)/python -m tools.problems_page
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -74,7 +80,11 @@ test: install-dev
 test-all: install-dev
 	$(PYTEST) --all $(PYTEST_ARGS)
 
-# PostgreSQL, Chromium, Redis, etcd, ZooKeeper with a JRE. Installed, never started by themselves: policy-rc.d answers 101
+# Every scene as the rules have it, and each part of a rule switched off. Needs spin and a C compiler (make test-servers).
+model: install-dev
+	$(BIN)/python -m model
+
+# PostgreSQL, Chromium, Redis, etcd, ZooKeeper with a JRE, Kafka's jars, SPIN. Installed, never started by themselves: policy-rc.d answers 101
 # while apt runs. Kubernetes has no package: .ci/kube-apiserver builds it from its Go modules, in about ten minutes.
 test-servers:
 	@[ "$$(id -u)" = 0 ] || { echo "make test-servers needs root: it runs apt-get install"; exit 1; }
@@ -87,13 +97,14 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.plot benchmarks/results/latest.json benchmarks/results/latest.png
 	$(BIN)/python -m benchmarks.leases
 	$(BIN)/python -m benchmarks.sources
+	$(BIN)/python -m benchmarks.queues
 
 # Universal: one file for every platform and Python; hashes, and no registry's name.
 lock: install-dev
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
-	  --extra embedded --extra sources --group build pyproject.toml -o requirements.txt
+	  --extra embedded --extra sources --extra kafka --group build pyproject.toml -o requirements.txt
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
-	  --group dev -c requirements.txt pyproject.toml -o requirements-dev.txt
+	  --extra testing --group dev -c requirements.txt pyproject.toml -o requirements-dev.txt
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --quiet \
 	  --group bench -c requirements-dev.txt -o requirements-bench.txt
 

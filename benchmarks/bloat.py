@@ -1,8 +1,9 @@
 """`python -m benchmarks.bloat`: what a table's fillfactor does to fenced writes.
 
 An update that changes no indexed column and finds room on its page is HOT: no index is touched, and what it leaves
-behind is cleared away by whoever next looks at the page. Fencepost's column has no index, so fenced writes are HOT as
-often as the page has room. A page has room because of `fillfactor`, or because earlier versions were cleared away.
+behind is cleared away by the next statement that reads the page. Fencepost's column has no index, so fenced writes are
+HOT as often as the page has room. A page has room because of `fillfactor`, or because earlier versions were cleared
+away.
 
 Each cell is a fresh protected table of 10^5 rows with one fillfactor, written to over HTTP with autovacuum on, in
 several stretches of load on the same table: the first finds full pages, later ones what it left.

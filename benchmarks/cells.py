@@ -1,4 +1,4 @@
-"""What is measured: a cell is a workload with its server. README.md says what each is there for."""
+"""What is measured: a cell is a workload with its server. README.md explains what each is there for."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -7,6 +7,7 @@ Driver = Literal[
     "pgbench",
     "fencepost",
     "fencepost, no triggers",
+    "fencepost, no guard",
     "usual handler",
     "prest",
     "redis",
@@ -15,8 +16,12 @@ Driver = Literal[
     "etcd-benchmark",
     "zookeeper",
 ]
-"""fencepost, no triggers: its database role has session_replication_role = replica, under which none fires."""
-Operation = Literal["write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array"]
+"""fencepost, no triggers: its database role has session_replication_role = replica, under which none fires.
+fencepost, no guard: its connections are without the bounds of cli/serving/guarded.py (unguarded.py).
+"""
+Operation = Literal[
+    "write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array", "read"
+]
 """A keyed write carries an Idempotency-Key of its own."""
 TableName = Literal["orders", "orders_plain", "orders_scoped", "orders_new", "orders_new_plain", "orders_gone"]
 
@@ -45,6 +50,8 @@ class Cell:
     connections: int
     workers: int = 0
     rows_per_request: int = 1
+    authenticated: bool = False
+    """Whether the gateway wants a token of each request."""
 
 
 def patch_name(connections: int, workers: int) -> str:
@@ -76,8 +83,15 @@ ALL_LAYERS: Final = _pgbench("UPDATE with scope and key", "keyed write", SCOPED)
 BARE_INSERT: Final = _pgbench("bare INSERT", "insert", NEW_PLAIN)
 INSERT: Final = _pgbench("INSERT with triggers", "insert", NEW)
 
+SELECT: Final = _pgbench("SELECT of one row", "read", PROTECTED)
+
 PATCH: Final = _patch(64, 2)
+GET: Final = _http("get", "read", PROTECTED)
 NO_TRIGGERS: Final = Cell("patch without triggers, 64 conn., 2 w.", "fencepost, no triggers", "write", PROTECTED, 64, 2)
+PATCH_TOKEN: Final = Cell(
+    "patch with authentication, 64 conn., 2 w.", "fencepost", "write", PROTECTED, 64, 2, authenticated=True
+)
+NO_GUARD: Final = Cell("patch without guard, 64 conn., 2 w.", "fencepost, no guard", "write", PROTECTED, 64, 2)
 PATCH_KEY: Final = _http("patch with key", "keyed write", PROTECTED)
 PATCH_SCOPE: Final = _http("patch with scope", "write", SCOPED)
 PATCH_ALL: Final = _http("patch with scope and key", "keyed write", SCOPED)
@@ -88,6 +102,8 @@ PATCH_ARRAY: Final = _http(f"patch arrays of {ARRAY}", "patch array", PROTECTED,
 
 USUAL: Final = _peer("usual handler, 2 w.", "usual handler", 2)
 PREST: Final = _peer("pREST", "prest")
+USUAL_GET: Final = Cell("usual handler's get, 2 w., 64 conn.", "usual handler", "read", PLAIN, 64, 2)
+PREST_GET: Final = Cell("pREST's get, 64 conn.", "prest", "read", PLAIN, 64)
 REDIS: Final = _peer("Redis, redis-py", "redis")
 REDIS_TOOL: Final = _peer("Redis, redis-benchmark", "redis-benchmark")
 ETCD: Final = _peer("etcd, httpx", "etcd")
@@ -97,12 +113,13 @@ ZOOKEEPER: Final = _peer("ZooKeeper, kazoo", "zookeeper")
 CELLS: Final = (
     *(BARE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
     *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64, 256)),
-    *(NO_TRIGGERS, PATCH_KEY, PATCH_SCOPE, PATCH_ALL, STALE, CLAIM),
+    *(NO_TRIGGERS, NO_GUARD, PATCH_TOKEN, PATCH_KEY, PATCH_SCOPE, PATCH_ALL, STALE, CLAIM),
     _http("put", "put", PROTECTED),
     _http("delete", "delete", GONE),
     _http("post", "insert", NEW),
     POST_ARRAY,
     PATCH_ARRAY,
     *(BARE_INSERT, INSERT),
+    *(SELECT, GET, USUAL_GET, PREST_GET),
     *(USUAL, PREST, REDIS, REDIS_TOOL, ETCD, ETCD_TOOL, ZOOKEEPER),
 )

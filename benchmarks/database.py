@@ -100,7 +100,7 @@ class BenchmarkDatabase:
             return await _changed(connection, table)
 
     async def changed_since(self, table: TableName, before: int, expected: int) -> int:
-        """Count the rows changed since `before`, by anybody; wait a little for backends that still report."""
+        """Count the rows changed since `before`, by all sessions; wait a little for backends that still report."""
         deadline = asyncio.get_running_loop().time() + _COUNTED_WITHIN
         async with self._connection() as connection:
             while (count := await _changed(connection, table) - before) != expected:

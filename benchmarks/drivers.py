@@ -16,7 +16,7 @@ from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
 from benchmarks.peers import clients, peer, store
 from benchmarks.processes import free_port, running
-from benchmarks.requests import EXPECTED, request
+from benchmarks.requests import EXPECTED, SECRET, request
 from benchmarks.walk import FRESH, OVER_ROWS, STALE_TOKEN, TOKENS_PER_CELL, Walk, each_once
 
 _DELETED_PER_SECOND: Final = 60_000
@@ -90,14 +90,17 @@ def _server(bench: Bench, cell: Cell) -> Iterator[int]:
             *(sys.executable, "-m", "uvicorn", "benchmarks.usual_handler:app", "--host", HOST, "--port", "0"),
             *("--workers", str(cell.workers), "--loop", "uvloop", "--http", "httptools", "--no-access-log"),
         ]
-        # The port is told first; each worker then says that it has started.
+        # The port is printed first; each worker then reports that it has started.
         ready = rf"(?s)http://{HOST}:(?P<port>\d+)" + r".*?Application startup complete" * cell.workers
         variables = {"BENCHMARK_DATABASE_URL": bench.database.url}
     else:
-        command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", "--workers", str(cell.workers)]
+        program = "benchmarks.unguarded" if cell.driver == "fencepost, no guard" else "fencepost"
+        command = [sys.executable, "-m", program, "serve", "--port", "0", "--workers", str(cell.workers)]
         ready = rf"serves http://{HOST}:(?P<port>\d+)"
-        url = bench.database.url if cell.driver == "fencepost" else bench.untriggered_url
+        url = bench.untriggered_url if cell.driver == "fencepost, no triggers" else bench.database.url
         variables = {"FENCEPOST_DATABASE_URL": url, "TMPDIR": str(bench.directory)}
+        if cell.authenticated:
+            variables |= {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
     with running(command, bench.directory / "server.log", ready, **variables) as found:
         yield int(found["port"])
 
@@ -129,16 +132,16 @@ def _prest(bench: Bench) -> Iterator[int]:
 
 
 def _load(bench: Bench, cell: Cell, walk: Walk, port: int, first_token: int) -> Result:
-    stale, status = cell.operation == "stale", EXPECTED.get(cell.operation, _OK)
+    rising, status = cell.operation not in ("stale", "read"), EXPECTED.get(cell.operation, _OK)
     text = {409: '"FP001"', _OK: "order-"}.get(status, "")
     plan = Plan(
         port=port,
         request=request(cell, walk, first_token),
         connections=cell.connections,
         first_token=first_token,
-        rising=not stale,
+        rising=rising,
         expected_status=status,
-        expected_text='"rows_affected":1' if cell.driver == "prest" else text,
+        expected_text='"rows_affected":1' if cell.driver == "prest" and rising else text,
         warmup=bench.warmup,
         seconds=bench.seconds,
         walk=walk,
@@ -175,7 +178,7 @@ def _measure_store(bench: Bench, cell: Cell, first_token: int) -> Measurement:
 
 
 async def _faults(database: BenchmarkDatabase, cell: Cell, number: int, before: int, result: Result) -> list[str]:
-    """Compare what clients were told with what the database holds. The server is gone, its backends have reported."""
+    """Compare the clients' answers with what the database holds. The server is gone, its backends have reported."""
     faults = [f"{count} x {what}" for what, count in result["faults"].items()]
     expected = str(EXPECTED.get(cell.operation, _OK))
     faults += [f"{count} x status {s}" for s, count in result["statuses"].items() if s != expected]
@@ -192,5 +195,5 @@ async def _faults(database: BenchmarkDatabase, cell: Cell, number: int, before: 
 
 
 def _in_rows(cell: Cell, result: Result) -> Result:
-    """Say the rate in rows; latencies stay those of requests."""
+    """Give the rate in rows; latencies stay those of requests."""
     return {**result, "rate": result["rate"] * cell.rows_per_request}

@@ -56,7 +56,7 @@ class HttpClient:
         """POST /v1/leases."""
         body = f'{{"lock": "{name}"{self._more}}}'
         status, answer = await self._ask(
-            f"POST /v1/leases HTTP/1.1\r\nHost: x\r\nX-Lease-Secret: {self._secret}\r\n"
+            f"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nX-Lease-Secret: {self._secret}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         )
         if status != _CREATED:
@@ -66,7 +66,7 @@ class HttpClient:
     async def release(self) -> None:
         """DELETE /v1/leases/{id}."""
         status, answer = await self._ask(
-            f"DELETE /v1/leases/{self._lease} HTTP/1.1\r\nHost: x\r\nX-Lease-Secret: {self._secret}\r\n\r\n"
+            f"DELETE /v1/leases/{self._lease} HTTP/1.1\r\nHost: localhost\r\nX-Lease-Secret: {self._secret}\r\n\r\n"
         )
         if status != _NO_CONTENT:
             raise UnexpectedAnswerError(f"release: {status} {answer!r}")

@@ -1,6 +1,6 @@
 """`python -m benchmarks.leases`: acquire+release pairs per second, and how long a hand-over takes, side by side.
 
-alone: each client has a lock of its own. contended: all want the same one, and whoever gets it releases it at once; the
+alone: each client has a lock of its own. contended: all want the same one, and the holder releases it at once; the
 hand-over is the time from the sending of a release to the next holder's having its answer.
 """
 
@@ -36,7 +36,7 @@ REDIS: Final = "redis SET NX PX, direct"
 _WARMUP: Final = 0.3  # seconds
 
 Open = Callable[[bool], Awaitable[Client]]
-"""Opens one client; the bool says whether it must wait for others."""
+"""Opens one client; the bool: whether it must wait for others."""
 
 
 @dataclass

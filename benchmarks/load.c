@@ -147,7 +147,7 @@ static void send_next(struct connection *one) {
   one->sent = now_on(CLOCK_MONOTONIC);
   for (size_t done = 0; done < length;) { /* the socket blocks: the answer before was whole, so its buffer is empty */
     ssize_t count = send(one->socket, out + done, length - done, MSG_NOSIGNAL);
-    if (count < 0) return; /* the reading end hears of it, too */
+    if (count < 0) return; /* the reading end sees it, too */
     done += (size_t)count;
   }
 }

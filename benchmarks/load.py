@@ -1,4 +1,4 @@
-"""The load generator: what it is told and what it says. `load.c` does the work, in a process of its own."""
+"""The load generator: its arguments and its report. `load.c` does the work, in a process of its own."""
 
 import dataclasses
 import json

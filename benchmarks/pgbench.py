@@ -19,6 +19,7 @@ _WALK: Final = r"""
 _UPDATE: Final = """UPDATE {table} SET status = 'paid', last_fence_token = :token
  WHERE order_id = 'order-' || :key AND last_fence_token < :token;
 """
+_SELECT: Final = "SELECT order_id, status FROM {table} WHERE order_id = 'order-' || :key;\n"
 _INSERT: Final = """INSERT INTO {table} (order_id, status, last_fence_token)
 VALUES ('order-' || :key, 'paid', :token);
 """
@@ -35,6 +36,8 @@ _SAMPLED: Final = 0.05
 
 
 def _script(cell: Cell) -> str:
+    if cell.operation == "read":
+        return _WALK + _SELECT
     keyed, scoped = cell.operation == "keyed write", cell.table == SCOPED
     write = _ENTER + _SCOPED if scoped else _INSERT if cell.operation == "insert" else _UPDATE
     if keyed:
@@ -70,7 +73,7 @@ def measure(bin_dir: Path, directory: Path, url: str, cell: Cell, walk: Walk, fi
         "p50_ms": percentile(latencies, 0.50),
         "p99_ms": percentile(latencies, 0.99),
         "statuses": {},
-        "accepted": int(_number(r"transactions actually processed: (\d+)", output)),
+        "accepted": 0 if cell.operation == "read" else int(_number(r"transactions actually processed: (\d+)", output)),
         "rows": 0,
         "token_sum": 0,
         "faults": _failed(int(_number(r"failed transactions: (\d+)", output))),
@@ -83,7 +86,7 @@ def _failed(count: int) -> dict[str, int]:
 
 
 def _connection(url: str) -> dict[str, str]:
-    """Say where the server is in the environment: a command line is everybody's to read."""
+    """Put the server's address into the environment: every user can read a command line."""
     parts = urlsplit(url)
     return {
         "PGHOST": parts.hostname or "",
@@ -106,5 +109,5 @@ def _latencies(directory: Path, prefix: str) -> list[float]:
 def _number(pattern: str, output: str) -> float:
     found = re.search(pattern, output, re.MULTILINE)
     if found is None:
-        raise BenchmarkError(f"pgbench did not say {pattern}: {output}")
+        raise BenchmarkError(f"pgbench did not print {pattern}: {output}")
     return float(found[1])

@@ -21,7 +21,7 @@ _POLL: Final = 0.02  # seconds
 
 
 class BenchmarkError(Exception):
-    """The benchmark cannot go on. The message says why."""
+    """The benchmark cannot go on. The message gives the reason."""
 
 
 def run(
@@ -57,7 +57,7 @@ def run(
 
 
 def free_port() -> int:
-    """Find a port on loopback that nobody listens on; a server that cannot be told 0 takes it at once."""
+    """Find a port on loopback that is free; a server that cannot take port 0 listens on it at once."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

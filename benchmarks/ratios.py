@@ -1,4 +1,4 @@
-"""Which figures are compared with which, and what was wanted of them before they were measured (issue 5)."""
+"""Which figures are compared with which, and the target of each ratio, set before it was measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Ratio:
         return [a[first] / b[second] for a, b in zip(of, to, strict=True) if b[second]]
 
     def reached(self, median: float) -> bool | None:
-        """Say whether it is as wanted; None where nothing was wanted."""
+        """Return whether it is as wanted; None where nothing was wanted."""
         if self.wanted is None:
             return None
         return median <= self.wanted if self.at_most else median >= self.wanted
@@ -42,6 +42,11 @@ WANTED: Final = (
     Ratio("stale / accepted patch", cells.STALE, cells.PATCH, 1),
     Ratio("p99 / median, 64 conn.", cells.PATCH, cells.PATCH, 3, at_most=True, figures=("p99_ms", "p50_ms")),
     Ratio("all layers / none, HTTP", cells.PATCH_ALL, cells.NO_TRIGGERS, 0.6),
+    Ratio("with authentication / without", cells.PATCH_TOKEN, cells.PATCH, 0.9),
+    Ratio("bounds on connections / none, HTTP", cells.PATCH, cells.NO_GUARD, 0.95),
+    Ratio("get / SELECT, pgbench", cells.GET, cells.SELECT, 0.35),
+    Ratio("get / usual handler's get", cells.GET, cells.USUAL_GET, 1.5),
+    Ratio("get / pREST's get", cells.GET, cells.PREST_GET, 2),
 )
 
 OTHERS: Final = (

@@ -74,7 +74,7 @@ def write(made: Report, path: Path) -> None:
 
 
 def _noise(made: Report) -> str:
-    """Say whether the machine was ours alone."""
+    """Return whether the machine was ours alone."""
     busy = [one["busy_before"] for cell in made["cells"] for one in cell["rounds"]]
     verdict = "quiet" if max(busy) <= _QUIET else "NOT QUIET, take every figure as a rough one"
     return f"Before the cells others used {statistics.mean(busy):.0%} of the cores, at most {max(busy):.0%}: {verdict}."

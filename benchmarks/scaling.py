@@ -5,7 +5,7 @@ few and beside many marks and idempotency records. Two ways to choose rows:
 
 - hot: the same number of rows (960) in every table, scattered evenly over all of it. What differs is the table: the
   depth of its index, and that the rows of a large one are on 960 pages, those of the smallest on a dozen.
-- everywhere: all rows in turn. On 10^7 rows almost every write is on a page that nobody has touched since the last
+- everywhere: all rows in turn. On 10^7 rows almost every write is on a page that was not touched since the last
   checkpoint, and PostgreSQL logs such a page whole; shared_buffers (128 MB, the default) holds an eighth of the table.
   That is PostgreSQL's price for random access, with or without a fence: pgbench beside it shows it.
 
@@ -128,7 +128,7 @@ def main(
 
 
 async def _make(bench: Bench, rows: Sequence[int], many: int, long_warmup: float) -> list[Workload]:
-    """Make the tables, and say what is done to them."""
+    """Make the tables, and print what is done to them."""
     url = bench.database.url
     tables = [await make(url, f"rows_{size}", size) for size in rows]
     few, full = [await make(url, name, 100_000) for name in ("few", "many")]
@@ -193,9 +193,9 @@ def _run(bench: Bench, workloads: Sequence[Workload], rounds: int) -> dict[str, 
             asyncio.run(execute(each.sized.url, f"VACUUM {PROTECTED}"))
             one = each.run(bench, number)
             measured[each.name].append(one)
-            told = "".join(f"  {fault}" for fault in one.faults)
+            faults = "".join(f"  {fault}" for fault in one.faults)
             click.echo(
-                f"round {round_number + 1} of {rounds}  {each.name:46}{one.result['rate']:10,.0f}/s{told}", err=True
+                f"round {round_number + 1} of {rounds}  {each.name:46}{one.result['rate']:10,.0f}/s{faults}", err=True
             )
     return measured
 

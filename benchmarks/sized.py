@@ -98,7 +98,7 @@ def everywhere(rows: int) -> Walk:
 
 
 def fresh(number: int) -> Walk:
-    """Walk over keys that nobody has used."""
+    """Walk over keys that were not used before."""
     return Walk(first_key=1_000_000_000 + number * 20_000_000, rows=20_000_000, stride=1)
 
 
@@ -160,5 +160,5 @@ def warmed(bench: Bench, seconds: float) -> Bench:
 
 
 def noise(rounds: Sequence[Measurement]) -> float:
-    """Say how busy others were before, at most."""
+    """Return how busy others were before, at most."""
     return round(max(one.busy_before for one in rounds), 2)

@@ -37,7 +37,7 @@ from benchmarks.soak_samples import Sample, gateway_workers, look
 
 LATEST: Final = RESULTS / "soak.json"
 _BOUNDED: Final = ("public.orders", "public.scoped", "public.churn", "fencepost.locks", "fencepost.leases")
-_QUIET_WITHIN: Final = 60.0  # seconds: leases that nobody released end after 30
+_QUIET_WITHIN: Final = 60.0  # seconds: leases that were not released end after 30
 _SMALL: Final = 2_000_000  # bytes
 _SWOLLEN: Final = 1.25
 
@@ -107,7 +107,7 @@ async def _watched(url: str, port: int, seconds: float, every: float) -> Outcome
         while not working.done():
             await asyncio.wait([working], timeout=every)
             samples.append(await look(connection, port, pids, begun))
-            _tell(samples[-1])
+            _print_sample(samples[-1])
         results, pairs = await working
         deadline = time.monotonic() + _QUIET_WITHIN
         after = await look(connection, port, pids, begun)
@@ -119,7 +119,7 @@ async def _watched(url: str, port: int, seconds: float, every: float) -> Outcome
     return samples[:-1], after, results, pairs
 
 
-def _tell(sample: Sample) -> None:
+def _print_sample(sample: Sample) -> None:
     orders = sample.tables["public.orders"]
     click.echo(
         f"{sample.at:6.0f} s  memory {' '.join(f'{kb / 1000:.1f}' for kb in sample.rss_kb)} MB"

@@ -41,7 +41,7 @@ class Load:
     token: int = _TOKEN
 
     def plan(self, port: int, seconds: float) -> Plan:
-        """Say it to the load generator."""
+        """Send the change to the load generator."""
         key, token = str(self.walk.first_key), str(self.token)
         length = len(self.body.replace("%(key)d", key).replace("%(same)d", key).replace("%(token)d", token))
         head = f"{self.line} HTTP/1.1\r\nHost: {HOST}\r\nX-Fence-Token: %(token)d\r\n{self.headers}"
@@ -87,7 +87,7 @@ LOADS: Final = (
         rising=False, token=STALE_TOKEN,
     ),
     _write("PATCH with scope", "PATCH", "scoped", _CHANGE, Walk(first_key=FIRST_KEY, rows=ROWS), {200}),
-    # One token for both, under the rule epoch: whoever comes last has his way.
+    # One token for both, under the rule epoch: the last writer wins.
     Load(
         "PUT", "PUT /v1/data/churn/order-%(key)d", _SAME_ROW, 4, _FEW,
         frozenset({200, 201}), rising=False,
@@ -164,7 +164,7 @@ async def _hold(port: int, lock: str, until: float) -> int:
 async def _wait_in_vain(port: int, until: float) -> None:
     """Ask for a lock that is held, and hang up before the answer, again and again.
 
-    A busy gateway may grant it to somebody who has just gone: then it is held until the lease expires. So each time it
+    A busy gateway may grant it to a client that has just gone: then it is held until the lease expires. So each time it
     is another lock.
     """
     loop = asyncio.get_running_loop()

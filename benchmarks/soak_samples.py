@@ -91,7 +91,7 @@ def _clients(port: int) -> int:
 
 async def _scrape(port: int) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     await writer.wait_closed()

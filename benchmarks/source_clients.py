@@ -25,7 +25,7 @@ class Service(Protocol):
     """Locks by name. A hold is known by a text of the service's own."""
 
     async def acquire(self, lock: str, ttl_ms: int, wait_ms: int) -> str:
-        """Take a lock. Raises UnexpectedAnswerError when somebody has it all the time."""
+        """Take a lock. Raises UnexpectedAnswerError when another client has it all the time."""
 
     async def renew(self, lock: str, hold: str, ttl_ms: int) -> bool:
         """Prolong a hold; False: it is lost."""
@@ -90,7 +90,7 @@ async def opened(url: str, dsn: str) -> AsyncIterator[Service]:
         if url == BUILTIN:
             database = await Database.open(dsn, Limits(pool_size=2))
             stack.push_async_callback(database.close)
-            queue = Queue(database, 10, print)
+            queue = Queue(database, print)
             stack.push_async_callback(queue.close)
             yield BuiltinService(PostgresLocks(database, queue))
             return

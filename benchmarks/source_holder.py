@@ -1,6 +1,6 @@
 """A process that holds a lock until it is killed: `python -m benchmarks.source_holder URL DSN LOCK TTL_MS`.
 
-Says `held`, and for each line of its input renews once and says `renewed`. It never renews by itself.
+Prints `held`, and for each line of its input renews once and prints `renewed`. It never renews by itself.
 """
 
 import asyncio

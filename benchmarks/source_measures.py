@@ -20,7 +20,8 @@ from benchmarks.source_services import Services
 WARMUP: Final = 5
 """Pairs before those that count: connections are opened, statements prepared."""
 QUEUED: Final = 0.3
-"""Seconds for a waiter to get to its place: part of the load, since no service here tells who waits in the same way."""
+"""Seconds for a waiter to get to its place: part of the load, since each service here shows its waiters in another way,
+or not at all."""
 _ANSWERS_WITHIN: Final = 60.0  # seconds
 _numbers = count(1)
 
@@ -43,8 +44,8 @@ class Way:
 class Round:
     """One source in one round. The crashes are in seconds, the worst case each: the hold had just been prolonged.
 
-    crashed_process_s: the process that talks to the service (in life a gateway) is killed; somebody waits there.
-    crashed_client_s: a client of the gateway falls silent; somebody waits at the gateway.
+    crashed_process_s: the process that talks to the service (in life a gateway) is killed; a waiter is there.
+    crashed_client_s: a client of the gateway falls silent; a waiter is at the gateway.
     """
 
     gateway: Way
@@ -96,7 +97,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 async def latencies(open_client: Open, seconds: float) -> tuple[list[float], list[float]]:
-    """Let one client take and give one lock that nobody else wants."""
+    """Let one client take and give one lock that no other client wants."""
     lock, acquired, released = _new_lock(), [], []
     async with _client(open_client, waits=False) as client:
         for _ in range(WARMUP):
@@ -201,9 +202,9 @@ async def _heard(process: asyncio.subprocess.Process, word: str) -> None:
     if process.stdout is None:
         raise RuntimeError("the process was started with a pipe")
     async with asyncio.timeout(_ANSWERS_WITHIN):
-        said = (await process.stdout.readline()).decode().strip()
-    if said != word:
-        raise BenchmarkError(f"a holder said {said!r} instead of {word!r}")
+        line = (await process.stdout.readline()).decode().strip()
+    if line != word:
+        raise BenchmarkError(f"a holder printed {line!r} instead of {word!r}")
 
 
 def _new_lock() -> str:

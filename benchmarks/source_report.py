@@ -73,7 +73,7 @@ def write(made: Report, path: Path) -> None:
 
 
 def noise(made: Report) -> str:
-    """Say whether the machine was ours alone."""
+    """Return whether the machine was ours alone."""
     busy = max(each["busy_before"]["highest"] for each in made["sources"].values())
     verdict = "quiet" if busy <= QUIET else "not quiet, so take every figure as a rough one"
     return f"before the cells others, and the idle servers, used up to {busy:.0%} of the cores: {verdict}"

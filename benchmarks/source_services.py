@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import pytest
-from tests.kube.apiserver import installed
 
 from benchmarks.processes import run, running
 from benchmarks.source_clients import BUILTIN
+from fencepost.testing.servers.kubernetes import installed
 
 TTL_MS: Final = 2000
 """Of the holders that are killed. No source here has a longer one as its least."""

@@ -1,7 +1,7 @@
 """The same fenced write as most people would put it into a FastAPI application: what Fencepost is compared with.
 
 pydantic in and out, a dependency for the pool, `pool.fetchrow`, the same conditional UPDATE. It has no claims, no
-marks of deleted rows, no triggers behind it, and tells a stale writer nothing but 409. As many connections to
+marks of deleted rows, no triggers behind it, and answers a stale writer with a bare 409. As many connections to
 PostgreSQL per process as the gateway has by default.
 """
 
@@ -18,6 +18,9 @@ UPDATE = """
 UPDATE orders_plain SET status = $1, last_fence_token = $2
  WHERE order_id = $3 AND last_fence_token < $2
 RETURNING order_id, status, last_fence_token"""
+
+
+SELECT = "SELECT order_id, status, last_fence_token FROM orders_plain WHERE order_id = $1"
 
 
 class Change(BaseModel):
@@ -62,4 +65,13 @@ async def change_order(
     row = await pool.fetchrow(UPDATE, change.status, x_fence_token, order_id)
     if row is None:
         raise HTTPException(409, "stale token")
+    return Order(**dict(row))
+
+
+@app.get("/orders/{order_id}")
+async def show_order(order_id: str, pool: Annotated[asyncpg.Pool, Depends(get_pool)]) -> Order:
+    """Show an order."""
+    row = await pool.fetchrow(SELECT, order_id)
+    if row is None:
+        raise HTTPException(404, "no such order")
     return Order(**dict(row))

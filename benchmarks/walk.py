@@ -23,7 +23,7 @@ TOKENS_PER_CELL: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The numbers in the keys order-NUMBER. `load.c` and `pgbench.py` say the same in their languages."""
+    """The numbers in the keys order-NUMBER. `load.c` and `pgbench.py` have the same formula in their languages."""
 
     first_key: int = FIRST_KEY
     rows: int = ROWS
@@ -38,7 +38,7 @@ OVER_ROWS: Final = Walk()
 """Over the rows that are there, as often as time allows."""
 
 FRESH: Final = Walk(first_key=1_000_000_000, rows=8_000_000_000, stride=1)
-"""Over keys that nobody has used: it does not come to its end."""
+"""Over keys that were not used before: it does not come to its end."""
 
 
 def each_once(steps: int) -> Walk:

@@ -5,6 +5,7 @@ Which tests run: see support/selection.py. Where the servers are and how databas
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,25 +13,28 @@ import asyncpg
 import hypothesis
 import pytest
 from tests.support.interleave import Connect, Connection
-from tests.support.postgres import (
-    SERVERS,
-    Databases,
-    in_database,
-    quick_logins,
-    run_on,
-    server_directory,
-    session_server,
-)
+from tests.support.postgres import SERVERS, session_server
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.databases import Databases, in_database, quick_logins, run_on
+from fencepost.testing.servers.directories import server_directory
 
 pytest_plugins = ["tests.support.selection"]
 
-# How long an example takes says how busy the machine is.
+# How long an example takes shows how busy the machine is.
 hypothesis.settings.register_profile("fencepost", deadline=None)
 hypothesis.settings.load_profile("fencepost")
 
 TEMPLATE = "fencepost_template"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have warnings logged: a gateway in the process sets the level for itself, and may serve for a whole session,
+    while other tests read what is logged.
+    """
+    if logging.root.level > logging.WARNING:
+        logging.root.setLevel(logging.WARNING)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def short_dir() -> Iterator[Path]:
 def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """Run a PostgreSQL server for the session, once per version."""
     with session_server(request.param) as server:
-        asyncio.run(quick_logins(server.url))
+        quick_logins(server.url)
         yield server
 
 
@@ -70,7 +74,7 @@ def databases(postgres: PostgresServer, template: str) -> Iterator[Databases]:
 
 @pytest.fixture
 def database(databases: Databases) -> Iterator[str]:
-    """Give the URL of a fresh, migrated database. It is dropped afterwards, whoever is still connected."""
+    """Give the URL of a fresh, migrated database. It is dropped afterwards, even with open connections."""
     url = databases.make()
     yield url
     databases.drop(url)

@@ -2,8 +2,8 @@
 
 `SyncClient`, `SyncLease` and `SyncTerm` run the asynchronous client on an event loop in a thread of its own. Most of
 their methods only pass a call on, with the signature and the docstring of the asynchronous method. They are made here,
-of client.py, electing.py and lease.py. What is more than passing on is written by hand, in sync.py, sync_lease.py and
-sync_electing.py.
+of client.py, rows/rows.py, queued/submit.py, elections/campaign.py and leases/lease.py. What is more than passing on is
+written by hand, in the other files of the folder sync.
 """
 
 import ast
@@ -18,13 +18,18 @@ CLIENT: Final = Path(__file__).parents[1] / "app" / "fencepost" / "client"
 
 BY_HAND: Final = frozenset({"aclose", "leaders", "lost", "operation"})
 """Public methods whose synchronous counterpart is written by hand."""
-INTERNAL: Final = frozenset({"end", "on_loss", "renew", "send", "trust"})
+INTERNAL: Final = frozenset({"end", "on_loss", "renew", "send", "trust", "write"})
 """Methods of a lease that only the client itself calls."""
 WITHOUT: Final = frozenset({"cancel_on_loss"})
 """Parameters that no synchronous call has: a thread cannot be cancelled."""
-WRAPPED: Final = {"Lock": ("sync_lease", "SyncLock"), "Campaign": ("sync_electing", "SyncCampaign")}
-"""What a method returns that is not awaited, and what a synchronous one returns in its place."""
-UNWRAPPED: Final = {"Lease": ("sync_lease", "SyncLease")}
+WRAPPED: Final = {
+    "Lock": ("sync.leases", "SyncLock"),
+    "Campaign": ("sync.elections", "SyncCampaign"),
+    "QueuedWrite": ("sync.queued_write", "SyncQueuedWrite"),
+    "Submit": ("sync.submit", "SyncSubmit"),
+}
+"""What a method returns that has methods of its own, and what a synchronous one returns in its place."""
+UNWRAPPED: Final = {"Lease": ("sync.leases", "SyncLease")}
 """What a method takes, and what a synchronous one takes in its place."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -32,34 +37,44 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Written:
-    """A class to write. `of`: (file, class) with the asynchronous methods. `inner`: the attribute that has them."""
+    """A class to write. `of`: (module, class) with the asynchronous methods. `inner`: the attribute that has them, and
+    `type` its (module, class).
+    """
 
     name: str
     docstring: str
     of: Sequence[tuple[str, str]]
     inner: str
-    type: str
+    type: tuple[str, str]
 
+
+LEASE: Final = ("leases.lease", "Lease")
+TERM: Final = ("elections.campaign", "Term")
+CLIENT_TYPE: Final = ("client", "Client")
+ELECTIONS: Final = ("elections.campaign", "Elections")
+ROWS: Final = ("rows.rows", "Rows")
+SUBMIT: Final = ("queued.submit", "Submit")
 
 FILES: Final = {
-    "sync_lease_calls.py": (
-        Written("SyncLeaseCalls", "The calls of a SyncLease.", [("lease", "Lease")], "asynchronous", "Lease"),
-        Written("SyncTermCalls", "Those that a SyncTerm has besides.", [("electing", "Term")], "asynchronous", "Term"),
+    "sync/lease_calls.py": (
+        Written("SyncLeaseCalls", "The calls of a SyncLease.", [LEASE], "asynchronous", LEASE),
+        Written("SyncTermCalls", "Those that a SyncTerm has besides.", [TERM], "asynchronous", TERM),
     ),
-    "sync_client_calls.py": (
-        Written(
-            "SyncClientCalls",
-            "The calls of a SyncClient.",
-            [("client", "Client"), ("electing", "Elections")],
-            "_client",
-            "Client",
-        ),
+    "sync/client_calls.py": (
+        Written("SyncClientCalls", "The calls of a SyncClient.", [CLIENT_TYPE, ELECTIONS], "_client", CLIENT_TYPE),
+    ),
+    "sync/row_calls.py": (
+        Written("SyncRowCalls", "Those of a SyncClient that are about rows.", [ROWS], "_client", CLIENT_TYPE),
+    ),
+    "sync/submit_calls.py": (
+        Written("SyncSubmitCalls", "The calls of a SyncSubmit.", [SUBMIT], "asynchronous", SUBMIT),
     ),
 }
 
 HEADER: Final = '''"""Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
 
-Written by tools/sync_client.py, from {sources}. Do not edit: change these, and run `make format`.
+Written by tools/sync_client.py, from {sources}.
+Do not edit: change these, and run `make format`.
 """
 '''
 
@@ -68,8 +83,12 @@ def text_of(file: str) -> str:
     """Give the text of one of FILES."""
     module = _Module()
     classes = [module.written(each) for each in FILES[file]]
-    sources = " and ".join(sorted({f"{name}.py" for each in FILES[file] for name, _ in each.of}))
+    sources = " and ".join(sorted({str(_path(name)) for each in FILES[file] for name, _ in each.of}))
     return _formatted(CLIENT / file, "\n".join([HEADER.format(sources=sources), *sorted(module.imports), *classes]))
+
+
+def _path(module: str) -> Path:
+    return Path(*module.split(".")).with_suffix(".py")
 
 
 class _Module:
@@ -80,19 +99,19 @@ class _Module:
         self._known: dict[str, str] = {}
 
     def written(self, each: Written) -> str:
-        self._import("loop", "Loop")
+        self._import("sync.loop", "Loop")
         body = []
-        for file, name in each.of:
-            tree = ast.parse((CLIENT / f"{file}.py").read_text("utf-8"))
-            self._known = dict(_importable(file, tree))
+        for module, name in each.of:
+            tree = ast.parse((CLIENT / _path(module)).read_text("utf-8"))
+            self._known = dict(_importable(module, tree))
             found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
             body += [self._attribute(*pair, each.inner) for pair in _documented(found)]
             body += [self._function(node, each) for node in found.body if isinstance(node, Function) and _taken(node)]
-        self._import(each.of[0][0], each.type)
+        self._import(*each.type)
         head = [
             f"class {each.name}:",
             f'    """{each.docstring}"""',
-            f"    {each.inner}: {each.type}",
+            f"    {each.inner}: {each.type[1]}",
             "    _loop: Loop",
         ]
         return "\n".join([*head, *body])
@@ -141,15 +160,16 @@ class _Module:
         if "overload" in decorators:
             return ["..."]
         if node.name == "__init__":
-            return ["self._loop = Loop()", f"self.{each.inner} = {each.type}{call}"]
-        inner = f"self.{each.inner}.{node.name}"
-        if "property" in decorators:
-            return [f"return {inner}"]
+            return ["self._loop = Loop()", f"self.{each.inner} = {each.type[1]}{call}"]
+        asked = f"self.{each.inner}.{node.name}"
+        if "property" not in decorators:
+            asked += call
         if isinstance(node, ast.AsyncFunctionDef):
-            asked = inner if call == "()" else f"lambda: {inner}{call}"
-            return [f"{'' if returns == 'None' else 'return '}self._loop.run({asked})"]
-        wrapper = next((name for _, name in WRAPPED.values() if name == returns), None)
-        return [f"{inner}{call}" if wrapper is None else f"return {wrapper}({inner}{call}, self._loop)"]
+            asked = f"self._loop.run({asked.removesuffix('()') if call == '()' else f'lambda: {asked}'})"
+        wrapper = next((name for _, name in WRAPPED.values() if name == returns.partition("[")[0]), None)
+        if wrapper is not None:
+            asked = f"{wrapper}({asked}, self._loop)"
+        return [asked if returns == "None" else f"return {asked}"]
 
 
 class _Synchronous(ast.NodeTransformer):

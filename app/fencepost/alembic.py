@@ -27,9 +27,10 @@ from sqlalchemy.exc import DBAPIError
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.check import CONSTRAINT, ProtectError
+from fencepost.storage.protecting.check import ProtectError
 from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, ProtectPlan, plan_protect, plan_unprotect
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
+from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.schema import versions
 from fencepost.storage.schema.owner import SCHEMA
 from fencepost.storage.tables.catalog import MARK_COLUMN
@@ -68,6 +69,8 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     above: int | None = None,
     max_token: int | None = None,
     max_jump: int | None = None,
+    queue: str | None = None,
+    sealed: bool | None = None,
     validate: bool = True,
     wait: float = 30.0,
 ) -> None:
@@ -81,9 +84,11 @@ def protect(  # noqa: PLR0913 - all but the table have a default
         write to it any more.
     max_token, max_jump: for the source external, the highest token that the table takes (2^62 - 1), and how far one may
         be above the mark that it raises (0: any distance).
+    queue: the queue that the table takes all its writes by, instead of a source, a scope and a ceiling.
+    sealed: whether the gateway takes sealed tokens only.
     requires_key: whether writes through the gateway need an Idempotency-Key. What is None stays as it is; for a table
-        that is new: strict, external, no scope, no key required.
-    validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor says so
+        that is new: strict, external, no scope, no key required, no seal.
+    validate: check old rows too, while the table is locked: a scan. False leaves the check NOT VALID; doctor reports it
         until `fencepost protect` has run, or ALTER TABLE … VALIDATE CONSTRAINT fencepost_mark.
     wait: seconds in which the table's lock is asked for, again and again. It is kept until the migration commits.
 
@@ -92,7 +97,7 @@ def protect(  # noqa: PLR0913 - all but the table have a default
 
     async def plan(connection: Connection) -> ProtectPlan:
         return await plan_protect(
-            connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump
+            connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump, queue, sealed
         )
 
     _apply(op, table, "protect", plan, validate=validate, wait=wait)

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fencepost.election.watching import Watches
+from fencepost.gateway.results import Results
+from fencepost.identity.api_keys import NOTE_EVERY, Announcements, ApiKeys
 from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.observe.caller_refusals import CallerRefusals
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
 from fencepost.stopping import Stopping
 from fencepost.storage.connections.engine import Database
@@ -19,6 +22,7 @@ from fencepost.storage.connections.listen import Listener
 from fencepost.storage.errors import StorageError
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.upkeep.pruning import Pruner, prune_records
+from fencepost.storage.upkeep.refusals import add
 
 RELOAD_EVERY: Final = 30.0
 """Seconds. What was not announced and no request stumbles over, for example a new column, is seen after this time at
@@ -33,6 +37,10 @@ PRUNE_EVERY: Final = 60.0
 """Seconds, more or less, between two passes over marks and idempotency records."""
 
 
+RECORD_EVERY: Final = 5.0
+"""Seconds between two times that refusals of callers are written down."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How long what is over is remembered, in seconds."""
@@ -40,6 +48,24 @@ class Retention:
     leases: float
     marks: float
     idempotency: float
+
+
+class SealKeys(Protocol):
+    """The file with the keys of seals."""
+
+    def look(self) -> None:
+        """Read it if it has changed."""
+
+    def read(self) -> None:
+        """Read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """API keys: who verifies them, and who hears that they change."""
+
+    verifier: ApiKeys
+    announcements: Announcements
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +78,21 @@ class Upkeep:
     retention: Retention
     emit: Emit
     watches: Watches
+    results: Results
     stopping: Stopping
+    keys: Keys | None = None
+    """None: the gateway takes no API keys."""
+    seal_keys: SealKeys | None = None
 
     async def reload(self) -> None:
-        """Read the catalog anew, and see whether this is still the database to write to."""
+        """Read the keys of seals and the catalog anew, and see whether this is still the database to write to."""
+        if self.seal_keys is not None:
+            self.seal_keys.read()
         try:
             await self.catalog.reload()
         except StorageError as error:
             self.emit(ListenerLost(f"the catalog could not be read: {error}"))
-        with suppress(StorageError):  # it is said when it is asked for; here it only is to be noticed soon (R19)
+        with suppress(StorageError):  # requests report it; here it only has to be noticed soon (R19)
             await self.database.origin_status()
 
     async def reload_now_and_then(self) -> None:
@@ -70,11 +102,20 @@ class Upkeep:
             await self.reload()
 
     async def look_now_and_then(self) -> None:
-        """See whether this is still the database to write to, for ever."""
+        """See whether this is still the database to write to, and whether keys of seals have changed, for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
+            if self.seal_keys is not None:
+                self.seal_keys.look()
             with suppress(StorageError):
                 await self.database.origin_status()
+
+    async def note_uses_now_and_then(self, keys: ApiKeys) -> None:
+        """Note which API keys are used, for ever. Where that fails (the database may be a standby), a note is lost."""
+        while True:
+            await asyncio.sleep(_about(NOTE_EVERY))
+            with suppress(StorageError):
+                await keys.note_uses()
 
     async def sweep_now_and_then(self) -> None:
         """Remove what ended leases left, for ever."""
@@ -99,6 +140,33 @@ class Upkeep:
                 self.emit(PruningFailed(f"marks or idempotency records could not be pruned: {error}"))
 
 
+@asynccontextmanager
+async def recording(database: Database, refusals: CallerRefusals, emit: Emit) -> AsyncIterator[None]:
+    """Write down now and then, and at the end, what callers were refused for who they are."""
+
+    async def record() -> None:
+        if not (counts := refusals.take()):
+            return
+        try:
+            await add(database, counts)
+        except StorageError as error:
+            refusals.give_back(counts)
+            emit(PruningFailed(f"refusals of callers could not be recorded, and will be later: {error}"))
+
+    async def record_now_and_then() -> None:
+        while True:
+            await asyncio.sleep(RECORD_EVERY)
+            await record()
+
+    task = asyncio.create_task(record_now_and_then())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await record()
+
+
 def _about(seconds: float) -> float:
     return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - so that gateways take turns
 
@@ -114,8 +182,15 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
         channel=queue.channel,
         woken=queue.on_notify,
         connected=queue.on_listening,
+        keys=upkeep.keys.announcements if upkeep.keys else None,
+    )
+    of_keys = (
+        (upkeep.note_uses_now_and_then(upkeep.keys.verifier), upkeep.keys.announcements.forget_while_unheard())
+        if upkeep.keys
+        else ()
     )
     works = (
+        *of_keys,
         listener.run(),
         upkeep.reload_now_and_then(),
         upkeep.look_now_and_then(),
@@ -126,7 +201,7 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     try:
         with (
             _reload_on_hangup(upkeep.reload),
-            _stop_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop),
+            _stop_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop, upkeep.results.stop),
         ):
             yield
     finally:

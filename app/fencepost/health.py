@@ -1,4 +1,4 @@
-"""What /readyz and /metrics say, and how long they wait for PostgreSQL to say it: WAIT seconds, whatever it does.
+"""What /readyz and /metrics show, and how long they wait for PostgreSQL's answer: WAIT seconds, whatever it does.
 
 Each asks PostgreSQL anew. All that want the same at one time share the question, so probes do not pile up on a server
 that does not answer. When it has not answered within WAIT, the answer is made of what is known: not ready, and for how
@@ -7,15 +7,17 @@ ASKED_FOR seconds, and its answer counts for those who ask until then.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Generic, Literal, TypeVar
 
 import asyncpg
 
 from fencepost import wire
+from fencepost.consuming.consumer import QueueConsumer
 from fencepost.gateway.gateway import Gateway
 from fencepost.observe.events import PruningFailed, QueueFailed
 from fencepost.observe.metrics import Metrics
+from fencepost.queue_status import describe_queues, measure_queues
 from fencepost.source_wiring import describe_sources, list_sources
 from fencepost.storage.connections.origin import OriginStatus
 from fencepost.storage.errors import StorageError, map_errors
@@ -72,10 +74,14 @@ class Question(Generic[T]):
 
 
 class Health:
-    """What a gateway says of itself."""
+    """What a gateway reports about itself."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics) -> None:
+    def __init__(
+        self, gateway: Gateway, metrics: Metrics, consumers: Mapping[str, QueueConsumer] | None = None
+    ) -> None:
+        """`consumers`: those of this process, by the names of their queues."""
         self._gateway = gateway
+        self._consumers = consumers or {}
         self._metrics = metrics
         self._readiness: Question[wire.Readiness] = Question(self._ask_readiness)
         self._figures: Question[Literal[True]] = Question(self._ask_figures)
@@ -86,12 +92,12 @@ class Health:
         await self._figures.close()
 
     async def ready(self) -> wire.Readiness:
-        """Say whether requests can be served."""
+        """Return whether requests can be served."""
         known = await self._readiness.answer()
         if known is not None:
             return known
         silence = f"no answer from PostgreSQL for {self._readiness.silence:.1f} s"
-        return self._readiness_body(silence, "unknown", None, {}, ready=False)
+        return self._readiness_body(silence, "unknown", None, {}, {}, ready=False)
 
     async def measure(self) -> None:
         """Bring the metrics up to date, as far as PostgreSQL answers."""
@@ -106,7 +112,14 @@ class Health:
         self._metrics.count()
 
     def _readiness_body(
-        self, database: str, schema: str, origin: OriginStatus | None, sources: dict[str, str], *, ready: bool
+        self,
+        database: str,
+        schema: str,
+        origin: OriginStatus | None,
+        sources: dict[str, str],
+        queues: dict[str, str],
+        *,
+        ready: bool,
     ) -> wire.Readiness:
         loaded = self._gateway.catalog.current
         return {
@@ -116,9 +129,19 @@ class Health:
             "origin": "unknown" if origin is None else origin.describe(),
             "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
             "sources": sources,
+            "queues": queues,
         }
 
     async def _ask_readiness(self) -> wire.Readiness:
+        """Ask everything at once: a log that waits for a connection, say, does not make the rest late."""
+        (database, schema, origin), sources, queues = await asyncio.gather(
+            self._ask_database(), describe_sources(self._gateway), describe_queues(self._gateway, self._consumers)
+        )
+        ready = schema is not None and schema.works and origin is not None and origin.accepted
+        described = "unknown" if schema is None else schema.describe()
+        return self._readiness_body(database, described, origin, sources, queues, ready=ready)
+
+    async def _ask_database(self) -> tuple[str, versions.Fit | None, OriginStatus | None]:
         gateway = self._gateway
         database, schema, origin = "reachable", None, None
         try:
@@ -131,15 +154,14 @@ class Health:
         else:
             if gateway.database.all_lent:
                 database += "; all connections of this process are in use"
-        ready = schema is not None and schema.works and origin is not None and origin.accepted
-        described = "unknown" if schema is None else schema.describe()
-        return self._readiness_body(database, described, origin, await describe_sources(gateway), ready=ready)
+        return database, schema, origin
 
     async def _ask_figures(self) -> Literal[True] | None:
         if not (await self._count_locks() and await self._measure_sizes()):
             return None
         for each in await list_sources(self._gateway):
-            self._metrics.source(each.name, each.generation, frozen=each.frozen is not None)
+            self._metrics.source(each.name, each.generation, quarantined=each.quarantined is not None)
+        await measure_queues(self._gateway, self._metrics)
         return True
 
     async def _count_locks(self) -> bool:

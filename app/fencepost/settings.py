@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 HOME_DATA = Path("~/.local/share/fencepost")
@@ -24,8 +24,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FENCEPOST_", extra="ignore", frozen=True)
 
+    database_url_file: Path | None = Field(
+        default=None, description="File with the database URL: an option shows it to all users of the machine."
+    )
     database_url: SecretStr | None = Field(
         default=None,
+        validate_default=True,
         description="PostgreSQL to protect (postgresql://user:password@host/db). Without it: an embedded one.",
     )
     data_dir: Path = Field(
@@ -37,16 +41,76 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=8080, description="Port to listen on; 0 takes a free one."
     )
+    admin_host: str = Field(default="127.0.0.1", description="Address that the admin port listens on.")
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="Port for /metrics and the details of /readyz, which the main port has not then."
+    )
     allow_remote: bool = Field(
-        default=False, description="Listen on other addresses than loopback. There is no authentication yet."
+        default=False, description="Listen on other addresses than loopback; needs authentication."
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="Names (without ports) by which the gateway is reached, beside those of loopback; * allows all.",
+    )
+    cors_origins: str = Field(
+        default="",
+        description="Sites whose pages may use the gateway (https://shop.example), separated by commas; none does.",
+    )
+    api_keys: bool = Field(
+        default=False, description="Serve requests with an API key (fencepost key), and refuse those without a caller."
+    )
+    max_connections: Positive = Field(default=4096, description="Most connections of clients, per worker.")
+    max_connections_per_address: Positive = Field(
+        default=1024, description="Most connections of one address, per worker."
+    )
+    rate_limit: str = Field(
+        default="", description="Most requests of one caller, per worker, as 100/second or 5 per 10 minutes."
+    )
+    failed_rate_limit: str = Field(
+        default="600/minute",
+        description="Most requests of one address, per worker, whose token or key is not accepted.",
     )
     workers: Positive = Field(default=1, description="Number of gateway processes.")
+    jwt_secret_file: Path | None = Field(default=None, description="File with the JWT secret.")
+    jwt_secret: SecretStr | None = Field(
+        default=None,
+        validate_default=True,
+        description="What verifies callers' JWTs: a secret of 32 bytes or more, a JWK, JWKS or public key, or @FILE.",
+    )
+    jwt_jwks: str = Field(
+        default="",
+        description="Or where a JWKS with public keys is, looked at every five minutes: an https URL, or a file.",
+    )
+    jwt_aud: str = Field(default="", description="The audience (aud) that JWTs must be for.")
+    jwt_issuer: str = Field(default="", description="The issuer (iss) that JWTs must be from.")
+    jwt_role_claim_key: str = Field(
+        default=".role", description="Which claim names the caller's role: .role, .realm.roles[0]; empty: none does."
+    )
+    anon_role: str = Field(
+        default="", description="Role of requests without a credential; without it they are refused."
+    )
     schemas: str = Field(
         default="", description="Schemas to serve, separated by commas; empty serves all of the user's."
+    )
+    tables: str = Field(
+        default="",
+        description="Tables to serve, separated by commas, as orders or sales.orders; empty serves all of the schemas.",
+    )
+    serve_unprotected: bool = Field(
+        default=False, description="Serve tables and views that are not protected, too: they can be read."
+    )
+    roles: str = Field(
+        default="",
+        description="Roles of the database as which callers may act, separated by commas; empty: those that the login"
+        " may take.",
     )
     pool_size: Positive = Field(default=10, description="Connections to PostgreSQL, per worker.")
     batch_pool_size: Positive = Field(
         default=4, description="More connections, per worker, which carry batches of single-row writes."
+    )
+    lease_pool_size: Positive = Field(
+        default=2,
+        description="More connections, per worker, for renewals, mints and releases of leases, and heartbeats.",
     )
     max_waiting: Positive = Field(
         default=1000,
@@ -61,18 +125,52 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Positive = Field(default=1_048_576, description="Largest request body.")
     max_rows: Positive = Field(default=10_000, description="Most rows that one request reads or writes.")
+    max_answer_bytes: Positive = Field(
+        default=67_108_864,
+        description="Largest answer to a read of rows, or to a write that answers rows: a larger one is refused.",
+    )
+    sources_file: Path | None = Field(default=None, description="File with the lock services.")
     sources: SecretStr | None = Field(
         default=None,
+        validate_default=True,
         description="Lock services whose locks and tokens can be had, as NAME=URL, separated by blanks.",
+    )
+    queues_file: Path | None = Field(default=None, description="File with the logs of writes.")
+    queues: SecretStr | None = Field(
+        default=None,
+        validate_default=True,
+        description="Logs of writes beside the one in PostgreSQL: kafka://… and redis://… URLs, separated by blanks.",
+    )
+    default_queue: str = Field(
+        default="postgres:default",
+        description="The queue of writes with Prefer: respond-async to tables that have none of their own.",
+    )
+    consume_here: bool = Field(
+        default=True, description="Apply what the queue postgres:default holds, in each gateway process."
+    )
+    stop_resources: bool = Field(
+        default=False, description="After a dead letter, later queued writes of its resource become dead letters, too."
     )
     max_ttl: LeaseSeconds = Field(default=3600.0, description="Longest TTL of a lease.")
     max_wait: LeaseSeconds = Field(default=300.0, description="Longest that one request waits for a lock.")
     max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")
     max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
-    max_watchers: Positive = Field(default=1000, description="Most streams of elections that are open, per worker.")
+    max_waiters_per_caller: Positive = Field(default=250, description="Most of these of one address.")
+    max_watchers: Positive = Field(
+        default=1000,
+        description="Most streams of elections, and most requests that wait for queued writes, per worker.",
+    )
+    max_watchers_per_caller: Positive = Field(default=250, description="Most of either of one address.")
     lease_history: Seconds = Field(
         default=3600.0,
         description="How long ended leases are remembered: a 409 names the holder that superseded the caller.",
+    )
+    seal_keys_file: Path | None = Field(
+        default=None, description="File with the keys that seal tokens, one a line as ID:BASE64; the first one seals."
+    )
+    seal_lifetime: Annotated[float, Field(ge=60)] = Field(
+        default=86_400.0,
+        description="How long a seal is good, so that old keys can be taken away. It does not decide who may write.",
     )
     idempotency_retention: Seconds = Field(
         default=86_400.0, description="How long answers given under an Idempotency-Key can be asked for again."
@@ -92,6 +190,11 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(default=False, description="Log every request, not only refusals and failures.")
 
+    @property
+    def pool_sizes(self) -> tuple[int, int, int]:
+        """How many connections to PostgreSQL a worker may open, for each of its pools."""
+        return self.pool_size, self.batch_pool_size, self.lease_pool_size
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -100,7 +203,42 @@ class Settings(BaseSettings):
             return ROOT_DATA
         return value.expanduser().absolute()
 
-    @field_validator("database_url", "sources", mode="before")
+    @field_validator(
+        "database_url_file", "sources_file", "queues_file", "jwt_secret_file", "seal_keys_file", mode="before"
+    )
     @classmethod
-    def _empty_is_none(cls, value: object) -> object:
+    def _readable(cls, value: object) -> object:
+        if value in (None, ""):
+            return None
+        try:
+            Path(str(value)).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"it cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        return value
+
+    @field_validator("admin_port", mode="before")
+    @classmethod
+    def _none_if_empty(cls, value: object) -> object:
         return None if value == "" else value
+
+    @field_validator("jwt_secret", mode="before")
+    @classmethod
+    def _at_file(cls, value: object) -> object:
+        """Read @FILE, as PostgREST does."""
+        given = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if not isinstance(given, str) or not given.startswith("@"):
+            return value
+        return Path(str(cls._readable(given[1:]))).read_text("utf-8").strip()
+
+    @field_validator("database_url", "sources", "queues", "jwt_secret", mode="before")
+    @classmethod
+    def _from_its_file(cls, value: object, info: ValidationInfo) -> object:
+        """Take what the file has, whose setting stands before this one. Processes of ours get both."""
+        file = info.data.get(f"{info.field_name}_file")
+        if file is None:
+            return None if value == "" else value
+        content = file.read_text("utf-8").strip()
+        given = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if given not in (None, "", content):
+            raise ValueError("it is given, and in a file too: give one of them")
+        return content or None

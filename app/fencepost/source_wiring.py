@@ -14,7 +14,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.locks.registry import SourceContext, kind_of, make
 from fencepost.locks.source import Source, SourceConfigError
 from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.observe.events import Emit, QueueFailed, SourceFroze, SourceTrouble
+from fencepost.observe.events import Emit, QueueFailed, SourceQuarantined, SourceTrouble
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
@@ -115,7 +115,7 @@ def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> Source
         gateway.database,
         limits=gateway.locks.limits,
         failed=lambda reason: emit(SourceTrouble(name, reason)),
-        froze=lambda reason: emit(SourceFroze(name, reason)),
+        quarantined=lambda reason: emit(SourceQuarantined(name, reason)),
     )
 
 
@@ -138,8 +138,11 @@ async def list_sources(gateway: Gateway) -> list[KnownSource]:
 
 
 async def describe_sources(gateway: Gateway) -> dict[str, str]:
-    """Say of each source how it stands, for /readyz. A frozen one does not make the gateway unready: writes go on."""
+    """Return the state of each lock service, for /readyz. A quarantined one does not make the gateway unready: writes
+    go on. Queues are shown by themselves.
+    """
     return {
         each.name: each.describe() + ("" if each.name in gateway.sources else "; not configured at this gateway")
         for each in await list_sources(gateway)
+        if not each.of_a_queue
     }

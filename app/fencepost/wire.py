@@ -13,49 +13,56 @@ class ClaimRequest(TypedDict):
 
 
 class ClaimAnswer(TypedDict):
-    """An accepted claim. `row` is null where the key has no row; the mark is raised all the same."""
+    """An accepted claim. `row` is null where the key has no row; the mark is raised all the same.
+
+    The mark is null in an answer that is repeated by its Idempotency-Key, where another token has made it.
+    """
 
     resource: str
-    mark: str
+    mark: str | None
     row: dict[str, object] | None
 
 
 class TokenHolder(TypedDict):
-    """To whom a token of the table's source was issued, under which lease of which locks."""
+    """To whom a token of the table's source was issued, under which lease of which locks. The token itself may be one
+    that writes are still accepted with, and is not shown.
+    """
 
     holder: str
     lease_id: str
     locks: list[str]
-    token: str
     granted_at: str
     issued_at: str
     source: str
 
 
 class StoryEvent(TypedDict):
-    """One thing that is known of a resource. `at` is null where only the token is kept.
+    """One thing that is known of a resource. `at` is null where only the token is kept. `token` is null where the
+    rule accepts it still.
 
     `by` is null where it is not known whose token it is: another source's, or too long ago.
     """
 
     event: str
-    token: str
+    token: str | None
     at: str | None
     by: TokenHolder | None
 
 
 class FenceAnswer(TypedDict):
-    """What is known of a resource. The mark of one that was never written is "0".
+    """What is known of a resource. The mark of one that was never written is "0". Under the rule epoch any other is
+    null: it equals a token that is accepted still.
 
     `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is shown.
     `max_token` and `max_jump` are there where the source is external: the highest token that is taken, and how far one
-    may be above the mark (null: any distance).
+    may be above the mark (null: any distance). `sealed`: only sealed tokens are taken.
     """
 
     resource: str
-    mark: str
+    mark: str | None
     rule: Literal["strict", "epoch"]
     source: str
+    sealed: bool
     row_exists: bool
     story: list[StoryEvent]
     tables: NotRequired[list[str]]
@@ -64,7 +71,10 @@ class FenceAnswer(TypedDict):
 
 
 class LeaseRequest(TypedDict, total=False):
-    """What to acquire: one lock, or several of which all or none are granted. Times in milliseconds."""
+    """What to acquire: one lock, or several of which all or none are granted. Times in milliseconds.
+
+    `writes`: what the sealed tokens may be used for beside what locks and claims name: resources, or `orders/*`.
+    """
 
     lock: str
     locks: list[str]
@@ -73,6 +83,7 @@ class LeaseRequest(TypedDict, total=False):
     wait_ms: int
     tokens: int
     claim: list[str]
+    writes: list[str]
     keep_place: bool
     source: str
 
@@ -81,7 +92,7 @@ class LeaseAnswer(TypedDict):
     """A granted lease.
 
     The grant is not earlier than the request's start plus `waited_ms`; `remaining_ms` is what the database's clock left
-    of the lease then.
+    of the lease then. `sealed_token` and `sealed_tokens` are the tokens with their seals, where the gateway has keys.
     """
 
     lease_id: str
@@ -93,6 +104,8 @@ class LeaseAnswer(TypedDict):
     ttl_ms: int
     token: str
     tokens: list[str]
+    sealed_token: NotRequired[str]
+    sealed_tokens: NotRequired[list[str]]
     granted_at: str
     expires_at: str
     remaining_ms: int
@@ -101,7 +114,7 @@ class LeaseAnswer(TypedDict):
 
 
 class LeaseState(TypedDict):
-    """A live lease. `token` is the newest that was issued under it."""
+    """A live lease, without its tokens: they are its holder's."""
 
     lease_id: str
     source: str
@@ -109,11 +122,11 @@ class LeaseState(TypedDict):
     locks: list[str]
     owner: str
     ttl_ms: int
-    token: str
     granted_at: str
     expires_at: str
     remaining_ms: int
     claims: list[str]
+    writes: list[str]
 
 
 class RenewRequest(TypedDict, total=False):
@@ -129,11 +142,13 @@ class MintRequest(TypedDict, total=False):
 
 
 class MintAnswer(TypedDict):
-    """Fresh tokens, in rising order; `token` is the first."""
+    """Fresh tokens, in rising order; `token` is the first. With their seals where the gateway has keys."""
 
     lease_id: str
     token: str
     tokens: list[str]
+    sealed_token: NotRequired[str]
+    sealed_tokens: NotRequired[list[str]]
     expires_at: str
 
 
@@ -153,7 +168,6 @@ class LockAnswer(TypedDict):
     held: bool
     lease_id: str | None
     owner: str | None
-    token: str | None
     granted_at: str | None
     expires_at: str | None
     remaining_ms: int | None
@@ -161,7 +175,7 @@ class LockAnswer(TypedDict):
 
 
 class LeaderAnswer(TypedDict):
-    """The leader of an election. `term` is the first token of its lease: a later leader's is larger."""
+    """The leader of an election. `term` is the number of its lease: a later leader's is larger. It is no token."""
 
     term: str
     owner: str
@@ -182,10 +196,45 @@ class ElectionAnswer(TypedDict):
     candidates: list[WaiterAnswer]
 
 
+class DecidedAnswer(TypedDict):
+    """The answer that the same write would have had at once. `body`: row, rows or problem; null where it has none."""
+
+    status: int
+    headers: dict[str, str]
+    body: object
+
+
+class WriteAnswer(TypedDict):
+    """A write that was queued, and what became of it. The body of the answer 202, too.
+
+    `applied`: `answer` has a status of 2xx. `refused`: the fence refused its token. `failed`: it was refused for
+    another reason. `answer` is null while it is `queued`; `reason` says why it was not applied. `dead_letter`: it is
+    put aside as one, until an operator has it `dropped`, or retried: then `retried_as` is the id of the write that
+    it was appended as.
+    """
+
+    id: str
+    queue: str
+    partition: int
+    offset: int
+    state: Literal["queued", "applied", "refused", "failed"]
+    answer: DecidedAnswer | None
+    reason: str | None
+    dead_letter: bool
+    dropped: bool
+    retried_as: str | None
+
+
 class Liveness(TypedDict):
     """The process is alive."""
 
     status: Literal["ok"]
+
+
+class BareReadiness(TypedDict):
+    """Whether requests can be served, for all who ask."""
+
+    status: Literal["ready", "not ready"]
 
 
 class Readiness(TypedDict):
@@ -197,3 +246,4 @@ class Readiness(TypedDict):
     origin: str
     catalog: str
     sources: dict[str, str]
+    queues: dict[str, str]

@@ -21,7 +21,7 @@ from benchmarks.load import Result
 from benchmarks.walk import ROWS
 
 Write = Callable[[int, int], Awaitable[bool]]
-"""Write the row of this key with this token; tell whether it was accepted."""
+"""Write the row of this key with this token; True: it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def store(module: str) -> Store:
 
 
 def missing(driver: Driver) -> str | None:
-    """Say what a driver lacks on this machine and how to get it; None when it can run."""
+    """Return what a driver lacks on this machine and how to get it; None when it can run."""
     needs = _PEERS.get(driver)
     if needs is None:
         return None
@@ -132,7 +132,7 @@ def missing(driver: Driver) -> str | None:
 
 
 def about_peers(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
-    """Say of the peers in these cells which versions they have, and what they do before they answer."""
+    """Return for the peers in these cells which versions they have, and what they do before they answer."""
     used = {cell.driver: needs for cell in cells if (needs := _PEERS.get(cell.driver)) is not None}
     return {driver: {"version": _version(needs), "durability": needs.durability} for driver, needs in used.items()}
 

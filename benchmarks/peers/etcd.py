@@ -25,7 +25,7 @@ _PUTS: Final = 128
 """That a transaction may have."""
 _TOKEN_DIGITS: Final = 19
 _TRIED: Final = 1_000
-"""Requests that tell how many a measurement takes: the tool counts them, and knows no time."""
+"""Requests whose rate shows how many a measurement takes: the tool counts them, and knows no time."""
 
 
 @contextmanager
@@ -145,5 +145,5 @@ def _revision(client: httpx.Client) -> int:
 def _number(pattern: str, output: str) -> float:
     found = re.search(pattern, output)
     if found is None:
-        raise BenchmarkError(f"etcd's benchmark did not say {pattern}: {output}")
+        raise BenchmarkError(f"etcd's benchmark did not print {pattern}: {output}")
     return float(found[1])

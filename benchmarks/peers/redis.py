@@ -34,7 +34,7 @@ for _, key in ipairs(redis.call('KEYS', 'order-*')) do
 end
 return {rows, sum}"""
 _TRIED: Final = 5_000
-"""Requests that tell how many a measurement takes: the tool counts them, and knows no time."""
+"""Requests whose rate shows how many a measurement takes: the tool counts them, and knows no time."""
 _RANDOM: Final = 1_000_000_000
 _NEW: Final = 0.999
 """Share of random keys that must have been new."""
@@ -138,5 +138,5 @@ def _benchmark(cell: Cell, port: int, digest: str, token: int, count: int) -> di
     )
     row = next(csv.DictReader(line for line in output.splitlines() if line.startswith('"')), None)
     if row is None:
-        raise BenchmarkError(f"redis-benchmark did not say how fast it was: {output}")
+        raise BenchmarkError(f"redis-benchmark did not print its rate: {output}")
     return {name: float(value) for name, value in row.items() if name != "test"}

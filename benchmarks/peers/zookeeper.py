@@ -1,7 +1,7 @@
 """ZooKeeper: a row is a znode; a conditional setData takes the new value only over the version that the writer expects.
 
 ZooKeeper compares versions and nothing else, so a writer that does not know the version reads it first. Here each
-knows it: nobody else writes its rows. There is no load tool in ZooKeeper's packages (its BenchMain measures data
+knows it: no other client writes its rows. There is no load tool in ZooKeeper's packages (its BenchMain measures data
 structures inside one JVM).
 """
 
@@ -58,7 +58,7 @@ def serving(directory: Path) -> Iterator[int]:
         *("java", "-Xmx512m", "-cp", str(_JAR)),
         *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(configuration)),
     ]
-    with running(command, directory / "zookeeper.log", ""):  # it says nothing when it is ready
+    with running(command, directory / "zookeeper.log", ""):  # it prints nothing when it is ready
         _wait(port)
         if new:
             with _client(port) as client:
@@ -141,5 +141,5 @@ def version() -> str:
 
 
 def own_tool(cell: Cell, port: int, seconds: float, first_token: int) -> tuple[Result, list[str]]:  # noqa: ARG001
-    """Say that there is none."""
+    """Return that there is none."""
     raise BenchmarkError("ZooKeeper has no load tool of its own")

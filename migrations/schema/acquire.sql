@@ -6,19 +6,21 @@ CREATE TYPE fencepost.acquired AS (
   granted_at timestamptz, expires_at timestamptz, lock text, due_ms bigint, ticket bigint, first boolean, waiting integer
 );
 
-COMMENT ON TYPE fencepost.acquired IS 'verdict: granted or repeated (the lease is in lease_id … expires_at), held or queued (these are the holder''s, null when the lock is free and others wait for it; lock is which, first whether nobody is before us, waiting how many wait). due_ms: until the lease expires; mismatch (the secret belongs to a live lease of other locks or claims).';
+COMMENT ON TYPE fencepost.acquired IS 'verdict: granted or repeated (the lease is in lease_id … expires_at), held or queued (these are the holder''s, null when the lock is free and others wait for it; lock is which, first whether no request is before ours, waiting how many wait). due_ms: until the lease expires; mismatch (the secret belongs to a live lease of other locks, claims or writes).';
 
 -- Acquire one or many locks: all, or none, or a place in the queue of all. p_gateway, p_visit: who waits; p_wait_ms 0
 -- does not queue. The caller may go on in the same transaction, raising marks under claim_token.
 CREATE FUNCTION fencepost.acquire(p_names text[], p_hash bytea, p_owner text, p_ttl_ms integer, p_count integer,
-                                  p_claims text[], p_gateway uuid, p_visit uuid, p_wait_ms integer)
+                                  p_claims text[], p_gateway uuid, p_visit uuid, p_wait_ms integer,
+                                  p_writes text[])
 RETURNS fencepost.acquired LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
--- Plans are kept from when the tables were small; a scan that was cheap then is not when they have grown. A lock row is
+-- Query plans are kept from when the tables were small; a scan that was cheap then is not when they have grown. A lock row is
 -- held for long only by a grant whose claims wait for a row: do not queue up behind it with a connection each.
 SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
   wanted text[] := p_names;
   claimed text[] := p_claims;
+  written text[] := p_writes;
   claiming boolean := cardinality(p_claims) > 0;
   r fencepost.acquired;
   l fencepost.leases;
@@ -33,6 +35,9 @@ BEGIN
   END IF;
   IF cardinality(claimed) > 1 THEN
     claimed := ARRAY(SELECT DISTINCT x COLLATE "C" FROM unnest(claimed) x ORDER BY 1);
+  END IF;
+  IF cardinality(written) > 1 THEN
+    written := ARRAY(SELECT DISTINCT x COLLATE "C" FROM unnest(written) x ORDER BY 1);
   END IF;
   FOREACH n IN ARRAY wanted LOOP                                                                               -- 1
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = n FOR UPDATE;
@@ -55,8 +60,8 @@ BEGIN
   -- 3. The same secret again: a request whose answer was lost; or one of a lease that is over.
   SELECT * INTO l FROM fencepost.leases x WHERE x.secret_hash = p_hash;
   IF FOUND AND l.ended_at IS NULL AND l.expires_at > clock_timestamp() THEN
-    r.verdict := CASE WHEN l.names = wanted AND l.claims = claimed THEN 'repeated' ELSE 'mismatch' END;
-    SELECT d.tokens INTO STRICT drawn FROM fencepost.draws d WHERE d.first_token = l.lease_id;
+    r.verdict := CASE WHEN l.names = wanted AND l.claims = claimed AND l.writes = written THEN 'repeated' ELSE 'mismatch' END;
+    SELECT d.tokens INTO STRICT drawn FROM fencepost.draws d WHERE d.first_token = l.first_token;
     r.lease_id := l.lease_id; r.owner := l.owner; r.ttl_ms := l.ttl_ms;
     r.claim_token := CASE WHEN claiming THEN drawn[1] END;
     r.tokens := CASE WHEN claiming THEN drawn[2:] ELSE drawn END;
@@ -123,15 +128,17 @@ BEGIN
     drawn := ARRAY(SELECT nextval('fencepost.tokens') FROM generate_series(1, p_count + claiming::int));
   END IF;
   r.verdict := 'granted';
-  r.lease_id := drawn[1]; r.owner := p_owner; r.ttl_ms := p_ttl_ms;
+  r.lease_id := nextval('fencepost.lease_ids'); r.owner := p_owner; r.ttl_ms := p_ttl_ms;
   r.claim_token := CASE WHEN claiming THEN drawn[1] END;
   r.tokens := CASE WHEN claiming THEN drawn[2:] ELSE drawn END;
   r.granted_at := clock_timestamp();
   r.expires_at := r.granted_at + p_ttl_ms * interval '1 ms';
   r.due_ms := p_ttl_ms;
-  INSERT INTO fencepost.leases (lease_id, secret_hash, names, owner, claims, ttl_ms, last_token, granted_at, expires_at)
-  VALUES (r.lease_id, p_hash, wanted, p_owner, claimed, p_ttl_ms, drawn[cardinality(drawn)], r.granted_at, r.expires_at);
-  INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (drawn[1], drawn, drawn[1], r.granted_at);
+  INSERT INTO fencepost.leases (lease_id, first_token, secret_hash, names, owner, claims, ttl_ms, last_token, granted_at, expires_at,
+                                writes)
+  VALUES (r.lease_id, drawn[1], p_hash, wanted, p_owner, claimed, p_ttl_ms, drawn[cardinality(drawn)], r.granted_at, r.expires_at,
+          written);
+  INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (drawn[1], drawn, r.lease_id, r.granted_at);
   UPDATE fencepost.locks k SET lease_id = r.lease_id WHERE k.name = ANY (wanted);
   IF r.ticket IS NOT NULL THEN
     DELETE FROM fencepost.waiters w WHERE w.name = ANY (wanted) AND w.ticket = r.ticket;
@@ -150,7 +157,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
 -- Renew (p_ttl_ms > 0; 0 keeps the expiry) and mint (p_count > 0) in one. No row: the lease is lost, or not the caller's.
 CREATE FUNCTION fencepost.extend(p_lease_id bigint, p_hash bytea, p_ttl_ms integer, p_count integer)
 RETURNS TABLE (lease_id bigint, names text[], owner text, claims text[], ttl_ms integer, tokens bigint[],
-               last_token bigint, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
+               last_token bigint, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint, writes text[])
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$
 #variable_conflict use_column
@@ -175,7 +182,7 @@ BEGIN
            ELSE fencepost.within_ttl(x.expires_at, x.ttl_ms) END
    WHERE x.lease_id = p_lease_id
   RETURNING x.lease_id, x.names, x.owner, x.claims, x.ttl_ms, drawn, x.last_token, x.granted_at, x.expires_at,
-            floor(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint;
+            floor(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint, x.writes;
 END $$;
 
 -- Release: the first waiter of each lock is woken; returns those of p_gateway, which it wakes itself. The lock's row stays

@@ -6,8 +6,8 @@
 --   external          protected.max_token, max_jump           none
 --
 -- Token = generation * 2^48 + what was drawn since. Above the highest, or too far above the mark: FP018. Below the oldest: FP409.
--- The mark is judged first, since its refusal has more to say. Tables' own triggers compare with these functions in the plain
--- case, and call require_issued and require_reach only to raise (storage/protecting/functions.py).
+-- The mark is judged first, since its refusal is more exact. Tables' own triggers compare with these functions in the plain
+-- case, and call require_issued and require_reach only to raise (storage/protecting/bounds.py).
 
 -- One sequence for all locks: tokens are ordered across locks, and an idle lock needs no row. CACHE 1 is a safety
 -- property: with more, sessions would hand out older tokens later.
@@ -29,12 +29,12 @@ RETURN coalesce(pg_catalog.pg_sequence_last_value('fencepost.tokens'::regclass),
 -- The oldest token of the source's generation; 1 in the first. After issued() in the same expression, as oldest() is: that
 -- one locks the sequence, so a generation that is being raised is waited for and then seen.
 CREATE FUNCTION fencepost.oldest(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN coalesce((pg_catalog.pg_sequence_parameters(to_regclass('fencepost.tokens_' || p_source))).minimum_value, 1);
+RETURN coalesce((pg_catalog.pg_sequence_parameters(to_regclass('fencepost.' || pg_catalog.quote_ident('tokens_' || p_source)))).minimum_value, 1);
 
 -- The highest token known to have been handed out: for triggers of tables that are pinned to a source, in the writer's own
 -- name. 0 where there is no such source. Locks its sequence until the transaction ends.
 CREATE FUNCTION fencepost.issued(p_source text) RETURNS bigint LANGUAGE sql VOLATILE
-RETURN coalesce(pg_catalog.pg_sequence_last_value(to_regclass('fencepost.tokens_' || p_source)), fencepost.oldest(p_source) - 1);
+RETURN coalesce(pg_catalog.pg_sequence_last_value(to_regclass('fencepost.' || pg_catalog.quote_ident('tokens_' || p_source))), fencepost.oldest(p_source) - 1);
 
 -- A token that no lease was ever given must not raise a mark (R12): one of 2^63-1 would refuse every later one. Nor may one that an
 -- earlier generation gave: its holder may not know of writes that were lost, and another may hold the same number (R19).
@@ -67,7 +67,7 @@ DECLARE
   issued bigint := fencepost.issued(p_source);
   oldest bigint := fencepost.oldest(p_source);  -- after issued(), see there
 BEGIN
-  IF to_regclass('fencepost.tokens_' || p_source) IS NULL THEN
+  IF to_regclass('fencepost.' || pg_catalog.quote_ident('tokens_' || p_source)) IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018', MESSAGE = format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
       DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source)::text;
   END IF;
@@ -83,14 +83,16 @@ BEGIN
       MESSAGE = format('token %s for %s was never issued, as far as is known here: none above %s of the source %s was',
                        p_token, p_resource, issued, p_source),
       DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source)::text,
-      HINT = format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source);
+      HINT = CASE WHEN strpos(p_source, ':') > 0 THEN 'Tokens of this table are positions in its queue: consumers give them.'
+        ELSE format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source) END;
   END IF;
   IF p_token < oldest AND NOT fencepost.break_glass() THEN
     RAISE EXCEPTION USING ERRCODE = 'FP409',
       MESSAGE = format('stale token %s for %s: a token of an earlier generation of the source %s, all of which are void up to %s',
                        p_token, p_resource, p_source, oldest - 1),
       DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text)::text,
-      HINT = 'The generation of the source was raised since this token was drawn. Do not retry: acquire the lock anew and read again.';
+      HINT = CASE WHEN strpos(p_source, ':') > 0 THEN 'The generation of the queue was raised since this message was taken: it comes again.'
+        ELSE 'The generation of the source was raised since this token was drawn. Do not retry: acquire the lock anew and read again.' END;
   END IF;
 END $$;
 
@@ -108,7 +110,7 @@ END $$;
 -- A table of the source external has a ceiling instead of a source that knows what it has issued (R12): a token above
 -- p_max_token raises no mark, nor does one that is more than p_max_jump (null: any distance) above the mark that it
 -- would raise, or above the floor where that is higher. A made-up token would refuse everybody after it. A token that
--- raises nothing is left to the mark, which says more. FP018.
+-- raises nothing is left to the mark, whose refusal is more exact. FP018.
 CREATE FUNCTION fencepost.beyond(p_resource text, p_token bigint, p_mark bigint, p_floor bigint, p_max_token bigint,
                                  p_max_jump bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

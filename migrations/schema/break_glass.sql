@@ -73,10 +73,10 @@ BEGIN
 END $$;
 
 -- The mark of a row that is inserted behind broken glass: that of its key, which does not fall, or the token that was
--- said, if that is higher; 0 for a key that was not written through a fence. NULL when the glass is whole.
-CREATE FUNCTION fencepost.mark_behind_glass(tab text, p_resource text, said bigint) RETURNS bigint LANGUAGE plpgsql
+-- given, if that is higher; 0 for a key that was not written through a fence. NULL when the glass is whole.
+CREATE FUNCTION fencepost.mark_behind_glass(tab text, p_resource text, given bigint) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF NOT fencepost.break_glass() THEN RETURN NULL; END IF;
-  RETURN greatest(said, fencepost.mark_without_row(tab, p_resource), 0);
+  RETURN greatest(given, fencepost.mark_without_row(tab, p_resource), 0);
 END $$;

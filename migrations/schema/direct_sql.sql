@@ -43,11 +43,11 @@ END $$;
 CREATE FUNCTION fencepost.take_explicit(resource text, token bigint) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said text := current_setting('fencepost.explicit', true);
+  given text := current_setting('fencepost.explicit', true);
   entry text := concat(';', resource, '=', token, ';');
-  at integer := strpos(said, entry);
+  at integer := strpos(given, entry);
 BEGIN
   IF at IS NULL OR at = 0 THEN RETURN false; END IF;
-  PERFORM set_config('fencepost.explicit', left(said, at - 1) || substr(said, at + length(entry)), true);
+  PERFORM set_config('fencepost.explicit', left(given, at - 1) || substr(given, at + length(entry)), true);
   RETURN true;
 END $$;

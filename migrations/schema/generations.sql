@@ -73,7 +73,7 @@ END $$;
 -- void, every lease over. Returns the new generation.
 --
 -- p_above: a token of another history of this database, of which nothing is stored here (another standby was promoted from
--- the same primary, say, and its generation raised): the new generation is above that of the token, and gateways that
+-- for example the same primary, and its generation raised): the new generation is above that of the token, and gateways that
 -- know the other history accept this one as its end.
 --
 -- The number: two histories that know nothing of one another would both take the next one, and a token of one would be
@@ -105,6 +105,8 @@ BEGIN
   END IF;
   first := raised << 48;
   EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);
+  -- Leases that the other database has granted since have numbers, too: an election's next term is above theirs.
+  EXECUTE format('ALTER SEQUENCE fencepost.lease_ids START %s RESTART', first + 140737488355329);
   INSERT INTO fencepost.generations (generation, system_identifier, timeline, database_oid, relation_oid, above, reason)
   SELECT raised, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, p_above, p_reason FROM fencepost.location() h;
   UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL WHERE x.ended_at IS NULL;

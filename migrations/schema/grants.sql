@@ -21,7 +21,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.enter, fencepost.judge_scope, fencepost.enter_each,
   -- leases.sql
   fencepost.within_ttl, fencepost.sweep, fencepost.forget,
-  -- queue.sql
+  -- waiters.sql
   fencepost.first_waiter, fencepost.wake, fencepost.leave, fencepost.beat, fencepost.retire,
   -- acquire.sql
   fencepost.acquire, fencepost.extend, fencepost.release, fencepost.begin_now,
@@ -31,7 +31,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.current_timeline, fencepost.location, fencepost.origin, fencepost.raise_generation,
   -- sources.sql
   fencepost.source_register, fencepost.source_state, fencepost.source_reaches, fencepost.source_begins, fencepost.source_draw,
-  fencepost.source_freeze, fencepost.source_verified, fencepost.source_raise, fencepost.source_beyond,
+  fencepost.source_quarantine, fencepost.source_verified, fencepost.source_raise, fencepost.source_beyond,
   fencepost.raise_sources_of_ours,
   -- source_leases.sql
   fencepost.source_repeated, fencepost.source_grant, fencepost.source_claiming, fencepost.source_claimed,
@@ -41,15 +41,29 @@ REVOKE EXECUTE ON FUNCTION
   -- idempotency.sql
   fencepost.idem_begin, fencepost.idem_record, fencepost.prune_idempotency, fencepost.idem_begin_each,
   fencepost.idem_record_each,
+  -- queues.sql
+  fencepost.queue_register, fencepost.queue_check, fencepost.queue_quarantine, fencepost.queue_forget, fencepost.queue_note_progress, fencepost.queue_known,
+  fencepost.queue_stop, fencepost.queue_clear, fencepost.queue_stopped_by, fencepost.queue_results, fencepost.queue_record,
+  fencepost.queue_committed, fencepost.queue_is_committed, fencepost.queue_forgettable, fencepost.queue_close,
+  -- queued.sql
+  fencepost.queue_append, fencepost.queue_state, fencepost.queue_decided, fencepost.queue_own, fencepost.queue_take, fencepost.queue_at,
+  fencepost.queue_done, fencepost.queue_leave, fencepost.queue_bury, fencepost.queue_buried, fencepost.queue_exhume,
+  fencepost.queue_dead_count, fencepost.queue_join,
+  -- api_keys.sql
+  fencepost.api_keys_of, fencepost.api_keys_used, fencepost.announce_keys,
+  -- refusals.sql
+  fencepost.add_refusals,
   -- pruning.sql
   fencepost.prune, fencepost.prune_horizon, fencepost.prune_marks, fencepost.sizes,
   -- event_triggers.sql
-  fencepost.on_dropped FROM PUBLIC;
+  fencepost.on_dropped,
+  -- as_gateway.sql
+  fencepost.require_gateway, fencepost.may_write, fencepost.require_writer FROM PUBLIC;
 
 -- Granted, and not left to the default, which an owner of the schema may have changed: all of it runs in the writer's own name.
 GRANT EXECUTE ON FUNCTION
   -- protected.sql
-  fencepost.suppressed, fencepost.outdated, fencepost.no_truncate,
+  fencepost.suppressed, fencepost.too_large, fencepost.outdated, fencepost.no_truncate,
   -- names.sql
   fencepost.enc, fencepost.key_of, fencepost.is_builtin, fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea),
@@ -59,6 +73,8 @@ GRANT EXECUTE ON FUNCTION
   fencepost.break_glass, fencepost.record_break_glass, fencepost.mark_behind_glass,
   -- reset.sql
   fencepost.held_mark, fencepost.held_floor, fencepost.highest_below, fencepost.reset_mark, fencepost.is_reset,
+  -- force_release.sql
+  fencepost.force_release,
   -- judging.sql
   fencepost.accepts, fencepost.is_own_write, fencepost.refuse, fencepost.judge_update,
   -- bounds.sql
@@ -67,14 +83,24 @@ GRANT EXECUTE ON FUNCTION
   fencepost.require_issued(text, bigint, text),
   -- sources.sql
   fencepost.source_bounds,
+  -- queues.sql
+  fencepost.queue_fault,
   -- partitions.sql
   fencepost.follow_partitions, fencepost.any_filled, fencepost.act_as_owner, fencepost.detach_rows, fencepost.attach_rows,
   fencepost.as_row_of, fencepost.partitions_known, fencepost.leave_marks, fencepost.altered_marks, fencepost.altered,
   fencepost.partitions_unknown, fencepost.partitions_of,
   -- event_triggers.sql
   fencepost.require_no_default, fencepost.other_defaults,
+  -- as_gateway.sql
+  fencepost.gateway_mark_without_row, fencepost.gateway_mark_record, fencepost.gateway_floor_of,
+  fencepost.gateway_raise_mark, fencepost.gateway_meet_ceiling, fencepost.gateway_enter,
+  fencepost.gateway_enter_each, fencepost.gateway_idem_begin, fencepost.gateway_idem_begin_each,
+  fencepost.gateway_idem_record, fencepost.gateway_idem_record_each,
   -- versions.sql
   fencepost.compatible_from TO PUBLIC;
+
+-- How a table is protected is no secret: requests of the gateway's callers look at it as their roles.
+GRANT SELECT (relation, name, rule, source, scope, max_token, max_jump) ON fencepost.protected TO PUBLIC;
 
 -- Triggers compare tokens with it in the writer's own name. Reading is not drawing: nextval needs USAGE.
 GRANT SELECT ON SEQUENCE fencepost.tokens TO PUBLIC;

@@ -4,7 +4,7 @@
 -- statement   4 the write   5 its record, last.  Without 3, a record that commits between 1 and 2 is missed, and the
 -- write happens twice: the lock is free as soon as that commit is.
 --
--- The functions ending in _each do it for many keys of one transaction (group commit). Their plans are made once and kept. One that
+-- The functions ending in _each do it for many keys of one transaction (group commit). Their query plans are made once and kept. One that
 -- reads a whole table, made while that was small, would stay when it has grown: so each row is looked up by itself
 -- (LATERAL), and other joins are switched off.
 
@@ -19,9 +19,14 @@ CREATE TABLE fencepost.idempotency (
   CONSTRAINT idempotency_pkey PRIMARY KEY (caller, key)
 );
 
-COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not told apart.';
+COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not distinguished.';
 
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
+
+-- One message of a queue may be in its log twice, at two offsets, and so under two ids: the last part of the id, 16 hexadecimal digits, and
+-- what the message says are the same then (queues/write_id.py). The second effect is undone by this (23505). The condition is written so that
+-- the primary key cannot serve it: where statistics are of one row, that one seems to be as good.
+CREATE UNIQUE INDEX idempotency_message_idx ON fencepost.idempotency (right(key, 16), payload_hash) WHERE caller || '' = 'queue';
 
 -- The first statement of a write with a key. state: new (the key's lock is ours until the transaction ends), in flight, reused
 -- (with another payload), replay (with what was answered).
@@ -87,15 +92,16 @@ BEGIN
 END $$;
 
 -- fencepost.idem_record for many keys; the headers of each are lines.
-CREATE FUNCTION fencepost.idem_record_each(p_caller text, p_keys text[], p_hashes bytea[], p_statuses integer[],
+CREATE FUNCTION fencepost.idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[], p_statuses integer[],
                                            p_headers text[], p_answers bytea[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-  SELECT p_caller, u.key, u.hash, u.status, string_to_array(u.headers, E'\n'), u.answer
-    FROM ROWS FROM (unnest(p_keys), unnest(p_hashes), unnest(p_statuses), unnest(p_headers), unnest(p_answers))
-      AS u(key, hash, status, headers, answer) $$;
+  SELECT u.caller, u.key, u.hash, u.status, string_to_array(u.headers, E'\n'), u.answer
+    FROM ROWS FROM (unnest(p_callers), unnest(p_keys), unnest(p_hashes), unnest(p_statuses), unnest(p_headers), unnest(p_answers))
+      AS u(caller, key, hash, status, headers, answer) $$;
 
--- Forget records older than p_keep_s, oldest first, p_limit at most. Returns how many.
+-- Forget records older than p_keep_s, oldest first, p_limit at most. Returns how many. That of a queue's message stays for as long as
+-- the message may come again, however old it is: it says what became of it.
 CREATE FUNCTION fencepost.prune_idempotency(p_keep_s double precision, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$
@@ -104,6 +110,7 @@ DECLARE
 BEGIN
   WITH old AS (SELECT i.caller, i.key FROM fencepost.idempotency i
                 WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'
+                  AND (i.caller <> 'queue' OR fencepost.queue_forgettable(i.key))
                 ORDER BY i.created_at LIMIT p_limit FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.idempotency i USING old WHERE i.caller = old.caller AND i.key = old.key;
   GET DIAGNOSTICS pruned = ROW_COUNT;

@@ -76,7 +76,7 @@ BEGIN
   IF token IS NULL THEN
     IF new_mark = '-9223372036854775808' THEN PERFORM fencepost.malformed(new_mark::text); END IF;
     token := CASE WHEN new_mark < 0 THEN - new_mark ELSE nullif(nullif(new_mark, old_mark), 0) END;
-    -- An upsert's proposed row had said it.
+    -- An upsert's proposed row had named it.
     IF token IS NULL AND rule = 'epoch' AND fencepost.take_explicit(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
   IF token IS NULL
@@ -184,8 +184,8 @@ END $$;
 CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said bigint := fencepost.token_from_setting(tab);
-  token bigint := said;
+  given bigint := fencepost.token_from_setting(tab);
+  token bigint := given;
 BEGIN
   IF token IS NULL
      OR NOT (fencepost.accepts(p_rule, old_mark, token) OR old_mark = token AND fencepost.is_own_write(writer)) THEN
@@ -197,7 +197,7 @@ BEGIN
     token := greatest(old_mark, token);
     IF token = 0 THEN
       UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
-      RETURN said;
+      RETURN given;
     END IF;
   END IF;
   INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
@@ -205,5 +205,5 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE
      SET last_fence_token = greatest(k.last_fence_token, excluded.last_fence_token), xid = excluded.xid,
          row_absent = true, changed_at = clock_timestamp();
-  RETURN said;
+  RETURN given;
 END $$;

@@ -1,5 +1,5 @@
 -- Locks and leases (R9): the tables of the built-in token source, and how they stay small. The functions are in acquire.sql, those
--- that wait in queue.sql, the tokens in bounds.sql.
+-- that wait in waiters.sql, the tokens in bounds.sql.
 --
 -- Lock order, one for all:  lock rows (by name, COLLATE "C"), lease rows (by id), then protected rows and marks.
 -- Order of a grant:  1 lock rows locked   2 lease rows locked   3 a NEW statement compares the clock   4 nextval
@@ -15,8 +15,15 @@ CREATE TABLE fencepost.locks (
 
 COMMENT ON TABLE fencepost.locks IS 'One row per lock that is held, or that a client has tried to get. Those of idle locks are swept.';
 
+-- The numbers of leases, of all sources. They rise with the grants of a lock, and are no tokens, for all may see them: they begin at 2^47 of
+-- their generation, so that they are above all tokens that it has issued, and are refused as such.
+CREATE SEQUENCE fencepost.lease_ids AS bigint START 140737488355329 NO CYCLE CACHE 1;
+
+COMMENT ON SEQUENCE fencepost.lease_ids IS 'The numbers of leases, of all sources: drawn under the lock''s row, so a later holder''s is larger. Not tokens, which others must not see.';
+
 CREATE TABLE fencepost.leases (
   lease_id    bigint PRIMARY KEY,
+  first_token bigint NOT NULL,
   secret_hash bytea CONSTRAINT leases_secret_hash_key UNIQUE,
   names       text[] COLLATE "C" NOT NULL,
   owner       text NOT NULL,
@@ -25,10 +32,13 @@ CREATE TABLE fencepost.leases (
   last_token  bigint NOT NULL,
   granted_at  timestamptz NOT NULL,
   expires_at  timestamptz NOT NULL,
-  ended_at    timestamptz
+  ended_at    timestamptz,
+  writes      text[] COLLATE "C" NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE fencepost.leases IS 'Grants. lease_id is the first token drawn for it, so no live lease has an older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, so that a refused holder learns who came after it.';
+COMMENT ON COLUMN fencepost.leases.writes IS 'What its tokens may be used for where they are sealed, beside what its locks are named after and what it claims: names of resources, or how names begin, with * at the end.';
+
+COMMENT ON TABLE fencepost.leases IS 'Grants. first_token: the first that was drawn for it, so it has no older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, so that a refused holder learns who came after it.';
 
 CREATE TABLE fencepost.draws (
   first_token bigint PRIMARY KEY,
@@ -44,8 +54,8 @@ CREATE FUNCTION fencepost.within_ttl(p_expires_at timestamptz, p_ttl_ms integer)
 RETURN least(p_expires_at, clock_timestamp() + p_ttl_ms * interval '1 ms');
 
 -- Remove what no lock needs: rows of idle locks, 200 at a time so as not to keep them for long; waiters that gave up;
--- silent gateways. A lease that expired and whose lock is swept has ended, for good. Leases of which nobody wants anything
--- are counted anew after the clock has stepped back. Returns how many rows were removed.
+-- silent gateways. A lease that expired and whose lock is swept has ended, for good. Leases whose end lies further ahead than their TTL
+-- are shortened to it: the clock has stepped back. Returns how many rows were removed.
 CREATE FUNCTION fencepost.sweep() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -86,7 +96,7 @@ END $$;
 
 -- Forget leases that ended more than p_keep_s ago, with their draws; and of leases that live on, draws of more than 24
 -- times p_keep_s ago, but for the first, from which a repeated acquire is answered. Looks at 10000 draws after p_after
--- (every lease has one of its own number), and returns where to go on: NULL when what follows is too young.
+-- (every lease has one), and returns where to go on: NULL when what follows is too young.
 CREATE FUNCTION fencepost.forget(p_keep_s double precision, p_after bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$
@@ -99,9 +109,10 @@ BEGIN
     FROM (SELECT d.first_token, d.drawn_at FROM fencepost.draws d WHERE d.first_token > p_after
            ORDER BY d.first_token LIMIT 10000) c;
   IF upto IS NULL THEN RETURN NULL; END IF;
-  DELETE FROM fencepost.leases x WHERE x.lease_id > p_after AND x.lease_id <= upto AND x.ended_at < cutoff;
+  DELETE FROM fencepost.leases x USING fencepost.draws d
+   WHERE d.first_token > p_after AND d.first_token <= upto AND x.lease_id = d.lease_id AND x.ended_at < cutoff;
   DELETE FROM fencepost.draws d WHERE d.first_token > p_after AND d.first_token <= upto
      AND NOT EXISTS (SELECT FROM fencepost.leases x WHERE x.lease_id = d.lease_id
-                        AND (d.first_token = d.lease_id OR d.drawn_at > clock_timestamp() - 24 * p_keep_s * interval '1 s'));
+                        AND (d.first_token = x.first_token OR d.drawn_at > clock_timestamp() - 24 * p_keep_s * interval '1 s'));
   RETURN CASE WHEN NOT young THEN upto END;
 END $$;

@@ -3,10 +3,10 @@
 -- A live lease, without its secret; no row once it is lost.
 CREATE FUNCTION fencepost.lease(p_lease_id bigint)
 RETURNS TABLE (lease_id bigint, names text[], owner text, claims text[], ttl_ms integer, last_token bigint,
-               granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
+               granted_at timestamptz, expires_at timestamptz, remaining_ms bigint, writes text[])
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT x.lease_id, x.names, x.owner, x.claims, x.ttl_ms, x.last_token, x.granted_at, w.expires_at,
-         ceil(extract(epoch FROM w.expires_at - clock_timestamp()) * 1000)::bigint
+         ceil(extract(epoch FROM w.expires_at - clock_timestamp()) * 1000)::bigint, x.writes
     FROM fencepost.leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) w(expires_at)
    WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
 
@@ -25,7 +25,7 @@ RETURNS TABLE (names text[], owner text, ended_at timestamptz, released boolean,
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT x.names, x.owner, least(x.ended_at, x.expires_at), coalesce(x.ended_at < x.expires_at, false),
          (SELECT json_build_object('holder', y.owner, 'lease_id', y.lease_id::text, 'locks', y.names,
-                                   'token', y.last_token::text, 'granted_at', y.granted_at, 'issued_at',
+                                   'granted_at', y.granted_at, 'issued_at',
                                    (SELECT i.drawn_at FROM fencepost.issued_to(y.last_token) i), 'source', 'builtin')
             FROM fencepost.locks k JOIN fencepost.leases y ON y.lease_id = k.lease_id
            WHERE k.name = ANY (x.names) AND y.lease_id > x.lease_id AND y.ended_at IS NULL
@@ -33,18 +33,24 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     FROM fencepost.leases x
    WHERE x.lease_id = p_lease_id AND (x.ended_at IS NOT NULL OR x.expires_at <= clock_timestamp()) $$;
 
--- Locks that are held or waited for, by name; p_name null: all, after p_after. Never a secret's hash.
-CREATE FUNCTION fencepost.lock_states(p_name text, p_after text, p_limit integer)
+-- Locks that are held or waited for, by name: those of p_names; null: all, after p_after, whose name is LIKE one of p_like (null:
+-- any). Never a secret's hash.
+CREATE FUNCTION fencepost.lock_states(p_names text[], p_after text, p_limit integer, p_like text[])
 RETURNS TABLE (name text, lease_id bigint, owner text, last_token bigint, granted_at timestamptz,
                expires_at timestamptz, remaining_ms bigint, waiters json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH busy AS (
-    SELECT k.name FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
-     WHERE x.ended_at IS NULL AND x.expires_at > clock_timestamp()
-       AND (p_name IS NULL OR k.name = p_name) AND (p_after IS NULL OR k.name > p_after)
-    UNION SELECT w.name FROM fencepost.live_waiters w
-     WHERE (p_name IS NULL OR w.name = p_name) AND (p_after IS NULL OR w.name > p_after)
-    ORDER BY 1 LIMIT p_limit)
+    (SELECT k.name FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
+      WHERE p_names IS NULL AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
+        AND (p_after IS NULL OR k.name > p_after) AND (p_like IS NULL OR k.name LIKE ANY (p_like))
+     UNION SELECT w.name FROM fencepost.live_waiters w
+      WHERE p_names IS NULL AND (p_after IS NULL OR w.name > p_after) AND (p_like IS NULL OR w.name LIKE ANY (p_like))
+     ORDER BY 1 LIMIT p_limit)
+    UNION ALL
+    SELECT DISTINCT u.name COLLATE "C" FROM unnest(p_names) u(name)
+     WHERE EXISTS (SELECT FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
+                    WHERE k.name = u.name AND x.ended_at IS NULL AND x.expires_at > clock_timestamp())
+        OR EXISTS (SELECT FROM fencepost.live_waiters w WHERE w.name = u.name))
   SELECT b.name, x.lease_id, x.owner, x.last_token, x.granted_at, t.expires_at,
          ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint,
          (SELECT coalesce(json_agg(json_build_object('owner', w.owner, 'since', w.queued_at, 'until', w.give_up_at)

@@ -74,7 +74,7 @@ BEGIN
 END $$;
 
 -- Whose the marks under a name are. A table's resources keep the name that it was protected under; renamed while nothing
--- protects it, its marks wait under the old name, and floors.relation says that they are its own. Another table may take the
+-- protects it, its marks wait under the old name, and floors.relation shows that they are its own. Another table may take the
 -- name meanwhile, also one with the same data (a copy that was swapped in). So no mark is taken away from either of them.
 
 -- What the API calls a table, and protect its resources: see catalog_load.api_name. NULL: there is no such table.
@@ -98,7 +98,7 @@ BEGIN
      key = CASE WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, new_prefix)) THEN excluded.key
                 WHEN NOT EXISTS (SELECT FROM fencepost.marks k WHERE starts_with(k.resource, old_prefix))
                      OR f.key = excluded.key THEN f.key END;
-  -- Those are of another table's rows: for this one's they say no more than the mark of a key without a row.
+  -- Those are of another table's rows: for this one's they show no more than the mark of a key without a row.
   UPDATE fencepost.marks k SET row_absent = true WHERE starts_with(k.resource, new_prefix) AND NOT k.row_absent;
   INSERT INTO fencepost.marks AS k
   SELECT new_prefix || substr(o.resource, length(old_prefix) + 1), o.last_fence_token, o.xid, o.row_absent, o.changed_at
@@ -121,7 +121,7 @@ BEGIN
 END $$;
 
 -- The table p_relation takes the name p_name. Marks and floor of another table that was unprotected under this name, and
--- lives on under another one, are copied to the name that it has now; and what is there, to whose they are, until nobody is
+-- lives on under another one, are copied to the name that it has now; and what is there, to whose they are, until no table is
 -- left. Before that the table's own marks have been moved to p_name.
 CREATE FUNCTION fencepost.take_name(p_relation oid, p_name text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

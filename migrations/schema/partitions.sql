@@ -68,7 +68,7 @@ BEGIN
 END $$;
 
 -- Everybody may call the next three, and they do nothing but for a table that is being changed at this moment: only its
--- owner can do that. They have no say in which partitions these are.
+-- owner can do that. They do not decide which partitions these are.
 CREATE FUNCTION fencepost.altered_marks(p_root regclass) RETURNS TABLE (resource text, mark bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -139,7 +139,7 @@ DECLARE
   names text[];
   marks bigint[];
 BEGIN
-  -- Up to the floor nothing needs to be said: it refuses as well.
+  -- Up to the floor nothing needs to be recorded: the floor refuses as well.
   FOR names, marks IN EXECUTE format(
     'SELECT array_agg(s.name), array_agg(s.mark) FROM (SELECT fencepost.%I(%s) AS name, r.last_fence_token AS mark,'
     ' row_number() OVER () / 10000 AS batch FROM ONLY %s AS r WHERE r.last_fence_token > %s) AS s GROUP BY s.batch',

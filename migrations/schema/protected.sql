@@ -17,7 +17,8 @@ CREATE TABLE fencepost.protected (
   max_token       bigint CONSTRAINT protected_max_token_check CHECK (max_token > 0),
   max_jump        bigint CONSTRAINT protected_max_jump_check CHECK (max_jump > 0),
   verify          boolean NOT NULL DEFAULT false,
-  partitions      regclass[] NOT NULL DEFAULT '{}'
+  partitions      regclass[] NOT NULL DEFAULT '{}',
+  sealed          boolean NOT NULL DEFAULT false
 );
 
 COMMENT ON TABLE fencepost.protected IS 'The tables under `fencepost protect`. name is the prefix of their resources and never changes with the table''s; functions is the common start of their trigger functions'' names.';
@@ -27,6 +28,8 @@ COMMENT ON COLUMN fencepost.protected.max_token IS 'The highest token that a tab
 COMMENT ON COLUMN fencepost.protected.max_jump IS 'How far a token may be above the mark that it raises, in a table of the source external. Null: any distance.';
 
 COMMENT ON COLUMN fencepost.protected.verify IS 'Whether the gateway asks the source about tokens that it does not know, before a mark is raised under them.';
+
+COMMENT ON COLUMN fencepost.protected.sealed IS 'Whether the gateway takes only tokens with a seal, for resources that the seal is bound to. Direct SQL has no seals: here the number alone counts.';
 
 COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
 
@@ -44,6 +47,16 @@ SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'FP403', MESSAGE = format('a trigger or rule of %s suppressed the write', tab),
     HINT = 'A BEFORE trigger that returns NULL, or a rule, keeps rows from being written through Fencepost.';
+END $$;
+
+-- Raised by a statement whose rows have more bytes than an answer may have (storage/statements/answers.py). The error undoes the
+-- write: nobody would learn what it did.
+CREATE FUNCTION fencepost.too_large(most bigint) RETURNS text LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('The rows have more than %s bytes.', most),
+    HINT = 'A shorter ?select= takes less of each row (a column that it names several times counts as often), fewer rows are less, and a'
+      ' write under Prefer: return=minimal answers none; FENCEPOST_MAX_ANSWER_BYTES.';
 END $$;
 
 CREATE FUNCTION fencepost.no_truncate() RETURNS trigger LANGUAGE plpgsql

@@ -2,8 +2,8 @@
 --
 -- Lock order:  the sequence (by issued())  ->  floors  ->  marks that no transaction holds (SKIP LOCKED).
 
--- Forget marks of deleted rows, safely: the floor rises with it and refuses whatever they would have refused. Whoever
--- calls this vouches that no live holder has a token at or below the floor, and that tokens are ordered across all
+-- Forget marks of deleted rows, safely: the floor rises with it and refuses what they would have refused. The operator who
+-- runs this vouches that no live holder has a token at or below the floor, and that tokens are ordered across all
 -- resources of the table (R6).
 CREATE FUNCTION fencepost.prune(tab text, p_floor bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -58,7 +58,8 @@ BEGIN
   PERFORM fencepost.issued();  -- the sequence before the floors: see the lock order above
   -- A statement of its own: its snapshot is not older than the one that was asked above. Expired leases count as long as
   -- they have not ended: their holders were not superseded.
-  cap := least(p_issued, (SELECT min(x.lease_id) FROM fencepost.leases x WHERE x.ended_at IS NULL) - 1);
+  cap := least(p_issued, (SELECT d.first_token FROM fencepost.draws d JOIN fencepost.leases x ON x.lease_id = d.lease_id
+                           WHERE x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) - 1);
   SELECT n.name, fencepost.enc(n.name) COLLATE "C" INTO tab, prefix
     FROM (SELECT p.name FROM fencepost.protected p WHERE p.source = 'builtin' AND p.scope IS NULL UNION
           SELECT left(p.scope, strpos(p.scope, '/{') - 1) FROM fencepost.protected p

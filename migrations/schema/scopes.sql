@@ -72,7 +72,7 @@ END $$;
 --   refused   by its mark, which is refused_by
 --   busy      another transaction holds the mark, or another operation of this transaction has entered
 --   unclear   no scope, a floor, the token's source, or a token that is too high: ask fencepost.enter, which raises what is wrong
--- Its plan is made once and kept. One that reads a whole table, made while that was small, would stay when it has
+-- Its query plan is made once and kept. One that reads a whole table, made while that was small, would stay when it has
 -- grown: so each row is looked up by itself (LATERAL), and other joins are switched off.
 CREATE FUNCTION fencepost.enter_each(p_prefix text, p_scopes text[], p_tokens bigint[], p_table oid, p_template text)
 RETURNS TABLE (number integer, scope text, verdict text, refused_by bigint)
@@ -134,7 +134,7 @@ BEGIN
     refused_by := NULL;
     IF verdict = 'unclear' AND p_token BETWEEN oldest AND highest
        AND fencepost.accepts(found_rule, lowest, p_token) AND scope IS NOT NULL
-       AND found_jump IS NULL  -- whether it is too far, fencepost.enter says
+       AND found_jump IS NULL  -- fencepost.enter decides whether it is too far
     THEN
       PERFORM FROM fencepost.marks k WHERE k.resource = scope FOR UPDATE SKIP LOCKED;
       IF NOT FOUND AND EXISTS (SELECT FROM fencepost.marks k WHERE k.resource = scope) THEN

@@ -5,7 +5,7 @@
 -- sources.sql.
 
 CREATE TABLE fencepost.source_leases (
-  lease_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  lease_id    bigint PRIMARY KEY DEFAULT nextval('fencepost.lease_ids'),
   source      text COLLATE "C" NOT NULL REFERENCES fencepost.sources,
   lock        text COLLATE "C" NOT NULL,
   secret_hash bytea NOT NULL,
@@ -19,10 +19,11 @@ CREATE TABLE fencepost.source_leases (
   granted_at  timestamptz NOT NULL,
   expires_at  timestamptz NOT NULL,
   ended_at    timestamptz,
-  released    boolean NOT NULL DEFAULT false
+  released    boolean NOT NULL DEFAULT false,
+  writes      text[] COLLATE "C" NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant.';
+COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant. writes: as in fencepost.leases.';
 
 -- A secret may be used again once its lease is over. It stays with that one: a holder that has it may still have the service's own
 -- hold released.
@@ -48,10 +49,11 @@ CREATE INDEX source_draws_lease_id_idx ON fencepost.source_draws (lease_id);
 -- Record a grant of the service.
 --   granted     lease_id is the new lease
 --   void        the generation was raised since the service was asked, or a later grant of this lock is recorded already
---   backwards   its number is not above what was issued before it was requested: the source is frozen now
---   frozen      it was frozen before
+--   backwards   its number is not above what was issued before it was requested: the source is quarantined now
+--   quarantined it was quarantined before
 CREATE FUNCTION fencepost.source_grant(p_source text, p_lock text, p_hash bytea, p_owner text, p_claims text[], p_handle text,
   p_tokens bigint[], p_generation bigint, p_issued_before bigint, p_ttl_ms integer, p_elapsed_ms integer,
+  p_writes text[],
   OUT verdict text, OUT lease_id bigint, OUT granted_at timestamptz, OUT expires_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -59,13 +61,13 @@ DECLARE
   highest bigint := p_tokens[cardinality(p_tokens)];
 BEGIN
   SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
-  IF s.frozen_at IS NOT NULL THEN verdict := 'frozen'; RETURN; END IF;
+  IF s.quarantined_at IS NOT NULL THEN verdict := 'quarantined'; RETURN; END IF;
   PERFORM fencepost.issued(p_source);  -- before oldest(), see there
   IF fencepost.oldest(p_source) >> 48 <> p_generation THEN verdict := 'void'; RETURN; END IF;
   IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN
     verdict := 'backwards';
-    PERFORM fencepost.source_freeze(p_source, format('its grant of %s has the token %s, and %s had been issued before it was requested',
-                                                     p_lock, p_tokens[1], p_issued_before));
+    PERFORM fencepost.source_quarantine(p_source, format('its grant of %s has the token %s, which is not above all that had been issued before it was requested',
+                                                     p_lock, p_tokens[1]));
     RETURN;
   END IF;
   -- Statements see what others have committed: a holder with a later grant recorded it with the source's row locked.
@@ -81,9 +83,9 @@ BEGIN
   granted_at := clock_timestamp() - p_elapsed_ms * interval '1 ms';
   expires_at := source_grant.granted_at + p_ttl_ms * interval '1 ms';
   INSERT INTO fencepost.source_leases AS x (source, lock, secret_hash, owner, claims, claimed, handle, tokens, last_token, ttl_ms,
-                                            granted_at, expires_at)
+                                            granted_at, expires_at, writes)
   VALUES (p_source, p_lock, p_hash, p_owner, p_claims, cardinality(p_claims) = 0, p_handle, p_tokens, highest, p_ttl_ms,
-          source_grant.granted_at, source_grant.expires_at)
+          source_grant.granted_at, source_grant.expires_at, p_writes)
   RETURNING x.lease_id INTO source_grant.lease_id;
   INSERT INTO fencepost.source_draws (source, first_token, tokens, lease_id)
   VALUES (p_source, p_tokens[1], p_tokens, source_grant.lease_id);
@@ -125,10 +127,10 @@ END $$;
 -- A live lease, for the holder of its secret (p_hash), or for every caller (null).
 CREATE FUNCTION fencepost.source_lease(p_source text, p_lease_id bigint, p_hash bytea)
 RETURNS TABLE (lease_id bigint, lock text, owner text, claims text[], claimed boolean, handle text, tokens bigint[], last_token bigint,
-               ttl_ms integer, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint)
+               ttl_ms integer, granted_at timestamptz, expires_at timestamptz, remaining_ms bigint, writes text[])
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT x.lease_id, x.lock, x.owner, x.claims, x.claimed, x.handle, x.tokens, x.last_token, x.ttl_ms, x.granted_at, t.expires_at,
-         ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint
+         ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint, x.writes
     FROM fencepost.source_leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) t(expires_at)
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (p_hash IS NULL OR x.secret_hash = p_hash)
      AND x.ended_at IS NULL AND x.expires_at > clock_timestamp() $$;
@@ -168,11 +170,11 @@ BEGIN
   IF NOT FOUND THEN RETURN 'lost'; END IF;
   PERFORM fencepost.issued(l.source);  -- before oldest(), see there
   IF fencepost.oldest(l.source) >> 48 <> p_generation THEN RETURN 'lost'; END IF;
-  IF s.frozen_at IS NOT NULL THEN RETURN 'frozen'; END IF;
+  IF s.quarantined_at IS NOT NULL THEN RETURN 'quarantined'; END IF;
   -- As with grants: what was issued before this was asked for, of the source or of the lock.
   IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN
-    PERFORM fencepost.source_freeze(l.source, format('it minted the token %s under its grant of %s, and %s had been issued before',
-                                                     p_tokens[1], l.lock, p_issued_before));
+    PERFORM fencepost.source_quarantine(l.source, format('it minted the token %s under its grant of %s, which is not above all that had been issued before',
+                                                     p_tokens[1], l.lock));
     RETURN 'backwards';
   END IF;
   PERFORM fencepost.source_reaches(l.source, p_tokens[cardinality(p_tokens)]);
@@ -181,7 +183,7 @@ BEGIN
   RETURN 'minted';
 END $$;
 
--- A lease is over: released by its holder, or lost as the service says. Returns whether it was there.
+-- A lease is over: released by its holder, or lost at the service. Returns whether it was there.
 CREATE FUNCTION fencepost.source_end(p_lease_id bigint, p_released boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -222,7 +224,7 @@ RETURNS TABLE (names text[], owner text, ended_at timestamptz, released boolean,
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT ARRAY[x.lock], x.owner, least(x.ended_at, x.expires_at), x.released,
          (SELECT json_build_object('holder', y.owner, 'lease_id', p_source || '-' || y.lease_id, 'locks', ARRAY[y.lock],
-                                   'token', y.last_token::text, 'granted_at', y.granted_at, 'issued_at',
+                                   'granted_at', y.granted_at, 'issued_at',
                                    (SELECT i.drawn_at FROM fencepost.source_issued_to(p_source, y.last_token) i), 'source', p_source)
             FROM fencepost.source_leases y
            WHERE y.source = p_source AND y.lock = x.lock AND y.last_token > x.last_token AND y.ended_at IS NULL
@@ -230,7 +232,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     FROM fencepost.source_leases x
    WHERE x.lease_id = p_lease_id AND x.source = p_source AND (x.ended_at IS NOT NULL OR x.expires_at <= clock_timestamp()) $$;
 
-CREATE FUNCTION fencepost.source_lock_states(p_source text, p_name text, p_after text, p_limit integer)
+CREATE FUNCTION fencepost.source_lock_states(p_source text, p_names text[], p_after text, p_limit integer, p_like text[])
 RETURNS TABLE (name text, lease_id bigint, owner text, first_token bigint, last_token bigint, granted_at timestamptz,
                expires_at timestamptz, remaining_ms bigint, waiters json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -238,7 +240,8 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
          ceil(extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint, '[]'::json
     FROM fencepost.source_leases x, LATERAL fencepost.within_ttl(x.expires_at, x.ttl_ms) t(expires_at)
    WHERE x.source = p_source AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
-     AND (p_name IS NULL OR x.lock = p_name) AND (p_after IS NULL OR x.lock > p_after)
+     AND (p_names IS NULL OR x.lock = ANY (p_names)) AND (p_after IS NULL OR x.lock > p_after)
+     AND (p_like IS NULL OR x.lock LIKE ANY (p_like))
    ORDER BY x.lock LIMIT p_limit $$;
 
 -- Forget leases that ended long ago, and count those anew that are from before the clock stepped back. Those of services whose numbers rise within one lock only keep the last of each lock:

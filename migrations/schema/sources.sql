@@ -1,26 +1,28 @@
--- Token sources beside the built-in one (R12): lock services, and how far their numbers got. Their leases: source_leases.sql.
+-- Token sources beside the built-in one (R12): lock services and queues, and how far their numbers got. Leases of lock services:
+-- source_leases.sql. Queues: queues.sql.
 --
 -- A token is generation * 2^48 + the service's own number. The generation is read BEFORE the service is asked; a grant
 -- that comes back after it was raised is void. A grant that was requested after `issued` was recorded, and whose number is
 -- not higher, shows that the service forgot what it handed out: a backup was restored, a failover lost writes, a counter
--- was evicted. Then the source is frozen until an operator raises its generation.
+-- was evicted. Then the source is quarantined until an operator raises its generation.
 --
 -- Each source has a sequence, fencepost.tokens_NAME, which no token is drawn from: MINVALUE is where its generation begins
 -- (1 in generation 0), and its last value the highest token known to have been handed out. A sequence, because a statement
 -- with an old snapshot must see both as they are now, and because a transaction that compares a token with them keeps a lock on
--- the sequence until it ends, which `bump` waits for. Only a transaction that has the source's row locked sets it.
+-- the sequence until it ends, which `raise` waits for. Only a transaction that has the source's row locked sets it.
 --
 -- Lock order:  sources (by name)  ->  its sequence  ->  source_leases (by lease_id). Writers lock rows and marks, and then the
 -- sequence, and none of the others.
 
 CREATE TABLE fencepost.sources (
   name           text COLLATE "C" PRIMARY KEY CONSTRAINT sources_name_check
-                 CHECK (name ~ '^[a-z][a-z0-9_]{0,31}$' AND name NOT IN ('builtin', 'external')),
+                 CHECK (name ~ '^([a-z][a-z0-9_]{0,31}|postgres:default|(kafka|redis):[A-Za-z0-9._-]{1,48})$'
+                        AND name NOT IN ('builtin', 'external')),
   scheme         text NOT NULL,
   ordering       text NOT NULL CONSTRAINT sources_ordering_check CHECK (ordering IN ('source', 'lock', 'database')),
   verifies       boolean,
-  frozen_at      timestamptz,
-  frozen_because text
+  quarantined_at timestamptz,
+  quarantined_because text
 );
 
 COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be pinned to; how far these got is in a sequence for each, tokens_NAME. ordering: how far its numbers can be compared. scheme: what kind of service it is.';
@@ -28,7 +30,7 @@ COMMENT ON TABLE fencepost.sources IS 'Lock services whose tokens tables may be 
 CREATE TABLE fencepost.source_log (
   at         timestamptz NOT NULL DEFAULT clock_timestamp(),
   source     text COLLATE "C" NOT NULL,
-  event      text NOT NULL CONSTRAINT source_log_event_check CHECK (event IN ('registered', 'frozen', 'raised')),
+  event      text NOT NULL CONSTRAINT source_log_event_check CHECK (event IN ('registered', 'quarantined', 'raised')),
   generation bigint NOT NULL,
   detail     text NOT NULL,
   by         text NOT NULL DEFAULT session_user
@@ -68,12 +70,12 @@ END $$;
 
 -- What has to be known before a service is asked: where its tokens are now. For a service whose numbers rise within one
 -- lock only, `issued` is that lock's.
-CREATE FUNCTION fencepost.source_state(p_name text, p_lock text, OUT generation bigint, OUT issued bigint, OUT frozen text)
+CREATE FUNCTION fencepost.source_state(p_name text, p_lock text, OUT generation bigint, OUT issued bigint, OUT quarantined text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   found_ordering text;
 BEGIN
-  SELECT s.frozen_because, s.ordering INTO frozen, found_ordering FROM fencepost.sources s WHERE s.name = p_name;
+  SELECT s.quarantined_because, s.ordering INTO quarantined, found_ordering FROM fencepost.sources s WHERE s.name = p_name;
   IF NOT FOUND THEN RETURN; END IF;
   source_state.issued := fencepost.issued(p_name);
   source_state.generation := fencepost.oldest(p_name) >> 48;
@@ -89,7 +91,7 @@ SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   EXECUTE format('SELECT q.seqmin >> 48, CASE WHEN t.is_called THEN t.last_value ELSE q.seqmin - 1 END'
                  ' FROM fencepost.%I t, pg_sequence q WHERE q.seqrelid = %L::regclass',
-                 'tokens_' || p_source, 'fencepost.tokens_' || p_source) INTO generation, issued;
+                 'tokens_' || p_source, format('fencepost.%I', 'tokens_' || p_source)) INTO generation, issued;
 END $$;
 
 -- Note that tokens up to p_token have been handed out. With the source's row locked; it never falls, and it stays when the
@@ -97,7 +99,7 @@ END $$;
 CREATE FUNCTION fencepost.source_reaches(p_source text, p_token bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF p_token > fencepost.issued(p_source) THEN PERFORM setval(('fencepost.tokens_' || p_source)::regclass, p_token); END IF;
+  IF p_token > fencepost.issued(p_source) THEN PERFORM setval(format('fencepost.%I', 'tokens_' || p_source)::regclass, p_token); END IF;
 END $$;
 
 -- The source goes on in this generation, of which p_issued and what is below count as issued. With its row locked. Waits for
@@ -110,7 +112,7 @@ BEGIN
   END IF;
   EXECUTE format('ALTER SEQUENCE fencepost.%1$I MINVALUE %2$s START %2$s RESTART',
                  'tokens_' || p_source, greatest(p_generation << 48, 1));
-  PERFORM setval(('fencepost.tokens_' || p_source)::regclass, p_issued);
+  PERFORM setval(format('fencepost.%I', 'tokens_' || p_source)::regclass, p_issued);
 END $$;
 
 -- Tokens of a source that has no number of its own. A gateway that draws asks the service afterwards whether the lock is still
@@ -120,7 +122,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
   last bigint;
 BEGIN
-  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.ordering = 'database' AND s.frozen_at IS NULL FOR NO KEY UPDATE;
+  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.ordering = 'database' AND s.quarantined_at IS NULL FOR NO KEY UPDATE;
   IF NOT FOUND THEN RETURN NULL; END IF;
   last := fencepost.issued(p_source);
   IF fencepost.oldest(p_source) >> 48 <> p_generation THEN RETURN NULL; END IF;
@@ -128,24 +130,24 @@ BEGIN
   RETURN ARRAY(SELECT generate_series(last + 1, last + p_count));
 END $$;
 
--- The service says that it has handed out p_token (--verify).
+-- The service confirmed that it has handed out p_token (--verify).
 CREATE FUNCTION fencepost.source_verified(p_source text, p_token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.frozen_at IS NULL FOR NO KEY UPDATE;
+  PERFORM FROM fencepost.sources s WHERE s.name = p_source AND s.quarantined_at IS NULL FOR NO KEY UPDATE;
   IF NOT FOUND THEN RETURN; END IF;
   PERFORM fencepost.issued(p_source);  -- before oldest(), see there
   IF fencepost.oldest(p_source) >> 48 = p_token >> 48 THEN PERFORM fencepost.source_reaches(p_source, p_token); END IF;
 END $$;
 
-CREATE FUNCTION fencepost.source_freeze(p_source text, p_because text) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION fencepost.source_quarantine(p_source text, p_because text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE fencepost.sources s SET frozen_at = clock_timestamp(), frozen_because = p_because
-   WHERE s.name = p_source AND s.frozen_at IS NULL;
+  UPDATE fencepost.sources s SET quarantined_at = clock_timestamp(), quarantined_because = p_because
+   WHERE s.name = p_source AND s.quarantined_at IS NULL;
   IF FOUND THEN
     INSERT INTO fencepost.source_log (source, event, generation, detail)
-    VALUES (p_source, 'frozen', fencepost.oldest(p_source) >> 48, p_because);
+    VALUES (p_source, 'quarantined', fencepost.oldest(p_source) >> 48, p_because);
     PERFORM pg_notify('fencepost', 'reload');
   END IF;
 END $$;
@@ -167,9 +169,10 @@ BEGIN
   END IF;
   SELECT (greatest(b.issued, p_above) >> 48) + 1 INTO raised FROM fencepost.source_bounds(p_source) b;
   PERFORM fencepost.source_begins(p_source, raised, raised << 48);  -- its number 0 counts as issued
-  UPDATE fencepost.sources s SET frozen_at = NULL, frozen_because = NULL WHERE s.name = p_source;
+  UPDATE fencepost.sources s SET quarantined_at = NULL, quarantined_because = NULL WHERE s.name = p_source;
   UPDATE fencepost.source_leases x SET ended_at = clock_timestamp()
    WHERE x.source = p_source AND x.ended_at IS NULL;
+  PERFORM fencepost.queue_forget(p_source);
   INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_source, 'raised', raised, p_reason);
   PERFORM pg_notify('fencepost', 'reload');
   RETURN raised;
@@ -198,21 +201,30 @@ CREATE TRIGGER raise_sources AFTER INSERT ON fencepost.generations FOR EACH ROW 
 -- A table, or scope, becomes the source's that has marks up to p_token. A source that has given no token yet goes on from
 -- there: above them in a new generation where they are known to be another source's (p_of_another), else by counting them as
 -- its own. One that is in use is not touched: its other tables' holders would be refused, or its next grant be called a step back.
+-- Of a queue's tokens the next one of a partition may be far below the highest that is issued: the lowest that may come counts.
 CREATE FUNCTION fencepost.source_beyond(p_source text, p_token bigint, p_of_another boolean) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  issued bigint;
   first bigint := (p_token >> 48) + p_of_another::int;
+  queued boolean := strpos(p_source, ':') > 0;
+  issued bigint;
+  reached bigint;
 BEGIN
-  SELECT b.issued INTO STRICT issued FROM fencepost.source_bounds(p_source) b;
-  IF coalesce(p_token, 0) <= issued THEN RETURN; END IF;  -- without a lock: it never falls
-  PERFORM FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
-  SELECT b.issued INTO STRICT issued FROM fencepost.source_bounds(p_source) b;
-  IF p_token <= issued THEN RETURN; END IF;
+  FOR locked IN 0..1 LOOP  -- without a lock first: what is compared never falls
+    IF locked = 1 THEN PERFORM FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE; END IF;
+    SELECT b.issued, CASE WHEN queued AND p_of_another
+             THEN (b.generation << 48) + coalesce((SELECT min(u.x) FROM fencepost.queues q, unnest(q.ends) AS u(x) WHERE q.source = p_source), 0)
+             ELSE b.issued END
+      INTO STRICT issued, reached FROM fencepost.source_bounds(p_source) b;
+    IF coalesce(p_token, 0) <= reached THEN RETURN; END IF;
+  END LOOP;
   IF issued > 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400',
-      MESSAGE = format('there is a mark of %s, and the source %s, which is in use, has issued none above %s', p_token, p_source, issued),
-      HINT = format('fencepost source bump %s --above %s --reason … ends its leases, and lets its tokens begin above the mark. Then protect the table.', p_source, p_token);
+      MESSAGE = CASE WHEN queued
+        THEN format('there is a mark of %s, and the queue %s, which is in use, has positions whose tokens are no higher', p_token, p_source)
+        ELSE format('there is a mark of %s, and the source %s, which is in use, has issued none above %s', p_token, p_source, issued) END,
+      HINT = format('fencepost source raise %s --above %s --reason … %s its tokens begin above the mark. Then protect the table.',
+                    p_source, p_token, CASE WHEN queued THEN 'lets' ELSE 'ends its leases, and lets' END);
   END IF;
   PERFORM fencepost.source_begins(p_source, first, CASE WHEN p_of_another THEN first << 48 ELSE p_token END);
   IF first > 0 THEN

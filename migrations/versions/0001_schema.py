@@ -29,16 +29,22 @@ FILES = (
     "bounds",  # which tokens there are
     "scopes",  # one mark for many rows
     "leases",  # locks, leases, tokens of the built-in source
-    "queue",  # those that wait for a lock
+    "waiters",  # those that wait for a lock
     "acquire",  # grants
     "lock_states",  # reading all that
     "generations",  # which database this is
     "sources",  # lock services
     "source_leases",  # what they granted
+    "force_release",  # ending a lease in its holder's place
     "idempotency",  # answers to writes with an Idempotency-Key
+    "queues",  # logs of writes
+    "queued",  # the log in this database
+    "api_keys",  # who may call the gateway
+    "refusals",  # what callers were refused
     "pruning",  # forgetting marks
     "partitions",  # tables that come and go
     "event_triggers",  # what sees them come and go
+    "as_gateway",  # what the gateway asks while a caller's role is on
     "versions",  # which versions can work on this
     "grants",  # who may do what
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.interleave import eventually
+
+from fencepost.testing.servers.waiting import eventually
 
 FENCEPOST = (sys.executable, "-m", "fencepost")
 
@@ -30,7 +31,9 @@ class Running:
             status = self.process.poll()
             return None if status is None else (status,)
 
-        return (await eventually(code, within=within, what=f"the end of fencepost lock, which said {self.said!r}"))[0]
+        return (
+            await eventually(code, within=within, what=f"the end of fencepost lock, which printed {self.printed!r}")
+        )[0]
 
     async def output(self) -> str:
         """Return what was printed to stdout, up to its end."""
@@ -38,14 +41,16 @@ class Running:
         return await asyncio.to_thread(self.process.stdout.read)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """What was printed to stderr so far."""
         return self.errors.read_text()
 
     @property
     def lines(self) -> list[str]:
-        """What `fencepost lock` itself printed to stderr; a shell tells there who was killed."""
-        return [line for line in self.said.splitlines() if line.startswith(("fencepost lock: ", "fencepost elect: "))]
+        """What `fencepost lock` itself printed to stderr; a shell prints there what was killed."""
+        return [
+            line for line in self.printed.splitlines() if line.startswith(("fencepost lock: ", "fencepost elect: "))
+        ]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -101,7 +106,7 @@ async def written(path: Path, *, lines: int = 1, within: float = 30.0) -> list[s
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a file that somebody may be writing to; none if there is no file yet."""
+    """Return the lines of a file that another process may be writing to; none if there is no file yet."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 

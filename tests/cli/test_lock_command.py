@@ -12,30 +12,30 @@ from tests.cli.running import StartLock, locks, variables_in, waiters, written
 pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 
 ENV = "env > env.new && mv env.new env"
-UNTIL_TOLD = "until [ -e go ]; do sleep 0.05; done"
+UNTIL_GO = "until [ -e go ]; do sleep 0.05; done"
 
 
 async def test_the_command_has_token_lease_and_url_and_nothing_else_is_printed(
     lock: StartLock, http: httpx.AsyncClient, gateway_url: str, tmp_path: Path
 ) -> None:
-    running = lock("nightly", "--", "sh", "-c", f"{ENV}; echo out; {UNTIL_TOLD}")
+    running = lock("nightly", "--", "sh", "-c", f"{ENV}; echo out; {UNTIL_GO}")
     seen = await variables_in(tmp_path / "env")
     [held] = await locks(http)
     assert seen.pop("FENCEPOST_LEASE_SECRET") not in str(held)
+    assert int(seen.pop("FENCE_TOKEN")) > 0
     assert seen == {
-        "FENCE_TOKEN": held["token"],
         "FENCE_LOCK": "nightly",
         "FENCEPOST_URL": gateway_url,
         "FENCEPOST_LEASE": held["lease_id"],
     }
     (tmp_path / "go").touch()
     assert await running.ended() == 0
-    assert (await running.output(), running.said) == ("out\n", "")
+    assert (await running.output(), running.printed) == ("out\n", "")
     assert await locks(http) == [], "released when the command ended"
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         (("true",), 0, ""),
         (("sh", "-c", "exit 3"), 3, ""),
@@ -46,11 +46,11 @@ async def test_the_command_has_token_lease_and_url_and_nothing_else_is_printed(
     ],
 )
 async def test_the_exit_code_is_the_commands(
-    lock: StartLock, http: httpx.AsyncClient, command: tuple[str, ...], code: int, said: str
+    lock: StartLock, http: httpx.AsyncClient, command: tuple[str, ...], code: int, message: str
 ) -> None:
     running = lock("a", *command)
     assert await running.ended() == code
-    assert running.said == said
+    assert running.printed == message
     assert await locks(http) == [], "released at once"
 
 
@@ -86,27 +86,27 @@ async def test_stdin_and_descriptors_are_the_commands(lock: StartLock) -> None:
 async def test_a_held_lock_has_an_exit_code_of_its_own(
     lock: StartLock, tmp_path: Path, options: tuple[str, ...], code: int, silent: bool
 ) -> None:
-    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     other = lock("a", *options, "touch", "ran")
     assert await other.ended() == code
-    assert ("a is held by holder-1 since 20" in other.said) is not silent
-    assert len(other.said.splitlines()) == (0 if silent else 1)
+    assert ("a is held by holder-1 since 20" in other.printed) is not silent
+    assert len(other.printed.splitlines()) == (0 if silent else 1)
     assert not (tmp_path / "ran").exists()
 
 
-async def test_nobody_at_the_port_is_unreachable(lock: StartLock, tmp_path: Path) -> None:
+async def test_a_port_without_a_listener_is_unreachable(lock: StartLock, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     running = lock("a", "touch", "ran", url=url)
     assert await running.ended() == 69
-    assert running.said.startswith(f"fencepost lock: cannot ask {url}: ")
-    assert len(running.said.splitlines()) == 1
+    assert running.printed.startswith(f"fencepost lock: cannot ask {url}: ")
+    assert len(running.printed.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("a",), "Missing argument 'COMMAND...'"),
         (("a", "--wait", "3", "-n", "true"), "--wait and --no-wait contradict each other"),
@@ -120,17 +120,17 @@ async def test_nobody_at_the_port_is_unreachable(lock: StartLock, tmp_path: Path
     ],
 )
 async def test_what_makes_no_sense_is_refused_with_exit_code_2(
-    lock: StartLock, arguments: tuple[str, ...], said: str
+    lock: StartLock, arguments: tuple[str, ...], message: str
 ) -> None:
     running = lock(*arguments)
     assert await running.ended() == 2
-    assert said in running.said
+    assert message in running.printed
 
 
 async def test_who_waits_gets_it_first_come_first_served(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    first = lock("a", "sh", "-c", f"echo 0 >> order; {UNTIL_TOLD}")
+    first = lock("a", "sh", "-c", f"echo 0 >> order; {UNTIL_GO}")
     await written(tmp_path / "order")
     rest = []
     for number in (1, 2, 3):
@@ -141,26 +141,26 @@ async def test_who_waits_gets_it_first_come_first_served(
     assert await written(tmp_path / "order", lines=4) == ["0", "1", "2", "3"]
 
 
-async def test_verbose_says_who_holds_it_and_what_was_acquired(
+async def test_verbose_names_who_holds_it_and_what_was_acquired(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    lock("a", "--owner", "holder-1", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     other = lock("-v", "a", "sh", "-c", ENV)
     await written(other.errors)
-    assert "waiting for a: held by holder-1 since 20" in other.said
+    assert "waiting for a: held by holder-1 since 20" in other.printed
     (tmp_path / "go").touch()
     assert await other.ended() == 0
     seen = await variables_in(tmp_path / "env")
-    assert f"acquired a: lease {seen['FENCEPOST_LEASE']}, token {seen['FENCE_TOKEN']}\n" in other.said
-    assert seen["FENCEPOST_LEASE_SECRET"] not in other.said
+    assert f"acquired a: lease {seen['FENCEPOST_LEASE']}, token {seen['FENCE_TOKEN']}\n" in other.printed
+    assert seen["FENCEPOST_LEASE_SECRET"] not in other.printed
     assert await locks(http) == []
 
 
 async def test_a_signal_ends_the_wait_and_leaves_the_queue(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    lock("a", "sh", "-c", f"echo > held; {UNTIL_TOLD}")
+    lock("a", "sh", "-c", f"echo > held; {UNTIL_GO}")
     await written(tmp_path / "held")
     waiting = lock("a", "touch", "ran")
     await waiters(http, 1)
@@ -174,7 +174,7 @@ async def test_a_signal_ends_the_wait_and_leaves_the_queue(
 async def test_a_claim_fences_older_holders_before_the_command_writes(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    lock("orders/order-123", "--claim", "sh", "-c", f"{ENV}; {UNTIL_TOLD}")
+    lock("orders/order-123", "--claim", "sh", "-c", f"{ENV}; {UNTIL_GO}")
     token = int((await variables_in(tmp_path / "env"))["FENCE_TOKEN"])
 
     async def write(with_token: int) -> int:
@@ -188,18 +188,18 @@ async def test_a_claim_fences_older_holders_before_the_command_writes(
 async def test_several_locks_are_taken_together_or_not_at_all(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    lock("b", "--also", "a", "sh", "-c", f"{ENV}; {UNTIL_TOLD}")
+    lock("b", "--also", "a", "sh", "-c", f"{ENV}; {UNTIL_GO}")
     assert (await variables_in(tmp_path / "env"))["FENCE_LOCK"] == "b"
     assert [held["name"] for held in await locks(http)] == ["a", "b"]
     other = lock("c", "--also", "a", "-n", "true")
     assert await other.ended() == 75
-    assert "a is held by" in other.said
+    assert "a is held by" in other.printed
     assert [held["name"] for held in await locks(http)] == ["a", "b"]
 
 
 async def test_two_machines_with_one_job_run_it_once(lock: StartLock, tmp_path: Path) -> None:
     # Each stays until both have tried: "go" comes when one has been turned away.
-    job = f"echo $FENCE_TOKEN >> ran; {UNTIL_TOLD}"
+    job = f"echo $FENCE_TOKEN >> ran; {UNTIL_GO}"
     machines = [lock("job", "--no-wait", "--", "sh", "-c", job) for _ in range(2)]
     ends = [asyncio.create_task(machine.ended()) for machine in machines]
     assert await next(asyncio.as_completed(ends)) == 75
@@ -212,7 +212,7 @@ async def test_mint_prints_fresh_tokens_that_are_good_for_writes(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     script = "set -e; echo $FENCE_TOKEN > new; $MINT >> new; $MINT 3 >> new; mv new tokens"
-    lock("a", "sh", "-c", f"{script}; {UNTIL_TOLD}")
+    lock("a", "sh", "-c", f"{script}; {UNTIL_GO}")
     tokens = [int(token) for token in await written(tmp_path / "tokens", lines=5)]
     assert tokens == sorted(set(tokens))
     for token in tokens:
@@ -240,4 +240,4 @@ async def test_mint_fails_with_the_exit_codes_of_lock_and_prints_no_token(
     running = lock("a", "sh", "-c", script)
     assert await running.ended() == code
     assert await running.output() == ""
-    assert "mint" in running.said
+    assert "mint" in running.printed

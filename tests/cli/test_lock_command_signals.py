@@ -13,21 +13,26 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
-from tests.support.interleave import eventually
-from tests.support.processes import all_gone, descendants
+from tests.support.processes import all_gone
 
-pytestmark = pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import eventually
 
-UNTIL_TOLD = "until [ -e go ]; do sleep 0.02; done"
+pytestmark = [
+    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
+    pytest.mark.long("holders, leaders and gateways that are paused or killed"),
+]
+
+UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"])
 async def test_a_signal_is_passed_to_the_command_which_decides(lock: StartLock, tmp_path: Path, name: str) -> None:
-    script = f"trap 'echo {name} >> told' {name}; echo > runs; {UNTIL_TOLD}; exit 4"
+    script = f"trap 'echo {name} >> signals' {name}; echo > runs; {UNTIL_GO}; exit 4"
     running = lock("a", "sh", "-c", script)
     await written(tmp_path / "runs")
     running.signal(signal.Signals[f"SIG{name}"])
-    assert await written(tmp_path / "told") == [name]
+    assert await written(tmp_path / "signals") == [name]
     (tmp_path / "go").touch()
     assert await running.ended() == 4
 
@@ -44,7 +49,7 @@ async def test_a_signal_reaches_the_whole_group(lock: StartLock, http: httpx.Asy
 async def test_what_was_ignored_stays_ignored(lock: StartLock, tmp_path: Path) -> None:
     """As under nohup."""
     ignoring = "trap '' HUP INT; exec \"$@\""
-    script = f"grep SigIgn /proc/self/status > ignored; echo > runs; {UNTIL_TOLD}"
+    script = f"grep SigIgn /proc/self/status > ignored; echo > runs; {UNTIL_GO}"
     running = lock("a", "sh", "-c", script, prefix=("sh", "-c", ignoring, "sh"))
     await written(tmp_path / "runs")
     mask = int((await written(tmp_path / "ignored"))[0].split()[1], 16)

@@ -10,21 +10,21 @@ from fencepost.cli.locking.run import margin_for
 from fencepost.cli.main import main
 
 
-def test_the_help_tells_the_exit_codes_and_the_environment() -> None:
-    told = CliRunner().invoke(main, ["lock", "--help"])
-    assert told.exit_code == 0
-    assert "lock NAME [OPTIONS] [--] COMMAND [ARGS]..." in told.output
+def test_the_help_shows_the_exit_codes_and_the_environment() -> None:
+    answer = CliRunner().invoke(main, ["lock", "--help"])
+    assert answer.exit_code == 0
+    assert "lock NAME [OPTIONS] [--] COMMAND [ARGS]..." in answer.output
     for code in ("2", "69", "75", "79", "126", "127", "128+n"):
-        assert f" {code}  " in told.output
+        assert f" {code}  " in answer.output, code
     for variable in ("FENCE_TOKEN", "FENCE_LOCK", "FENCEPOST_URL", "FENCEPOST_LEASE", "FENCEPOST_LEASE_SECRET"):
-        assert f"  {variable}  " in told.output
+        assert f"  {variable}  " in answer.output, variable
 
 
 def test_every_command_is_listed() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output
     for name in ("serve", "migrate", "protect", "unprotect", "status", "doctor", "lock", "elect", "mint"):
-        assert f"\n  {name} " in listed
-        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+        assert f"\n  {name} " in listed, name
+        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0, name
 
 
 def test_lock_and_mint_load_no_server() -> None:

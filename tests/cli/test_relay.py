@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.support.interleave import eventually
-
 from fencepost.cli.locking.child import Child, members
 from fencepost.cli.locking.relay import Relay
 from fencepost.client import SystemClock
+from fencepost.testing.servers.waiting import eventually
 
 
 def state(pid: int) -> str:
@@ -54,11 +53,11 @@ async def test_a_stopped_command_goes_on_when_we_do() -> None:
 async def test_a_stopped_command_stays_stopped_when_the_lock_is_lost() -> None:
     async with running("sleep", "60", may_go_on=False) as child:
         await stopped(child)
-        told = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, told.set)  # handled after SIGCONT
+        answer = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, answer.set)  # handled after SIGCONT
         os.kill(os.getpid(), signal.SIGCONT)
         os.kill(os.getpid(), signal.SIGALRM)
-        await told.wait()
+        await answer.wait()
         assert asyncio.get_running_loop().remove_signal_handler(signal.SIGALRM)
         assert state(child.group) == "T"
 

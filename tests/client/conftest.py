@@ -1,13 +1,14 @@
 """Clients of a live gateway on the demo database, and what stands between them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 
 import pytest
 from tests.client.counting import Counting
-from tests.client.proxy import Proxy, proxy_to
 from tests.http.conftest import demo_database, gateway_url, start_gateway
 
 from fencepost import Client
+from fencepost.testing import Link
 
 __all__ = ["client", "counting", "demo_database", "gateway_url", "start_gateway"]
 
@@ -26,7 +27,14 @@ def counting() -> Counting:
 
 
 @pytest.fixture
-async def proxy(gateway_url: str) -> AsyncIterator[Proxy]:
-    """Give a proxy in front of the gateway."""
-    async with proxy_to(gateway_url) as proxy:
-        yield proxy
+def link(gateway_url: str) -> Iterator[Link]:
+    """Give a link to the gateway."""
+    with Link.to(gateway_url) as link:
+        yield link
+
+
+@pytest.fixture
+def faults() -> Iterator[ExitStack]:
+    """Give a stack for faults that last until the test ends."""
+    with ExitStack() as faults:
+        yield faults

@@ -1,4 +1,4 @@
-"""Transports for tests: one that counts what a client really sends, and a mock that fails as it is told."""
+"""Transports for tests: one that counts what a client really sends, and a mock that fails as the test sets it."""
 
 from collections.abc import Callable
 

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.processes import all_gone, descendants
+from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, read_greeting
+
+from fencepost.testing.servers.processes import descendants
 
 if TYPE_CHECKING:
     import subprocess

@@ -1,12 +1,11 @@
-"""Waiting until a lock is nobody's."""
-
-from tests.support.interleave import eventually
+"""Waiting until a lock is free."""
 
 from fencepost import Client
+from fencepost.testing.servers.waiting import eventually
 
 
-async def nobody_has(client: Client, name: str) -> None:
-    """Return when nobody holds the lock, and nobody waits for it."""
+async def lock_is_free(client: Client, name: str) -> None:
+    """Return when no client holds the lock or waits for it."""
 
     async def idle() -> bool:
         return await client.locks(name) == []

@@ -33,7 +33,7 @@ class ManualClock:
         self._now = max(self._now, end)
 
     async def suspend(self, seconds: float) -> None:
-        """Let time pass as on a machine that sleeps: nobody runs until it is over."""
+        """Let time pass as on a machine that sleeps: no task runs until it is over."""
         self._now += seconds
         self._wake()
         await settled()

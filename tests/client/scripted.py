@@ -1,4 +1,6 @@
-"""A mock gateway for leases: it keeps one lease by the test's clock, and delays, loses or refuses as it is told."""
+"""A mock gateway for leases: it keeps one lease by the test's clock, and delays, loses or refuses as the test sets
+it.
+"""
 
 import asyncio
 import json
@@ -9,12 +11,13 @@ from dataclasses import dataclass
 import httpx
 from tests.client.manual_clock import ManualClock
 
-from fencepost.client.acquiring import AcquireRequest
 from fencepost.client.answers import GrantAnswer
-from fencepost.client.exchange import Exchange
-from fencepost.client.lease import Lease
-from fencepost.client.retry import Retry
-from fencepost.client.trust import Timings
+from fencepost.client.fence_token import FenceToken
+from fencepost.client.http.exchange import Exchange
+from fencepost.client.http.retry import Retry
+from fencepost.client.leases.acquiring import AcquireRequest
+from fencepost.client.leases.lease import Lease
+from fencepost.client.leases.trust import Timings
 
 GONE = {"code": "FP012", "detail": "The lease is lost.", "retryable": False, "status": 410}
 
@@ -105,7 +108,7 @@ def scripted_lease(
         locks=("a",),
         owner="us",
         ttl=gateway.ttl,
-        tokens=tokens,
+        tokens=tuple(map(FenceToken, tokens)),
         granted_at=None,
         expires_at=None,
         claims=(),

@@ -2,26 +2,29 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import anyio
 import pytest
-from tests.client.idle import nobody_has
-from tests.client.proxy import Proxy
-from tests.support.interleave import eventually
+from tests.client.idle import lock_is_free
 
 from fencepost import Client, LeaseLost
+from fencepost.testing import Link, partitioned
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("calls that are cancelled at any moment")
 
 ORDER = "orders/order-123"
 
 
-async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(proxy: Proxy) -> None:
-    async with Client(proxy.url) as c:
+async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(link: Link, faults: ExitStack) -> None:
+    async with Client(link.url) as c:
         task = asyncio.current_task()
         assert task is not None
 
         async def work() -> None:
             async with c.lock("job", ttl=0.5, cancel_on_loss=True):
-                proxy.silence()
+                faults.enter_context(partitioned(link))
                 await asyncio.get_running_loop().create_future()
 
         with pytest.raises(LeaseLost) as lost:
@@ -31,15 +34,15 @@ async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(proxy: Prox
         assert task.cancelling() == 0
 
 
-async def test_of_two_nested_leases_the_outer_one_raises_when_both_are_lost(proxy: Proxy) -> None:
-    async with Client(proxy.url) as c:
+async def test_of_two_nested_leases_the_outer_one_raises_when_both_are_lost(link: Link, faults: ExitStack) -> None:
+    async with Client(link.url) as c:
 
         async def work() -> None:
             async with (
                 c.lock("outer", ttl=0.5, cancel_on_loss=True),
                 c.lock("inner", ttl=0.5, cancel_on_loss=True) as inner,
             ):
-                proxy.silence()
+                faults.enter_context(partitioned(link))
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
@@ -52,7 +55,7 @@ async def test_of_two_nested_leases_the_outer_one_raises_when_both_are_lost(prox
         assert task.cancelling() == 0
 
 
-async def test_somebody_elses_cancellation_stays_one(gateway_url: str) -> None:
+async def test_another_clients_cancellation_stays_one(gateway_url: str) -> None:
     entered = asyncio.Event()
     async with Client(gateway_url) as c:
 
@@ -103,16 +106,19 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue(client: Client) -> No
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not (await client.locks("job"))[0].waiters
-    await nobody_has(client, "job")
+    await lock_is_free(client, "job")
 
 
-async def test_cancelled_when_the_grant_is_on_its_way_gives_the_lock_back(gateway_url: str, proxy: Proxy) -> None:
-    async with Client(proxy.url) as c, Client(gateway_url) as direct:
-        proxy.swallow_next_answer()
-        acquiring = asyncio.create_task(c.lock("job", ttl=60).__aenter__())
-        await proxy.lost.wait()
-        assert (await direct.locks("job"))[0].held
-        acquiring.cancel()
+async def test_cancelled_when_the_grant_is_on_its_way_gives_the_lock_back(gateway_url: str, link: Link) -> None:
+    async with Client(link.url) as c, Client(gateway_url) as direct:
+
+        async def held() -> bool:
+            return any(state.held for state in await direct.locks("job"))
+
+        with partitioned(link, direction="to-client"):
+            acquiring = asyncio.create_task(c.lock("job", ttl=60).__aenter__())
+            await eventually(held)
+            acquiring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await acquiring
         assert await direct.locks("job") == []
@@ -135,7 +141,7 @@ async def test_cancelled_at_any_moment_an_acquire_leaves_nothing_behind(gateway_
                     cancelled += 1
                 else:
                     await lock.__aexit__(None, None, None)
-            await nobody_has(direct, f"job-{turns}")
+            await lock_is_free(direct, f"job-{turns}")
     assert cancelled > 10
 
 
@@ -151,10 +157,10 @@ async def test_a_cancel_scope_of_anyio_is_obeyed_at_any_moment(gateway_url: str)
                 await canceller
                 assert scope.cancelled_caught
 
-            async def nobody_waits() -> bool:
+            async def queue_is_empty() -> bool:
                 return not (await direct.locks("job"))[0].waiters
 
-            await eventually(nobody_waits, within=5, what=f"an empty queue, cancelled after {turns} turns")
+            await eventually(queue_is_empty, within=5, what=f"an empty queue, cancelled after {turns} turns")
 
 
 async def _after(turns: int, act: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 import asyncpg
@@ -9,11 +10,13 @@ import httpx
 import pytest
 from tests.client.counting import Counting
 from tests.client.gateways import gateway_process
-from tests.client.idle import nobody_has
-from tests.client.proxy import Proxy
-from tests.support.interleave import eventually
+from tests.client.idle import lock_is_free
 
 from fencepost import Client, LeaseLost, LockHeld, OutcomeUnknown, Retry, Unavailable
+from fencepost.testing import Link, cut, partitioned
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
 ORDER = "orders/order-123"
 
@@ -64,7 +67,7 @@ async def test_an_unreachable_gateway_is_unavailable_and_nothing_hangs(demo_data
             await c.lock("x").__aenter__()
 
 
-async def test_410_ends_the_lease_and_tells_who_has_it_now(gateway_url: str, counting: Counting) -> None:
+async def test_410_ends_the_lease_and_names_who_has_it_now(gateway_url: str, counting: Counting) -> None:
     async with (
         Client(gateway_url, transport=counting) as c,
         Client(gateway_url, owner="successor") as other,
@@ -92,11 +95,11 @@ async def test_410_ends_the_lease_and_tells_who_has_it_now(gateway_url: str, cou
 
 
 async def test_silence_ends_trust_while_the_lease_is_still_held(
-    gateway_url: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    gateway_url: str, link: Link, faults: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Client(proxy.url) as c, Client(gateway_url) as direct:
+    async with Client(link.url) as c, Client(gateway_url) as direct:
         async with c.lock("job", ttl=2.0, margin=1.0) as lease:
-            proxy.silence()
+            faults.enter_context(partitioned(link))
             lost = await asyncio.wait_for(lease.lost, 20)
             held = (await direct.locks("job"))[0].held
             assert held, "trust ended before the lease did"
@@ -106,25 +109,27 @@ async def test_silence_ends_trust_while_the_lease_is_still_held(
                 await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
         assert "could not be released" in caplog.text
         assert lease.secret not in caplog.text
-        await nobody_has(direct, "job")
+        await lock_is_free(direct, "job")
 
 
-async def test_a_failing_release_does_not_hide_the_bodys_error(proxy: Proxy) -> None:
-    async with Client(proxy.url) as c:
+async def test_a_failing_release_does_not_hide_the_bodys_error(link: Link, faults: ExitStack) -> None:
+    async with Client(link.url) as c:
 
         async def work() -> None:
             async with c.lock("job", ttl=0.5):
-                proxy.silence()
+                faults.enter_context(partitioned(link))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             await work()
 
 
-async def test_a_lost_answer_to_an_acquire_is_asked_for_again(proxy: Proxy, counting: Counting) -> None:
-    async with Client(proxy.url, transport=counting) as c:
+async def test_a_lost_answer_to_an_acquire_is_asked_for_again(
+    link: Link, faults: ExitStack, counting: Counting
+) -> None:
+    async with Client(link.url, transport=counting) as c:
         await c.locks()  # the connection is there
-        proxy.lose_next_answer()
+        faults.enter_context(cut(link))
         async with c.lock(ORDER, claim=True) as lease:
             assert lease.trusted
             assert lease.row is not None
@@ -135,12 +140,12 @@ async def test_a_lost_answer_to_an_acquire_is_asked_for_again(proxy: Proxy, coun
 
 
 async def test_a_lost_answer_to_a_write_is_asked_for_again_and_the_write_is_done_once(
-    proxy: Proxy, counting: Counting, demo_database: str
+    link: Link, counting: Counting, demo_database: str
 ) -> None:
-    async with Client(proxy.url, transport=counting) as c, c.lock(ORDER) as lease:
+    async with Client(link.url, transport=counting) as c, c.lock(ORDER) as lease:
         await c.get("orders", "order-123")
-        proxy.lose_next_answer()
-        row = await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
+        with cut(link, matching="PATCH /"):
+            row = await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
         assert row["status"] == "paid"
         assert counting.count("PATCH") == 2
         assert (await c.fence(ORDER)).mark is not None
@@ -151,13 +156,12 @@ async def test_a_lost_answer_to_a_write_is_asked_for_again_and_the_write_is_done
         await connection.close()
 
 
-async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_and_the_fence_tells(
-    proxy: Proxy, counting: Counting
+async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_and_the_fence_shows_it(
+    link: Link, counting: Counting
 ) -> None:
-    async with Client(proxy.url, transport=counting, retry=Retry(attempts=1)) as c, c.lock(ORDER) as lease:
+    async with Client(link.url, transport=counting, retry=Retry(attempts=1)) as c, c.lock(ORDER) as lease:
         await c.get("orders", "order-123")
-        proxy.lose_next_answer()
-        with pytest.raises(OutcomeUnknown) as unknown:
+        with cut(link, matching="PATCH /"), pytest.raises(OutcomeUnknown) as unknown:
             await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
         assert counting.count("PATCH") == 1
         assert unknown.value.resource == ORDER
@@ -171,16 +175,15 @@ async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_a
         await c.patch("orders", "order-123", {"status": "shipped"}, lease=lease)
 
 
-async def test_given_up_for_want_of_an_answer_gives_the_lock_back(gateway_url: str, proxy: Proxy) -> None:
-    async with Client(proxy.url, retry=Retry(attempts=1)) as c, Client(gateway_url) as direct:
+async def test_given_up_for_want_of_an_answer_gives_the_lock_back(gateway_url: str, link: Link) -> None:
+    async with Client(link.url, retry=Retry(attempts=1)) as c, Client(gateway_url) as direct:
         await c.locks()
-        proxy.lose_next_answer()
-        with pytest.raises(Unavailable):
+        with cut(link), pytest.raises(Unavailable):
             await c.lock("job", ttl=60).__aenter__()
         assert await direct.locks("job") == []
 
 
-async def test_a_repeated_acquire_by_somebody_else_is_held(client: Client) -> None:
+async def test_a_repeated_acquire_by_another_client_is_held(client: Client) -> None:
     """Each lock() has a secret of its own: no silent reentry."""
     async with client.lock("job"):
         with pytest.raises(LockHeld):

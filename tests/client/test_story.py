@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.client.counting import Counting
-from tests.support.interleave import eventually
 
 from fencepost import Client, LeaseLost, LockHeld, RowNotFound, SpentToken, StaleToken
 from fencepost.client import BadRequest, ConstraintViolated, Forbidden, NotFound
+from fencepost.testing.servers.waiting import eventually
 
 ORDER = "orders/order-123"
 
@@ -60,7 +60,7 @@ async def test_every_kind_of_write_spends_tokens_by_itself(client: Client) -> No
     assert await client.select("orders", offset=100) == []
 
 
-async def test_a_held_lock_says_who_has_it_and_a_wait_ends(client: Client) -> None:
+async def test_a_held_lock_names_who_has_it_and_a_wait_ends(client: Client) -> None:
     async with client.lock("job", owner="first", ttl=10):
         with pytest.raises(LockHeld) as held:
             await client.lock("job").__aenter__()

@@ -16,7 +16,7 @@ SHIFT = 1_000_000  # seconds
 
 
 def may_unshare() -> str | None:
-    """Say why a time namespace cannot be had here; None if it can."""
+    """Return why a time namespace cannot be had here; None if it can."""
     try:
         done = subprocess.run(["unshare", "-T", "--boottime", "1", "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError:

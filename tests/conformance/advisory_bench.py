@@ -2,22 +2,24 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import asyncpg
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import new_directory, server_bin_dir
-from tests.support.processes import all_gone, descendants
-from tests.support.servers import free_port
+from tests.support.interleave import Connection
+from tests.support.postgres import server_bin_dir
+from tests.support.processes import all_gone
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.locks.advisory.source import AdvisorySource, from_url
 from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, Source
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import eventually
 
 ROLE = "locker"
 PASSWORD = "p%40ss"
@@ -123,4 +125,4 @@ def running(directory: Path) -> Iterator[AdvisoryBench]:  # noqa: ARG001 - Postg
             asyncio.run(bench.prepare())
             yield bench
     finally:
-        shutil.rmtree(home)
+        remove_directory(home)

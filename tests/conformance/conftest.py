@@ -100,9 +100,9 @@ class HolderProcess:
     async def ask(self, what: str) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{what}\n".encode())
-        return await self.heard()
+        return await self.read()
 
-    async def heard(self) -> Any:
+    async def read(self) -> Any:
         assert self.process.stdout is not None
         return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 30))
 
@@ -122,7 +122,7 @@ async def holder(ask: Asking) -> AsyncIterator[Callable[[str], Awaitable[HolderP
         )
         started.append(process)
         found = HolderProcess(process, ())
-        found.tokens = tuple((await found.heard())["tokens"])
+        found.tokens = tuple((await found.read())["tokens"])
         return found
 
     yield hold

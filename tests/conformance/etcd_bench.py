@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.interleave import eventually
-from tests.support.servers import Server, free_port, listens
+
+from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.waiting import eventually
 
 # The least TTL is one and a half election timeouts, in whole seconds.
 TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")
@@ -63,7 +65,7 @@ class EtcdBench:
             self.nodes.append(node)
 
     def identity(self, n: int) -> Sequence[str]:
-        """Say which node it is, for `etcdctl snapshot restore`."""
+        """Return which node it is, for `etcdctl snapshot restore`."""
         return ("--name", f"n{n}", "--initial-advertise-peer-urls", self._peers[n], *self._cluster)
 
     def start(self) -> None:
@@ -104,7 +106,7 @@ class EtcdBench:
 
     @staticmethod
     def lock_name(lock: str) -> str:
-        """What `etcdctl lock` calls a lock of Fencepost's, as docs/sources/etcd.md says."""
+        """What `etcdctl lock` calls a lock of Fencepost's, as in docs/sources/etcd.md."""
         return PREFIX + lock.replace("%", "%25").replace("/", "%2F")
 
     async def keys(self, lock: str) -> list[dict[str, int]]:
@@ -118,16 +120,16 @@ class EtcdBench:
         return [{number: int(key.get(number, 0)) for number in numbers} for key in answer.get("kvs", ())]
 
     async def ctl(self, *command: str, endpoints: Sequence[str] | None = None) -> dict[str, Any]:
-        """Run etcdctl and return what it says, as JSON."""
+        """Run etcdctl and return what it prints, as JSON."""
         process = await asyncio.create_subprocess_exec(
             *("etcdctl", f"--endpoints={','.join(endpoints or self.endpoints)}", "--write-out=json", *command),
             env={"ETCDCTL_API": "3"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        told, wrong = await process.communicate()
+        answered, wrong = await process.communicate()
         assert process.returncode == 0, f"etcdctl {command}: {wrong.decode()}"
-        answer: dict[str, Any] = json.loads(told) if told.startswith(b"{") else {}  # not every command has JSON
+        answer: dict[str, Any] = json.loads(answered) if answered.startswith(b"{") else {}  # not every command has JSON
         return answer
 
     async def leader(self) -> int:

@@ -1,7 +1,7 @@
 """A process that holds a lock, to be killed or stopped: `python -m tests.conformance.holder URL DSN LOCK TTL_MS`.
 
-Says what came of the acquire in one line of JSON, then answers each line of its input (mint, renew, release) with one.
-It never renews by itself.
+Prints what came of the acquire in one line of JSON, then answers each line of its input (mint, renew, release) with
+one. It never renews by itself.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant
 
 
-def _say(answer: object) -> None:
+def _print(answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -23,16 +23,16 @@ async def _hold(url: str, dsn: str, lock: str, ttl_ms: int) -> None:
     grant = await source.acquire(lock, owner="holder", ttl_ms=ttl_ms, tokens=1, wait_s=0)
     if not isinstance(grant, Grant):
         raise SystemExit(f"{lock} is held")
-    _say({"tokens": grant.tokens})
+    _print({"tokens": grant.tokens})
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         match line:
             case "mint":
-                _say(await source.mint(lock, grant.handle, 1))
+                _print(await source.mint(lock, grant.handle, 1))
             case "renew":
-                _say(await source.renew(lock, grant.handle, ttl_ms))
+                _print(await source.renew(lock, grant.handle, ttl_ms))
             case "release":
                 await source.release(lock, grant.handle)
-                _say("released")
+                _print("released")
 
 
 if __name__ == "__main__":

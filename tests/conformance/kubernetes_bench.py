@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.kube.apiserver import ADMIN, NAMESPACE, Cluster, cluster
+from tests.kube.apiserver import cluster
 
 from fencepost.locks.kubernetes.lease import hashed_name
+from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
@@ -40,12 +41,12 @@ class KubernetesBench:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": hashed_name(lock)},
-            "spec": {"holderIdentity": "a controller of somebody else's"},
+            "spec": {"holderIdentity": "another program's controller"},
         }
         assert self.cluster.ask("POST", LEASES, body).is_success
 
     async def waiting(self, lock: str) -> int:
-        raise NotImplementedError(f"nobody queues for {lock}: the source is not fair")
+        raise NotImplementedError(f"no client queues for {lock}: the source is not fair")
 
 
 @contextmanager

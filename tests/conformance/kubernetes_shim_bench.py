@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from tests.support.servers import Server, free_port, listens
 
 from fencepost.locks.kubernetes.lease import hashed_name
+from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.server import Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,8 +29,8 @@ class KubernetesShimBench:
         config = directory / "kubeconfig"
         context = {"name": "shim", "context": {"cluster": "shim", "user": "shim", "namespace": "locks"}}
         users, clusters = [{"name": "shim", "user": {}}], [{"name": "shim", "cluster": {"server": self._at}}]
-        said = {"current-context": "shim", "contexts": [context], "clusters": clusters, "users": users}
-        config.write_text(json.dumps(said))
+        output = {"current-context": "shim", "contexts": [context], "clusters": clusters, "users": users}
+        config.write_text(json.dumps(output))
         self.url = f"kubernetes://kubeconfig?file={config}"
 
     async def crash(self) -> None:
@@ -47,13 +48,13 @@ class KubernetesShimBench:
         await self.server.serves()
 
     async def spoil(self, lock: str) -> None:
-        lease = {"metadata": {"name": hashed_name(lock)}, "spec": {"holderIdentity": "somebody else's"}}
+        lease = {"metadata": {"name": hashed_name(lock)}, "spec": {"holderIdentity": "another program's"}}
         async with httpx.AsyncClient(base_url=self._at, trust_env=False) as client:
             answer = await client.post("/apis/coordination.k8s.io/v1/namespaces/locks/leases", json=lease)
         assert answer.is_success, answer.text
 
     async def waiting(self, lock: str) -> int:
-        raise NotImplementedError(f"nobody queues for {lock}: the source is not fair")
+        raise NotImplementedError(f"no client queues for {lock}: the source is not fair")
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.support.servers import Server, free_port
+
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
@@ -86,7 +88,7 @@ class RedisBench:
             await command(port, "RPUSH", f"{self._keys}{lock}", "not a lock")
 
     async def waiting(self, lock: str) -> int:
-        raise NotImplementedError("nobody queues in Redis")
+        raise NotImplementedError("no client queues in Redis")
 
 
 @contextmanager

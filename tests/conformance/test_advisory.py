@@ -9,11 +9,12 @@ import asyncpg
 import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import ROOT, Asking
-from tests.support.interleave import Connection, eventually
+from tests.support.interleave import Connection
 
 from fencepost.locks.advisory.session import AdvisorySession
 from fencepost.locks.advisory.source import LEAST_TTL_MS
 from fencepost.locks.source import Grant, Holder, SourceUnavailableError
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 
@@ -94,8 +95,8 @@ async def test_a_hold_stays_while_its_process_runs(ask: Asking, bench: AdvisoryB
 async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     grant = await ask.granted(lock)
     assert await ask.source.renew(lock, grant.handle, 77_000) is True
-    told = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND query LIKE '%idle_session_timeout = 77000'"
-    await eventually(lambda: bench.asked(told, pid_of(grant)), what="the new TTL")
+    with_new_ttl = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND query LIKE '%idle_session_timeout = 77000'"
+    await eventually(lambda: bench.asked(with_new_ttl, pid_of(grant)), what="the new TTL")
 
 
 async def test_a_killed_processes_waiter_leaves_the_queue(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
@@ -106,10 +107,10 @@ async def test_a_killed_processes_waiter_leaves_the_queue(ask: Asking, bench: Ad
     finally:
         process.kill()
         await process.wait()
-    await eventually(lambda: nobody_waits(bench, lock), what="the end of its place")
+    await eventually(lambda: queue_is_empty(bench, lock), what="the end of its place")
 
 
-async def nobody_waits(bench: AdvisoryBench, lock: str) -> bool:
+async def queue_is_empty(bench: AdvisoryBench, lock: str) -> bool:
     return await bench.waiting(lock) == 0
 
 
@@ -227,7 +228,7 @@ async def as_many(bench: AdvisoryBench, sessions: int) -> bool:
 
 
 @pytest.mark.parametrize("owner", ["*/ DROP ROLE locker; /*", "'\"\\", "", "ö" * 60, "o" * 300])
-async def test_any_owner_is_told_exactly(ask: Asking, lock: str, owner: str) -> None:
+async def test_any_owner_is_reported_exactly(ask: Asking, lock: str, owner: str) -> None:
     await ask.granted(lock, owner=owner)
     assert await ask.source.inspect(lock) == Holder(owner)
 
@@ -237,7 +238,7 @@ async def test_an_owner_too_long_for_postgresql_is_cut(ask: Asking, lock: str) -
     assert await ask.source.inspect(lock) == Holder("ö" * 60)
 
 
-async def test_where_statements_are_not_shown_the_sessions_name_tells_the_owner(
+async def test_where_statements_are_not_shown_the_sessions_name_shows_the_owner(
     ask: Asking, bench: AdvisoryBench, lock: str
 ) -> None:
     await setting(bench, "ALTER SYSTEM SET track_activities = off", "off")

@@ -7,14 +7,15 @@ import asyncpg
 import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import Asking
-from tests.support.interleave import Connection, eventually
+from tests.support.interleave import Connection
 from tests.support.pooler import pooled
-from tests.support.standby import replicated
 
 from fencepost.locks.advisory.source import AdvisorySource
 from fencepost.locks.advisory.url import parse
 from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
+from fencepost.testing.servers.standby import replicated
+from fencepost.testing.servers.waiting import eventually
 
 on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 

@@ -1,4 +1,4 @@
-"""etcd as three nodes, of which some are killed or stopped, and what `doctor` says of its settings."""
+"""etcd as three nodes, of which some are killed or stopped, and what `doctor` reports of its settings."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from tests.conformance.bench import opened
+from tests.conformance.etcd.asking import LONG, granted, queued
 from tests.conformance.etcd_bench import EtcdBench, running
-from tests.conformance.test_etcd import LONG, granted, queued
 
 from fencepost.locks.etcd.api import EtcdRefusedError
 from fencepost.locks.registry import SourceContext, make
@@ -168,7 +168,7 @@ async def test_a_sound_cluster_needs_no_advice(nodes: EtcdBench, source: Source)
         assert nodes.endpoints[1] in advice
 
 
-async def test_endpoints_of_two_clusters_and_a_single_node_are_told(
+async def test_endpoints_of_two_clusters_and_a_single_node_are_reported(
     nodes: EtcdBench, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with running(tmp_path_factory.mktemp("etcd1")) as single:
@@ -180,7 +180,7 @@ async def test_endpoints_of_two_clusters_and_a_single_node_are_told(
     assert "one node" in advice
 
 
-async def test_an_alarm_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_an_alarm_is_reported(tmp_path_factory: pytest.TempPathFactory) -> None:
     with running(tmp_path_factory.mktemp("full"), extra=("--quota-backend-bytes", str(64 * 1024))) as full:
         source = await opened(full)
         with suppress(AssertionError):  # of etcdctl, once no more is taken

@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.conformance.etcd.asking import granted
 from tests.conformance.etcd_bench import EtcdBench, running
-from tests.conformance.test_etcd import granted
 
 from fencepost.locks.etcd.api import EtcdApi, EtcdRefusedError
 from fencepost.locks.etcd.source import EtcdSource, from_url
@@ -98,7 +98,7 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
         api = Forgetful(parse(f"etcd://gate:secret@{place}", "locks"))
         source: Source = EtcdSource(api)
         await source.open()
-        before = await granted(source, "a/b", ttl_ms=60_000)  # nobody asks for a password yet
+        before = await granted(source, "a/b", ttl_ms=60_000)  # the server asks for no password yet
         await signed(bench)
         assert await source.renew("a/b", before.handle, 60_000) is True
         api.forget()
@@ -116,8 +116,8 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
             await source.open()
             with pytest.raises(EtcdRefusedError, match=says) as error:
                 await granted(source, "a/b")
-            assert "locks" in str(error.value)
-            assert "wrong" not in str(error.value)
+            assert "locks" in str(error.value), (url, says)
+            assert "wrong" not in str(error.value), (url, says)
             await source.close()
 
 

@@ -8,7 +8,6 @@ import pytest
 from tests.conformance.redis_bench import RedisBench, command, running_several
 from tests.conformance.redlock_bench import NODE_TIMEOUT_MS, redlock_url
 from tests.support.cutting_proxy import cutting_proxy
-from tests.support.interleave import eventually
 
 from fencepost.locks.redis.redlock import from_url, validity_ms
 from fencepost.locks.registry import SourceContext, make
@@ -20,6 +19,7 @@ from fencepost.locks.source import (
     SourceError,
     SourceUnavailableError,
 )
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of Redlock")
 
@@ -29,7 +29,7 @@ LONG_MS = 60_000
 """A TTL that no test waits for: what is free before was given back."""
 LOCK = "orders/order-1"
 KEY = f"fencepost:redlock:{LOCK}"
-SOMEBODY = "0" * 32 + ":somebody else"
+ANOTHER_CLIENT = "0" * 32 + ":another client"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ async def test_all_nodes_are_asked_at_once(bench: RedisBench, source: Source) ->
     await bench.resume()
 
 
-async def test_a_stopped_node_that_wakes_up_keeps_nobody_out(bench: RedisBench, source: Source) -> None:
+async def test_a_stopped_node_that_wakes_up_keeps_the_lock_free(bench: RedisBench, source: Source) -> None:
     bench.servers[0].pause()
     await source.release(LOCK, (await granted(source)).handle)
     bench.servers[0].resume()
@@ -183,17 +183,19 @@ async def test_who_waits_outlasts_an_outage(bench: RedisBench, source: Source) -
 
 async def test_a_minority_is_no_grant_and_is_given_back_everywhere(bench: RedisBench, source: Source) -> None:
     for port in bench.ports[:3]:
-        await command(port, "SET", KEY, SOMEBODY, "PX", LONG_MS)
+        await command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
     held = await take(source)
     assert isinstance(held, Holder)
-    assert held.owner == "somebody else"
+    assert held.owner == "another client"
     assert held.expires_ms is not None
-    assert await having(bench.ports) == [SOMEBODY.encode()] * 3 + [None] * 2
+    assert await having(bench.ports) == [ANOTHER_CLIENT.encode()] * 3 + [None] * 2
 
 
-async def test_a_node_that_took_the_lock_and_said_nothing_is_released_too(bench: RedisBench, source_of: Opened) -> None:
+async def test_a_node_that_took_the_lock_and_answered_nothing_is_released_too(
+    bench: RedisBench, source_of: Opened
+) -> None:
     for port in bench.ports[:3]:
-        await command(port, "SET", KEY, SOMEBODY, "PX", LONG_MS)
+        await command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
     async with cutting_proxy(f"redis://127.0.0.1:{bench.ports[4]}") as (proxy, url):
         source = source_of(bench.url.replace(f":{bench.ports[4]}", f":{url.rpartition(':')[2]}"))
         await source.inspect(LOCK)
@@ -207,7 +209,7 @@ async def test_rivals_who_split_the_nodes_are_both_without(bench: RedisBench, so
     for port, value in zip(bench.ports, ("a", "a", "b", "b", "c"), strict=True):
         await command(port, "SET", KEY, value, "PX", 300)
     assert isinstance(await take(source), Holder)
-    assert await source.inspect(LOCK) is None, "nobody has a majority"
+    assert await source.inspect(LOCK) is None, "no client has a majority"
     assert isinstance(await take(source, wait_s=10), Grant)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.conformance.conftest import Asking, HolderProcess
-from tests.support.interleave import eventually
 
 from fencepost.locks.source import (
     MOST_NATIVE,
@@ -21,12 +20,13 @@ from fencepost.locks.source import (
     SourceError,
     SourceUnavailableError,
 )
+from fencepost.testing.servers.waiting import eventually
 
 Another = Callable[[], Awaitable[Source]]
 Hold = Callable[[str], Awaitable[HolderProcess]]
 
 LONG = 30.0
-"""Seconds that somebody waits who is to get the lock."""
+"""Seconds that a waiter waits that is to get the lock."""
 
 NAMES = (
     *("orders/order-123", "orders//order-123", "orders%2Forder-123", "/orders", "orders/", ".", "..", "a/../b", "a b"),
@@ -41,7 +41,7 @@ def numbered(ask: Asking) -> None:
 
 
 async def expired(ask: Asking, lock: str) -> Grant:
-    """Let the hold of somebody who does not renew run out, and take the lock."""
+    """Let the hold of a client that does not renew run out, and take the lock."""
     if not ask.source.capabilities.ttl_from_server:
         pytest.skip("capability: ttl_from_server=False, a hold lives as long as its session")
     return await ask.granted(lock, wait_s=LONG, owner="successor")
@@ -199,15 +199,13 @@ async def test_a_waiter_gets_the_lock_when_it_is_released(ask: Asking, another: 
     assert isinstance(await waiter, Grant)
 
 
-async def test_who_waits_in_vain_is_told_who_has_it_and_leaves_nothing(
-    ask: Asking, another: Another, lock: str
-) -> None:
+async def test_who_waits_in_vain_learns_who_has_it_and_leaves_nothing(ask: Asking, another: Another, lock: str) -> None:
     grant = await ask.granted(lock, owner="the holder")
     held = await ask.acquire(lock, wait_s=0.3, by=await another())
     assert isinstance(held, Holder)
     assert held.owner == "the holder"
     await ask.source.release(lock, grant.handle)
-    assert isinstance(await ask.acquire(lock), Grant), "nobody's place is in the way"
+    assert isinstance(await ask.acquire(lock), Grant), "no earlier place in the queue is in the way"
 
 
 async def test_a_cancelled_waiter_leaves_the_queue(ask: Asking, another: Another, lock: str) -> None:
@@ -295,7 +293,9 @@ async def test_a_paused_holder_that_wakes_up_has_lost_everything(ask: Asking, ho
     assert held.owner == "successor"
 
 
-@pytest.mark.parametrize("harm", ["crash", "pause"])
+@pytest.mark.parametrize(
+    "harm", ["crash", pytest.param("pause", marks=pytest.mark.long("lock services that are paused"))]
+)
 async def test_a_service_that_cannot_be_asked(ask: Asking, lock: str, harm: str) -> None:
     grant = await ask.granted(f"{lock}/held")
     await (ask.bench.crash() if harm == "crash" else ask.bench.pause())
@@ -316,7 +316,7 @@ async def test_a_service_that_cannot_be_asked(ask: Asking, lock: str, harm: str)
     assert isinstance(await ask.acquire(f"{lock}/after", wait_s=LONG), Grant), "it connects again by itself"
 
 
-async def test_what_somebody_else_has_put_there_is_named(ask: Asking, lock: str) -> None:
+async def test_what_another_program_has_put_there_is_named(ask: Asking, lock: str) -> None:
     await ask.bench.spoil(lock)
     with pytest.raises(SourceError) as error:
         await ask.acquire(lock)

@@ -6,14 +6,15 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.conformance.zookeeper_bench import client, needs_zookeeper, said, server
-from tests.support.interleave import eventually
-from tests.support.servers import Server, free_port
+from tests.conformance.zookeeper_bench import admin, client, needs_zookeeper, server
 
 from fencepost.locks.source import Grant, SourceUnavailableError
 from fencepost.locks.zookeeper.nodes import parent_of
 from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 
@@ -64,7 +65,7 @@ def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
 
 
 def leading(ensemble: dict[int, Server]) -> int:
-    (leader,) = [port for port in ensemble if "Mode: leader" in said(port, "srvr")]
+    (leader,) = [port for port in ensemble if "Mode: leader" in admin(port, "srvr")]
     return leader
 
 
@@ -94,7 +95,7 @@ async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Serv
         assert (await waiter).tokens[0] > minted[-1]
 
 
-async def test_a_leader_that_has_lost_its_followers_says_neither_yes_nor_no(ensemble: dict[int, Server]) -> None:
+async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(ensemble: dict[int, Server]) -> None:
     """It does not know it for a while, and still answers what needs no majority."""
     leader = leading(ensemble)
     async with opened(leader) as source:

@@ -33,7 +33,7 @@ def test_what_is_no_place_in_a_queue_is_named(child: str) -> None:
 
 
 @pytest.mark.parametrize("session", [0x1000_0000_0000_0001, -(2**63), -1, 2**63 - 1])
-def test_a_handle_says_it_all(session: int) -> None:
+def test_a_handle_has_it_all(session: int) -> None:
     place = QueueNode("1f__lock__0000000003", 2**33 + 1, session, "wörker")
     assert QueueNode.from_handle("it", place.handle) == place
     assert place.guid == "1f"

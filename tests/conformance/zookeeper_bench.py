@@ -11,9 +11,10 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
-from tests.support.servers import Server, free_port
 
 from fencepost.locks.zookeeper.nodes import parent_of
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
 
 JAR = Path("/usr/share/java/zookeeper.jar")
 SESSION_S = 2
@@ -29,7 +30,7 @@ admin.enableServer=false
 """
 
 
-def said(port: int, command: str) -> str:
+def admin(port: int, command: str) -> str:
     """Ask a server with one of its commands of four letters; nothing where it does not answer."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as asked:
         asked.sendall(command.encode())
@@ -45,7 +46,7 @@ def server(directory: Path, port: int, more: str = "", jvm: tuple[str, ...] = ()
     configuration.write_text(_CONFIGURATION.format(data=data, port=port, more=more))
     main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
     command = ["java", "-Xmx128m", *jvm, "-cp", str(JAR), main, str(configuration)]
-    return Server(command, directory / "zookeeper.log", lambda: "Mode: " in said(port, "srvr"))
+    return Server(command, directory / "zookeeper.log", lambda: "Mode: " in admin(port, "srvr"))
 
 
 @contextmanager

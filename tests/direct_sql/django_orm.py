@@ -22,7 +22,7 @@ def new_key(what: str) -> str:
 
 
 def shop_models() -> Any:
-    """Configure Django, if nobody has, and return the module of the shop's models."""
+    """Configure Django, unless it is configured, and return the module of the shop's models."""
     if not settings.configured:
         settings.configure(
             DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}},

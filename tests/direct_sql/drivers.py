@@ -1,4 +1,4 @@
-"""The same SQL through psycopg 3 and asyncpg, as whoever is asked for, in a transaction of its own."""
+"""The same SQL through psycopg 3 and asyncpg, as the role that is asked for, in a transaction of its own."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass
 
 import asyncpg
-from tests.support.interleave import Connection, eventually
+from tests.support.interleave import Connection
 from tests.support.recipes import recipe
 
 from fencepost.storage.connections.origin import ORIGIN, Origin
+from fencepost.testing.servers.waiting import eventually
 
 TABLES = """
 CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
@@ -62,7 +63,7 @@ class Sides:
         await self.caught_up()
         await self.subscriber.execute(f"DROP SUBSCRIPTION {self.name}")
 
-    async def follow_as_the_page_says(self, *tables: str) -> None:
+    async def follow_as_on_the_page(self, *tables: str) -> None:
         """Run the two recipes for these tables."""
         publish = recipe("publisher").replace("PUBLICATION shop", f"PUBLICATION {self.name}")
         await self.publisher.execute(publish.replace("TABLE orders", f"TABLE {', '.join(tables)}"))

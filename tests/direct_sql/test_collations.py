@@ -193,7 +193,7 @@ async def test_a_nondeterministic_collation_is_in_the_way(connect: Connect, data
     await db.execute("CREATE TABLE public.two (id int, k text COLLATE public.ci, PRIMARY KEY (id, k))")
     with pytest.raises(ProtectError, match="nondeterministic"):
         await protect(db, "two")
-    # Elsewhere it is in nobody's way.
+    # Elsewhere it is in no table's way.
     race = await open_race(
         connect, database, ddl="CREATE TABLE t (id text PRIMARY KEY, k text COLLATE public.ci UNIQUE)", name="t"
     )

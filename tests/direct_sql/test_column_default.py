@@ -86,7 +86,7 @@ async def test_the_default_of_one_partition_is_seen(connect: Connect) -> None:
     assert any("is not 0 in items_1" in text for text in await found(owner))
 
 
-async def test_a_scoped_tables_column_has_no_say(connect: Connect) -> None:
+async def test_a_scoped_tables_column_does_not_count(connect: Connect) -> None:
     owner = await connect()
     await owner.execute("CREATE TABLE public.items (id int PRIMARY KEY, box int NOT NULL)")
     await protect(owner, "items")

@@ -250,7 +250,7 @@ def test_a_cascade_stops_at_a_child_with_a_newer_mark(orm: SimpleNamespace) -> N
     under(51, order.delete)()
 
 
-def test_under_the_rule_lease_one_token_writes_in_many_transactions(orm: SimpleNamespace) -> None:
+def test_under_the_rule_epoch_one_token_writes_in_many_transactions(orm: SimpleNamespace) -> None:
     leased = orm.Leased(id=new_key("leased"))
     for number in (1, 2, 3):
         leased.n = number

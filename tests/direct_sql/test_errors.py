@@ -46,7 +46,7 @@ BEHIND_GLASS = "Behind broken glass no mark falls: leave last_fence_token out, a
 
 @dataclass(frozen=True)
 class Refusal:
-    """A statement, what is set before it, and what PostgreSQL says."""
+    """A statement, what is set before it, and PostgreSQL's message."""
 
     sql: str
     token: str | None
@@ -179,7 +179,7 @@ async def db(connect: Connect) -> AsyncIterator[Connection]:
 
 
 async def refused(db: Connection, refusal: Refusal) -> Refusal:
-    """Run it, and say what PostgreSQL said."""
+    """Run it, and return PostgreSQL's error."""
     transaction = db.transaction()
     if refusal.login is not None:
         await db.execute(f"SET SESSION AUTHORIZATION {refusal.login}")
@@ -190,9 +190,9 @@ async def refused(db: Connection, refusal: Refusal) -> Refusal:
                 await db.execute("SELECT set_config($1, $2, true)", f"fencepost.{name}", value)
         await db.execute(refusal.sql)
     except asyncpg.PostgresError as error:
-        said = {part: getattr(error, part, None) for part in ("sqlstate", "message", "detail", "hint")}
+        shown = {part: getattr(error, part, None) for part in ("sqlstate", "message", "detail", "hint")}
         return Refusal(
-            refusal.sql, refusal.token, str(said["sqlstate"]), str(said["message"]), said["detail"], said["hint"],
+            refusal.sql, refusal.token, str(shown["sqlstate"]), str(shown["message"]), shown["detail"], shown["hint"],
             refusal.glass, refusal.login,
         )  # fmt: skip
     finally:
@@ -201,7 +201,7 @@ async def refused(db: Connection, refusal: Refusal) -> Refusal:
     raise AssertionError(f"not refused: {refusal}")
 
 
-async def test_every_refusal_says_what_it_always_said(db: Connection) -> None:
+async def test_every_refusal_has_its_message(db: Connection) -> None:
     # Tokens of the generation before: the row's mark is 30, and 40 is void now.
     await generations.raise_generation(db, "test")
     await db.execute(f"ALTER SEQUENCE fencepost.tokens MINVALUE {1 << 48} START {1 << 48} RESTART {1 << 48}")
@@ -210,8 +210,8 @@ async def test_every_refusal_says_what_it_always_said(db: Connection) -> None:
         assert await refused(db, refusal) == refusal
 
 
-async def test_a_row_without_a_scope_says_which_column_is_missing(db: Connection) -> None:
-    """The trigger comes before the column's own NOT NULL, and says why."""
+async def test_the_refusal_of_a_row_without_a_scope_names_the_missing_column(db: Connection) -> None:
+    """The trigger comes before the column's own NOT NULL, and gives the reason."""
     null = "INSERT INTO public.items VALUES (9, NULL)"
     found = await refused(db, Refusal(null, "50", "", "", None, None))
     assert (found.sqlstate, found.message, found.hint) == (

@@ -1,4 +1,6 @@
-"""The event triggers that follow partitions leave all other DDL alone, whoever's it is, and go with the schema."""
+"""The event triggers that follow partitions leave all other DDL alone, whichever role's it is, and go with the
+schema.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -47,7 +49,7 @@ async def owner(connect: Connect) -> AsyncIterator[Connection]:
 
 
 @pytest.mark.parametrize("usage", [True, False])
-async def test_other_ddl_of_anybody_is_as_ever(owner: Connection, *, usage: bool) -> None:
+async def test_other_ddl_of_every_role_is_as_ever(owner: Connection, *, usage: bool) -> None:
     if not usage:
         await owner.execute("REVOKE USAGE ON SCHEMA fencepost FROM PUBLIC")
     await owner.execute("SET ROLE someone; SET search_path = public")
@@ -131,11 +133,11 @@ async def test_a_superuser_runs_nothing_of_the_tables_owner(owner: Connection) -
         "SELECT fencepost.leave_marks('parts', ARRAY['parts/1'], ARRAY[99])",
     ],
 )
-async def test_nobody_calls_what_they_call(owner: Connection, call: str) -> None:
+async def test_no_role_can_call_what_they_call(owner: Connection, call: str) -> None:
     await owner.execute("SET ROLE someone; SET search_path = public")
     with pytest.raises(asyncpg.PostgresError, match="can only be called in an event trigger function"):
         await owner.execute(call)
-    # In the middle of a command of one's own it can be called, and says and does nothing about the tables of others.
+    # In the middle of a command of one's own it can be called, and does nothing to the tables of others.
     await owner.execute(
         f"CREATE FUNCTION evil() RETURNS int LANGUAGE plpgsql AS $$ BEGIN {call.replace('SELECT', 'PERFORM', 1)};"
         " RETURN 1; END $$; CREATE TABLE mine (id int); INSERT INTO mine VALUES (1);"

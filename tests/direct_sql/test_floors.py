@@ -62,6 +62,6 @@ async def test_rows_that_were_attached_take_up_the_marks_of_deleted_keys(race: R
         "INSERT INTO public.parts_2 VALUES (1, 'brought');"
         "ALTER TABLE public.parts ATTACH PARTITION public.parts_2 FOR VALUES FROM (0) TO (10)"
     )
-    await protect(db, "parts")  # as doctor says
+    await protect(db, "parts")  # as doctor advises
     assert await race.direct(race.a, "UPDATE public.parts SET v = 'stale' WHERE id = 1", 40) == "FP409"
     assert await race.direct(race.a, "UPDATE public.parts SET v = 'new' WHERE id = 1", 51) == "ok"

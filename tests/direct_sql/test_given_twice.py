@@ -1,4 +1,4 @@
-"""R14: a token in fencepost.token and a value in the column at once. The setting counts, whatever the column says.
+"""R14: a token in fencepost.token and a value in the column at once. The setting counts, whatever the column has.
 
 An ORM writes all columns: the value in the column is then what it has read, and the setting what it was granted.
 """
@@ -59,37 +59,37 @@ async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race
     back = "INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 36)"
     assert await race.direct(race.a, back) == ("FP409" if race.strict else "FP428")
     assert await race.direct(race.a, back.replace("36", "35")) == "FP409"
-    # Said, in a setting or out loud, it is one.
-    said = "FP409" if race.strict else "ok"
-    assert await race.direct(race.a, back, 36) == said
+    # Given in a setting or as a negative value, it is one.
+    expected = "FP409" if race.strict else "ok"
+    assert await race.direct(race.a, back, 36) == expected
     if not race.strict:
         assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
-    assert await race.direct(race.a, back.replace("36", "-36")) == said
+    assert await race.direct(race.a, back.replace("36", "-36")) == expected
     if not race.strict:
         assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
         assert await race.direct(race.a, back) == "FP428", "said in another transaction"
 
 
-async def test_what_was_said_of_one_row_was_said_of_no_other(connect: Connect, database: str) -> None:
+async def test_a_token_given_for_one_row_was_given_for_no_other(connect: Connect, database: str) -> None:
     """Tokens of a lock service that counts per lock are often equal."""
     race = await open_race(connect, database, "epoch")
     insert = "INSERT INTO orders (order_id, last_fence_token) VALUES "
     for key, token in (("a", 5), ("b", 6), ("c;d=5;", 5)):
-        assert await race.direct(race.a, f"{insert}('{key}', {token})") == "ok"
-        assert await race.direct(race.a, f"DELETE FROM orders WHERE order_id = '{key}'", token) == "ok"
+        assert await race.direct(race.a, f"{insert}('{key}', {token})") == "ok", (key, token)
+        assert await race.direct(race.a, f"DELETE FROM orders WHERE order_id = '{key}'", token) == "ok", (key, token)
     echo = f"{insert}('a', 5)"
-    for said in (
+    for statement in (
         f"{insert}('z', -5); {echo}",
         f"{insert}('a', 5), ('z', -5)",
         f"{insert}('z', -5) ON CONFLICT DO NOTHING; {echo}",
         f"{insert}('c;d=5;', -5); {echo}",
         f"SAVEPOINT s; {insert}('a', -5); ROLLBACK TO s; {echo}",
     ):
-        assert await race.direct(race.a, said) == "FP428", said
-        assert await race.observer.fetchval("SELECT count(*) FROM orders") == 0
+        assert await race.direct(race.a, statement) == "FP428", statement
+        assert await race.observer.fetchval("SELECT count(*) FROM orders") == 0, statement
     assert await race.direct(race.a, f"{insert}('a', -5), ('b', -6), ('c;d=5;', -5)") == "ok", "each its own"
     assert await race.observer.fetchval("SELECT count(*) FROM orders") == 3
-    # An upsert whose proposed row says it; the same holder again.
+    # An upsert whose proposed row has it; the same holder again.
     update = "UPDATE SET n = 3, last_fence_token = excluded.last_fence_token"
     upsert = f"{insert}('a', -7) ON CONFLICT (order_id) DO {update}"
     assert await race.direct(race.a, upsert) == "ok"
@@ -115,7 +115,7 @@ async def test_what_the_built_in_source_never_issued_is_refused_in_either_place(
     await race.observer.execute("SELECT setval('fencepost.tokens', 100)")
     assert await race.direct(race.a, INSERT.format(50)) == "ok"
     for statement in (UPDATE, INSERT.replace("new", "newer")):
-        assert await race.direct(race.a, statement.format(60), 9_000_000) == "FP018"
+        assert await race.direct(race.a, statement.format(60), 9_000_000) == "FP018", statement
     assert await race.direct(race.a, UPDATE.format(9_000_000), 60) == "FP018", "a new value is a token too"
     assert await race.direct(race.a, UPDATE.format(60), 61) == "ok"
 

@@ -5,21 +5,21 @@ Two real servers. The triggers are ENABLE ORIGIN, so they do not fire for the ap
 
 import asyncio
 import itertools
-import shutil
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
-from tests.support.interleave import eventually
-from tests.support.postgres import clone, in_database, new_directory
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.errors import QuarantinedError
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.waiting import eventually
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.long("logical replication")]
 
 _numbers = itertools.count(1)
 
@@ -41,7 +41,7 @@ def servers(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, Postgres
     finally:
         for server in started:
             server.stop()
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 async def _make_template(url: str) -> None:
@@ -133,7 +133,7 @@ async def test_without_the_marks_a_switch_forgets_whatever_has_no_row(sides: Sid
 async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switch(sides: Sides) -> None:
     await sides.publisher.execute("INSERT INTO orders (order_id, last_fence_token) VALUES ('copied', 30)")
     await write(sides.publisher, 31, "DELETE FROM orders WHERE order_id = 'copied'")
-    await sides.follow_as_the_page_says(*USERS)
+    await sides.follow_as_on_the_page(*USERS)
     await history(sides)
     await sides.publisher.execute("SELECT fencepost.prune('orders', 20)")
     await sides.switch()
@@ -154,7 +154,7 @@ async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switc
 
 
 async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> None:
-    """Why the page says to empty them first; and that it can still be done afterwards."""
+    """Why the page advises to empty them first; and that it can still be done afterwards."""
     await history(sides)
     await sides.subscribe("orders", *MARKS)
 
@@ -172,7 +172,7 @@ async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> N
 
 
 async def test_a_table_protected_later_is_protected_on_the_publisher_first(sides: Sides) -> None:
-    await sides.follow_as_the_page_says("orders")
+    await sides.follow_as_on_the_page("orders")
     for side in (sides.publisher, sides.subscriber):
         await side.execute("CREATE TABLE late (id int PRIMARY KEY, n int)")
     await protect(sides.publisher, "late")
@@ -192,7 +192,7 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
     """The sequence and the leases do not travel."""
     publisher, subscriber = sides.publisher, sides.subscriber
     before = await publisher.fetchval("SELECT fencepost.raise_generation('an earlier failover')")
-    await sides.follow_as_the_page_says(*USERS)
+    await sides.follow_as_on_the_page(*USERS)
     token = await publisher.fetchval("SELECT nextval('fencepost.tokens')")
     assert await write(publisher, token, "INSERT INTO issued VALUES ('a'), ('gone')") == ""
     last = await publisher.fetchval("SELECT nextval('fencepost.tokens')")
@@ -201,8 +201,8 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
 
     assert isinstance((await origin(subscriber)).problem(), QuarantinedError)  # the gateway refuses too
     for refused in (token, last, last + 1):
-        assert await write(subscriber, refused, "UPDATE issued SET n = 1") in ("FP409", "FP018")
-        assert await write(subscriber, refused, "INSERT INTO issued VALUES ('gone')") in ("FP409", "FP018")
+        assert await write(subscriber, refused, "UPDATE issued SET n = 1") in ("FP409", "FP018"), refused
+        assert await write(subscriber, refused, "INSERT INTO issued VALUES ('gone')") in ("FP409", "FP018"), refused
 
     raised = await subscriber.fetchval("SELECT fencepost.raise_generation('switched to the subscriber')")
     assert raised > before  # the publisher's generation came along, so this one is above it
@@ -217,7 +217,7 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
 
 
 async def test_without_the_generations_the_subscriber_counts_from_one_again(sides: Sides) -> None:
-    """The page's third row: nobody is let past, but the gateway does not wait, and new tokens are stale."""
+    """The page's third row: no write is let past, but the gateway does not wait, and new tokens are stale."""
     await sides.publisher.execute("SELECT fencepost.raise_generation('first'), fencepost.raise_generation('second')")
     await sides.follow(*USERS, "fencepost.marks")
     token = await sides.publisher.fetchval("SELECT nextval('fencepost.tokens')")
@@ -246,7 +246,7 @@ async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(
     sides: Sides, token: str, statement: str, refusal: str
 ) -> None:
     """Marks carry the number of the transaction that raised them, and the publisher counts for itself."""
-    await sides.follow_as_the_page_says(*USERS)
+    await sides.follow_as_on_the_page(*USERS)
     await history(sides)
     subscriber = sides.subscriber
     async with subscriber.transaction():
@@ -258,7 +258,7 @@ async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(
 
 
 async def test_with_two_writers_a_mark_can_fall(sides: Sides) -> None:
-    """Nobody judges what arrives, so the page says: one side is written to at a time."""
+    """What arrives is not judged, so the page advises to write to one side at a time."""
     await sides.follow("orders")
     await history(sides)
     await sides.caught_up()

@@ -113,7 +113,7 @@ async def test_an_old_snapshot_attaches_and_detaches_nothing(race: Race) -> None
     await db.execute(COPY)
     for command in ("DETACH PARTITION part_1", "ATTACH PARTITION part_2 FOR VALUES FROM (10) TO (20)"):
         await db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM parts")
-        assert await outcome(db.execute(f"ALTER TABLE parts {command}")) == "FP428"
+        assert await outcome(db.execute(f"ALTER TABLE parts {command}")) == "FP428", command
         await db.execute("ROLLBACK")
     await db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await db.execute("CREATE TABLE part_3 PARTITION OF parts DEFAULT; ALTER TABLE parts ADD COLUMN w int; COMMIT")
@@ -185,7 +185,7 @@ async def test_of_a_scope_partitions_only_get_the_trigger(connect: Connect, data
 
 
 async def unfollowed(race: Race) -> None:
-    """What a database is like in which nobody is superuser."""
+    """What a database is like in which no role is superuser."""
     await race.observer.execute("DROP EVENT TRIGGER fencepost_partitions; DROP EVENT TRIGGER fencepost_dropped")
 
 
@@ -207,8 +207,8 @@ async def test_without_event_triggers_protect_mends_what_was_attached(race: Race
         await db.execute(COPY.replace("part_2", "part_3"))
         await db.execute("INSERT INTO part_3 (id, at) VALUES (1, 15), (2, 15)")
         await db.execute("ALTER TABLE parts ATTACH PARTITION part_3 FOR VALUES FROM (10) TO (20)")
-    said = [each.text for each in await examine_partitions(db)]
-    assert any("were attached and not looked at (part_" in each for each in said), said
+    output = [each.text for each in await examine_partitions(db)]
+    assert any("were attached and not looked at (part_" in each for each in output), output
     await protect(db, "parts")
     rows = await db.fetch("SELECT id, last_fence_token FROM parts ORDER BY id")
     assert [tuple(row) for row in rows] == [(1, 50), (2, 30)]
@@ -217,11 +217,11 @@ async def test_without_event_triggers_protect_mends_what_was_attached(race: Race
     ]
 
 
-async def test_without_event_triggers_doctor_says_which_partitions_went(race: Race) -> None:
+async def test_without_event_triggers_doctor_names_which_partitions_went(race: Race) -> None:
     await unfollowed(race)
     await race.observer.execute("ALTER TABLE parts DETACH PARTITION part_1")
-    said = [each.text for each in await examine_partitions(race.observer)]
-    assert any("were detached or dropped and not looked at (part_1)" in each for each in said), said
+    output = [each.text for each in await examine_partitions(race.observer)]
+    assert any("were detached or dropped and not looked at (part_1)" in each for each in output), output
 
 
 async def test_two_partitions_that_come_at_once_are_both_known(race: Race) -> None:

@@ -1,4 +1,4 @@
-"""R14: whatever SQL writes a row, and whoever sends it, the same rule judges it.
+"""R14: whatever SQL writes a row, and by whichever client, the same rule judges it.
 
 Each statement is run without a token, below the mark, at it and above it; through both drivers, by the table's owner
 and by a role that may just write to it; under both rules, with tokens of both sources.
@@ -41,7 +41,7 @@ UPDATES = {
     "UPDATE FROM": "UPDATE public.orders o SET n = s.n FROM public.source s WHERE s.id = o.order_id",
     "UPDATE of a view": "UPDATE public.shown SET n = 9 WHERE id = 'k'",
     "UPDATE in a CTE": "WITH u AS (UPDATE public.orders SET n = 9 RETURNING *) SELECT count(*) FROM u",
-    "UPDATE in a CTE that nobody reads": "WITH u AS (UPDATE public.orders SET n = 9) SELECT 1",
+    "UPDATE in a CTE that is not read": "WITH u AS (UPDATE public.orders SET n = 9) SELECT 1",
     "UPDATE in a function": "SELECT public.touch('k')",
     "UPDATE in a DO": "DO $$ BEGIN UPDATE public.orders SET n = 9; END $$",
     "ON CONFLICT DO UPDATE": "INSERT INTO public.orders (order_id) VALUES ('k')"
@@ -130,7 +130,7 @@ async def test_every_statement_is_judged_alike(race: Race, driver: Driver) -> No
     deletes = DELETES | (DELETES_SINCE_17 if newer else {})
     for login in (OWNER, CLERK):
         async with session(driver, race.dsn, login) as sql:
-            assert await sql.run("PREPARE prepared AS UPDATE public.orders SET n = 9") == "ok"
+            assert await sql.run("PREPARE prepared AS UPDATE public.orders SET n = 9") == "ok", login
             for name, statement in {**UPDATES, **deletes, **INSERTS}.items():
                 for token, expected in cases:
                     await start_over(race)
@@ -149,7 +149,7 @@ async def test_every_statement_is_judged_alike(race: Race, driver: Driver) -> No
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_token_in_the_column_is_one_too(race: Race, driver: Driver) -> None:
     equal = "FP409" if race.strict else "ok"
-    # The same number in the column is an echo, whatever the rule; -30 says it out loud.
+    # The same number in the column is an echo, whatever the rule; -30 is a token.
     updates = (
         (29, "FP409"),
         (-29, "FP409"),
@@ -204,9 +204,9 @@ async def test_a_statement_that_writes_no_row_needs_no_token(race: Race) -> None
             ):
                 await start_over(race)
                 assert await sql.run(statement, token=token) == expected, (statement, token)
-                assert await state(race) == [("k", "new", 0, MARK)]
-                assert await race.recorded("k") == (MARK, False)
-                assert await race.recorded("gone") == (MARK, True)
+                assert await state(race) == [("k", "new", 0, MARK)], statement
+                assert await race.recorded("k") == (MARK, False), statement
+                assert await race.recorded("gone") == (MARK, True), statement
 
 
 async def test_only_the_privileges_on_the_table_are_needed(race: Race) -> None:

@@ -32,29 +32,29 @@ async def test_every_isolation_level_has_the_same_answers(race: Race, driver: Dr
         mark = 30
         for level in LEVELS:
             for statement in (UPDATE, DELETE, INSERT):
-                assert await sql.run(statement, isolation=level) == "FP428"
-                assert await sql.run(statement, isolation=level, token=mark - 1) == "FP409"
+                assert await sql.run(statement, isolation=level) == "FP428", statement
+                assert await sql.run(statement, isolation=level, token=mark - 1) == "FP409", statement
                 if statement != INSERT:
                     assert (
                         await sql.run(f"SAVEPOINT s; {statement}; ROLLBACK TO s", isolation=level, token=mark) == equal
-                    )
+                    ), statement
                 mark += 1
                 assert await sql.run(statement, isolation=level, token=mark) == "ok", (level, statement)
 
 
 @pytest.mark.parametrize("level", LEVELS[2:])
 async def test_an_old_snapshot_fails_to_serialize_and_is_not_called_stale(race: Race, level: str) -> None:
-    """R4: 40001 says try again; the answer of the fence comes with the next snapshot."""
+    """R4: 40001 means try again; the answer of the fence comes with the next snapshot."""
     for statement in (UPDATE, DELETE):
         transaction = race.b.transaction(isolation="serializable" if level == "SERIALIZABLE" else "repeatable_read")
         await transaction.start()
-        assert await race.b.fetchval("SELECT count(*) FROM public.orders") == 1
+        assert await race.b.fetchval("SELECT count(*) FROM public.orders") == 1, statement
         token = (await race.live_mark("k") or 0) + 2
-        assert await race.update(race.a, "k", token)
+        assert await race.update(race.a, "k", token), statement
         await race.b.execute(f"SET LOCAL fencepost.token = '{token - 1}'")
-        assert await outcome(race.b.execute(statement)) == "40001"
+        assert await outcome(race.b.execute(statement)) == "40001", statement
         await transaction.rollback()
-        assert await race.direct(race.b, statement, token - 1) == "FP409"
+        assert await race.direct(race.b, statement, token - 1) == "FP409", statement
 
 
 @pytest.mark.parametrize("level", LEVELS[2:])
@@ -76,7 +76,7 @@ async def test_an_insert_under_an_old_snapshot_does_not_miss_a_mark(race: Race, 
             await transaction.start()
             await race.b.fetch("SELECT FROM public.orders")
             token = 100 * (number + 1)
-            assert await race.direct(race.observer, change.format(token, token + 1)) == "ok"
+            assert await race.direct(race.observer, change.format(token, token + 1)) == "ok", setting
             await race.b.execute(f"SET LOCAL fencepost.{setting.format(token - 1)}")
             assert await outcome(race.b.execute(INSERT)) == "40001", (change, setting)
             await transaction.rollback()
@@ -130,7 +130,7 @@ async def test_a_refused_statement_leaves_the_rest_of_its_transaction_to_a_savep
 async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_is_no_newer_for_that(race: Race) -> None:
 
     async def as_it_is(_connection: object) -> None:
-        """Like a pooler in transaction mode: whoever comes next finds the session as it was left."""
+        """Like a pooler in transaction mode: the next one finds the session as it was left."""
 
     pool = await asyncpg.create_pool(race.dsn, min_size=1, max_size=1, reset=as_it_is)
     try:
@@ -138,7 +138,7 @@ async def test_a_token_for_the_session_stays_in_a_pooled_connection_and_is_no_ne
             await connection.execute("SET fencepost.token = '31'")
             await connection.execute(UPDATE)
         async with pool.acquire() as connection:
-            # Under strict it was good for one operation; under epoch whoever comes next passes for the holder.
+            # Under strict it was good for one operation; under epoch the next one passes for the holder.
             assert await outcome(connection.execute(UPDATE)) == ("FP409" if race.strict else "UPDATE 1")
             await race.update(race.a, "k", 40)
             assert await outcome(connection.execute(UPDATE)) == "FP409"
@@ -225,16 +225,16 @@ async def test_a_handler_that_swallows_the_refusal_has_no_effect(race: Race) -> 
     await race.delete(race.a, "gone", 50)
     for statement in (UPDATE, DELETE, INSERT.replace("'k'", "'gone'")):
         swallow = f"DO $$ BEGIN {statement}; EXCEPTION WHEN OTHERS THEN NULL; END $$"
-        assert await race.direct(race.a, swallow, 29) == "ok"
-        assert (await race.row("k") or {})["n"] == 0
-        assert await race.live_mark("k") == 30
-        assert (await race.row("gone"), await race.recorded("gone")) == (None, (50, True))
+        assert await race.direct(race.a, swallow, 29) == "ok", statement
+        assert (await race.row("k") or {})["n"] == 0, statement
+        assert await race.live_mark("k") == 30, statement
+        assert (await race.row("gone"), await race.recorded("gone")) == (None, (50, True)), statement
 
 
-async def test_who_sets_a_role_is_judged_like_anybody(race: Race) -> None:
+async def test_who_sets_a_role_is_judged_like_all_others(race: Race) -> None:
     for role in (CLERK, OWNER):
-        assert await race.direct(race.observer, f"SET LOCAL ROLE {role}; {UPDATE}") == "FP428"
-        assert await race.direct(race.observer, f"SET LOCAL ROLE {role}; {UPDATE}", 29) == "FP409"
+        assert await race.direct(race.observer, f"SET LOCAL ROLE {role}; {UPDATE}") == "FP428", role
+        assert await race.direct(race.observer, f"SET LOCAL ROLE {role}; {UPDATE}", 29) == "FP409", role
     assert await race.direct(race.observer, f"SET LOCAL ROLE {CLERK}; {UPDATE}", 31) == "ok"
     assert await race.direct(race.observer, f"SET LOCAL ROLE {CLERK}; {DELETE}", 32) == "ok"
     assert await race.direct(race.observer, f"SET LOCAL ROLE {OWNER}; {INSERT}", 33) == "ok"

@@ -25,7 +25,7 @@ async def partitions(connect: Connect, database: str, rule: str = "strict") -> R
     await db.execute(PARTITIONED + "ALTER TABLE public.parts ATTACH PARTITION public.parts_us FOR VALUES IN ('us')")
     race = await open_race(connect, database, "epoch" if rule == "epoch" else "strict", ddl="SELECT", name="parts")
     for region in ("eu", "us"):
-        assert await race.direct(race.a, f"INSERT INTO parts VALUES ('{region}', 1, 'a')", 30) == "ok"
+        assert await race.direct(race.a, f"INSERT INTO parts VALUES ('{region}', 1, 'a')", 30) == "ok", region
     return race
 
 
@@ -173,7 +173,7 @@ async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it
     delete = "DELETE FROM public.parent WHERE id = 'p'"
     before = await children(db)
     async with session("psycopg", database) as sql:
-        # The parent's own token is none for the child; a stale one is stale for whoever has a higher mark.
+        # The parent's own token is none for the child; a stale one is stale for the table with a higher mark.
         refusals: list[tuple[object, str]] = [(None, "FP428"), ("parent=60", "FP428"), (45, "FP409"), (50, "FP409")]
         if parents:
             refusals += [("child=60", "FP428"), (29, "FP409")]

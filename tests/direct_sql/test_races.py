@@ -31,7 +31,17 @@ UPDATES = [each for each in WRITES_OF_A_ROW if each not in DELETES]
 INSERTS = [INSERT, UPSERT, NOTHING, MERGE_INSERT, MERGE_BOTH, COPIED]
 
 
-@pytest.fixture(params=["strict-external", "epoch-external", "strict-builtin", "epoch-builtin"])
+LONG = pytest.mark.long("other pairs of rule and source of direct SQL that waits")
+
+
+@pytest.fixture(
+    params=[
+        "strict-external",
+        "epoch-builtin",
+        pytest.param("epoch-external", marks=LONG),
+        pytest.param("strict-builtin", marks=LONG),
+    ]
+)
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     rule, _, source = request.param.partition("-")
     return await open_race(connect, database, rule, source=source)
@@ -83,7 +93,7 @@ def judged(race: Race, token: int, mark: int) -> str:
     return "ok" if token > mark or (token == mark and not race.strict) else "FP409"
 
 
-async def test_whoever_waits_for_an_update_is_judged_by_its_mark(race: Race) -> None:
+async def test_a_write_that_waits_for_an_update_is_judged_by_its_mark(race: Race) -> None:
     for first in UPDATES:
         for second in WRITES_OF_A_ROW:
             for token in (39, 40, 41):
@@ -91,14 +101,14 @@ async def test_whoever_waits_for_an_update_is_judged_by_its_mark(race: Race) -> 
                 assert await against(race, first, 40, second, token) == judged(race, token, 40), (first, second, token)
                 row = await race.row("k")
                 if token == 39:
-                    assert row is not None
-                    assert row["last_fence_token"] == 40
+                    assert row is not None, token
+                    assert row["last_fence_token"] == 40, token
                 if second in DELETES and judged(race, token, 40) == "ok":
-                    assert row is None
-                    assert await race.recorded("k") == (token, True)
+                    assert row is None, token
+                    assert await race.recorded("k") == (token, True), token
 
 
-async def test_whoever_waits_for_an_update_that_is_undone_is_judged_by_the_mark_before(race: Race) -> None:
+async def test_a_write_that_waits_for_an_update_that_is_undone_is_judged_by_the_mark_before(race: Race) -> None:
     for second in WRITES_OF_A_ROW:
         for token in (29, 35):
             await start_over(race)
@@ -114,7 +124,7 @@ async def test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_l
                 recorded = await race.recorded("k")
                 accepted = judged(race, token, 40) == "ok"
                 assert recorded == ((token, False) if accepted else (40, True)), (first, second, token)
-                assert await race.live_mark("k") == (token if accepted else None)
+                assert await race.live_mark("k") == (token if accepted else None), token
 
 
 async def test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark(race: Race) -> None:
@@ -123,13 +133,13 @@ async def test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark(
             for token in (39, 41):
                 await start_over(race)
                 assert await against(race, first, 40, second, token) == "ok", "no row, no verdict: as SQL has it"
-                assert await race.row("k") is None
-                assert await race.recorded("k") == (40, True)
+                assert await race.row("k") is None, token
+                assert await race.recorded("k") == (40, True), token
         # MERGE decides anew once the row is gone: it inserts, and is judged by the mark.
         for token in (39, 41):
             await start_over(race)
-            assert await against(race, first, 40, MERGE_BOTH, token) == judged(race, token, 40)
-            assert await race.live_mark("k") == (None if token == 39 else 41)
+            assert await against(race, first, 40, MERGE_BOTH, token) == judged(race, token, 40), token
+            assert await race.live_mark("k") == (None if token == 39 else 41), token
 
 
 async def test_an_insert_that_waits_for_a_delete_that_is_undone_finds_the_row(race: Race) -> None:
@@ -137,7 +147,7 @@ async def test_an_insert_that_waits_for_a_delete_that_is_undone_finds_the_row(ra
                                     (NOTHING, 29, "ok"), (UPSERT, 29, "FP409"), (UPSERT, 41, "ok")):  # fmt: skip
         await start_over(race)
         assert await against(race, DELETE, 40, second, token, commit=False) == expected, second
-        assert await race.live_mark("k") == (41 if second == UPSERT and token == 41 else 30)
+        assert await race.live_mark("k") == (41 if second == UPSERT and token == 41 else 30), (second, token)
 
 
 async def test_two_inserts_of_one_key(race: Race) -> None:
@@ -147,10 +157,10 @@ async def test_two_inserts_of_one_key(race: Race) -> None:
                 await start_over(race, absent=30)
                 expected = {NOTHING: "ok", UPSERT: judged(race, token, 40)}.get(second, "23505")
                 found = await against(race, first, 40, second, token)
-                # Since PostgreSQL 17 a MERGE looks again when somebody else has inserted meanwhile, or does not.
+                # Since PostgreSQL 17 a MERGE looks again when another transaction has inserted meanwhile, or does not.
                 assert found == expected or second in (MERGE_INSERT, MERGE_BOTH), (first, second, token, found)
                 live = await race.live_mark("k")
-                assert live == (41 if found == "ok" and token == 41 and second in (UPSERT, MERGE_BOTH) else 40)
+                assert live == (41 if found == "ok" and token == 41 and second in (UPSERT, MERGE_BOTH) else 40), token
 
 
 async def test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before(race: Race) -> None:
@@ -158,7 +168,7 @@ async def test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark
         for token in (29, 31):
             await start_over(race, absent=30)
             assert await against(race, INSERT, 40, second, token, commit=False) == judged(race, token, 30), second
-            assert await race.recorded("k") == ((31, False) if token == 31 else (30, True))
+            assert await race.recorded("k") == ((31, False) if token == 31 else (30, True)), token
 
 
 async def test_who_only_locked_the_row_leaves_no_mark(race: Race) -> None:
@@ -168,7 +178,7 @@ async def test_who_only_locked_the_row_leaves_no_mark(race: Race) -> None:
             assert await against(race, LOCK, 40, second, token) == judged(race, token, 30), (second, token)
 
 
-async def test_a_holder_who_locked_first_still_writes_before_whoever_waits(race: Race) -> None:
+async def test_a_holder_that_locked_first_still_writes_before_the_one_that_waits(race: Race) -> None:
     for second, token in ((UPDATE, 39), (DELETE, 39), (UPSERT, 39), (UPDATE, 41)):
         await start_over(race)
         holder = await race.begin(race.a)
@@ -179,7 +189,7 @@ async def test_a_holder_who_locked_first_still_writes_before_whoever_waits(race:
         assert await waiter == judged(race, token, 40), second
 
 
-async def test_a_savepoint_that_is_rolled_back_lets_whoever_waits_go_by_the_mark_before(race: Race) -> None:
+async def test_a_savepoint_that_is_rolled_back_lets_the_waiting_write_go_by_the_mark_before(race: Race) -> None:
     for first in (UPDATE, DELETE, UPSERT, MERGE_BOTH):
         await start_over(race)
         holder = await race.begin(race.a)
@@ -189,10 +199,10 @@ async def test_a_savepoint_that_is_rolled_back_lets_whoever_waits_go_by_the_mark
         assert await waiter == "ok", first
         # And the first, whose transaction goes on, is judged by what happened in between.
         await race.a.execute("SET LOCAL fencepost.token = '34'; SAVEPOINT t")
-        assert await outcome(race.a.execute(UPDATE)) == "FP409"
+        assert await outcome(race.a.execute(UPDATE)) == "FP409", first
         await race.a.execute(f"ROLLBACK TO t; SET LOCAL fencepost.token = '41'; {UPDATE}")
         await holder.commit()
-        assert await race.live_mark("k") == 41
+        assert await race.live_mark("k") == 41, first
 
 
 async def test_an_insert_in_a_savepoint_that_is_rolled_back(race: Race) -> None:
@@ -204,10 +214,10 @@ async def test_an_insert_in_a_savepoint_that_is_rolled_back(race: Race) -> None:
         await race.a.execute("ROLLBACK TO s")
         assert await waiter == "ok", second
         await holder.commit()
-        assert await race.live_mark("k") == 35
+        assert await race.live_mark("k") == 35, second
 
 
-async def test_a_delete_and_insert_in_one_transaction_is_one_mark_for_whoever_waits(race: Race) -> None:
+async def test_a_delete_and_insert_in_one_transaction_is_one_mark_for_the_waiting_write(race: Race) -> None:
     for second, token, expected in (
         (UPDATE, 39, "ok"),
         (UPSERT, 39, "FP409"),
@@ -217,10 +227,10 @@ async def test_a_delete_and_insert_in_one_transaction_is_one_mark_for_whoever_wa
         await start_over(race)
         assert await against(race, f"{DELETE}; {INSERT}", 40, second, token) == expected, (second, token)
         # The UPDATE saw the row that is gone and finds nothing: the new one is not touched.
-        assert await race.live_mark("k") == (41 if (second, token) == (UPSERT, 41) else 40)
+        assert await race.live_mark("k") == (41 if (second, token) == (UPSERT, 41) else 40), (second, token)
 
 
-async def test_break_glass_against_whoever_has_a_token(race: Race) -> None:
+async def test_break_glass_against_a_holder_of_a_token(race: Race) -> None:
     for operator in (UPDATE, DELETE, UPSERT):
         for holder_first in (True, False):
             await start_over(race)
@@ -237,7 +247,7 @@ async def test_break_glass_against_whoever_has_a_token(race: Race) -> None:
                 expected, mark = "FP409", 30
             await transaction.commit()
             assert await waiter == expected, (operator, holder_first)
-            assert await race.live_mark("k") == (None if operator == DELETE else mark)
+            assert await race.live_mark("k") == (None if operator == DELETE else mark), holder_first
             assert await run(race, UPSERT, mark - 1) == "FP409", (operator, holder_first)
 
 
@@ -262,18 +272,18 @@ DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
 # Function, line, what becomes of it, and the test that sees it.
 MUTANTS = [
     (UPDATES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
-     test_whoever_waits_for_an_update_is_judged_by_its_mark),
+     test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
     (DELETES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
-     test_whoever_waits_for_an_update_is_judged_by_its_mark),
+     test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
     (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
      test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
     (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
      test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before),
     (DELETES_JUDGED, "VALUES (p_resource, token,", "VALUES (p_resource, 1,",
      test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark),
-    (UPDATES_JUDGED, "RETURN greatest(old_mark, token)", "RETURN 1", test_break_glass_against_whoever_has_a_token),
+    (UPDATES_JUDGED, "RETURN greatest(old_mark, token)", "RETURN 1", test_break_glass_against_a_holder_of_a_token),
     (DELETES_JUDGED, "token := greatest(old_mark, token);", "token := 1;",
-     test_break_glass_against_whoever_has_a_token),
+     test_break_glass_against_a_holder_of_a_token),
 ]  # fmt: skip
 
 

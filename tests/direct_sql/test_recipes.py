@@ -1,4 +1,4 @@
-"""docs/direct-sql.md runs as it stands; what cannot run here says so on the page."""
+"""docs/direct-sql.md runs as it stands; what cannot run here is marked on the page."""
 
 import asyncio
 import re
@@ -14,13 +14,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from tests.support.interleave import Connect
 from tests.support.live_gateway import serving
-from tests.support.postgres import clone, in_database
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.databases import clone, in_database
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
 """Recipes that the tests of the ORMs and of replication run."""
@@ -75,7 +75,7 @@ def test_each_recipe_is_run_by_a_test() -> None:
     assert len(blocks) == len(recipes()) + 2  # the first, which psql repeats, and Ruby
 
 
-async def test_psql_says_what_the_page_says(shop: str, postgres: PostgresServer) -> None:
+async def test_psql_prints_what_is_on_the_page(shop: str, postgres: PostgresServer) -> None:
     for name in ("psql", "break-glass"):
         for command, expected in steps(recipe(name)):
             done = await asyncio.to_thread(run, command, postgres, shop)
@@ -197,7 +197,7 @@ async def test_a_refusal_has_the_sqlstate_of_the_page(shop_of_refusals: str, cas
         await connection.close()
 
 
-async def test_without_a_transaction_set_local_says_nothing(shop: str) -> None:
+async def test_without_a_transaction_set_local_does_nothing(shop: str) -> None:
     connection = await asyncpg.connect(shop)
     try:
         await connection.execute("SET LOCAL fencepost.token = '36'")

@@ -8,7 +8,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from tests.direct_sql.sqlalchemy_orm import Generated, Marked, Orm, Versioned, refused, state
 
 
-def test_an_orm_that_echoes_the_mark_has_said_no_token(orm: Orm) -> None:
+def test_an_orm_that_echoes_the_mark_has_given_no_token(orm: Orm) -> None:
     key = orm.order(10)
 
     def echo(session: Session) -> None:
@@ -50,7 +50,7 @@ def test_a_new_value_of_the_column_is_the_token(orm: Orm) -> None:
         session.commit()
         order.status, order.last_fence_token = "shipped", 35
         assert refused(session, session.flush) == "FP409"
-        # Within one transaction the second flush says no token, and needs none: the row version is its own.
+        # Within one transaction the second flush has no token, and needs none: the row version is its own.
         order = session.get_one(Marked, key)
         order.status, order.last_fence_token = "packed", 37
         session.flush()
@@ -91,7 +91,7 @@ def test_the_mark_as_the_version_that_the_database_makes(orm: Orm) -> None:
         session.flush()
         assert order.last_fence_token == 36
         session.commit()
-        # Somebody else writes in between: SQLAlchemy's own WHERE finds no row, before any trigger does.
+        # Another session writes in between: SQLAlchemy's own WHERE finds no row, before any trigger does.
         session.info["fence_token"] = 60
         assert order.status == "packed"
         orm.shop.sql("UPDATE orders SET last_fence_token = 50 WHERE order_id = $1", key)
@@ -118,7 +118,7 @@ def test_the_mark_as_a_version_with_a_generator_of_tokens(orm: Orm) -> None:
         session.commit()
         assert orm.shop.mark(key) == order.last_fence_token
         assert order.last_fence_token >= 1002
-        session.delete(order)  # DELETE writes no column, so nothing says the token
+        session.delete(order)  # DELETE writes no column, so nothing has the token
         assert refused(session, session.flush) == "FP428"
 
     orm.run(work)

@@ -101,7 +101,7 @@ def test_a_stale_holder_is_refused_whatever_he_does(orm: Orm) -> None:
     assert orm.shop.mark(gone) is None
 
 
-def test_a_refusal_says_what_was_presented_and_what_the_mark_is(orm: Orm) -> None:
+def test_a_refusal_names_what_was_presented_and_what_the_mark_is(orm: Orm) -> None:
     key = orm.order(40)
 
     def work(session: Session) -> None:

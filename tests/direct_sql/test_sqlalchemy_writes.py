@@ -143,7 +143,7 @@ def test_a_row_locked_before_is_written_like_any_other(orm: Orm) -> None:
     assert orm.row(key) == ("paid", 0, 36)
 
 
-def test_under_the_rule_lease_one_token_writes_in_many_transactions(orm: Orm) -> None:
+def test_under_the_rule_epoch_one_token_writes_in_many_transactions(orm: Orm) -> None:
     key = orm.key("leased")
 
     def work(session: Session) -> None:
@@ -174,7 +174,7 @@ def test_a_token_that_was_never_issued_is_refused(orm: Orm) -> None:
     orm.run(work, issued + 1_000_000)
 
 
-def test_a_key_does_not_change_and_a_malformed_token_is_said_to_be_one(orm: Orm) -> None:
+def test_a_key_does_not_change_and_a_malformed_token_is_reported_as_one(orm: Orm) -> None:
     key = orm.order(10)
 
     def work(session: Session) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cli.running import Running, whole_lines, written
-from tests.support.interleave import eventually
-from tests.support.processes import all_gone, descendants
+from tests.support.processes import all_gone
 from tests.support.recipes import surroundings
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import eventually
 
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
 _PSQL = """#!/bin/sh
@@ -41,7 +42,7 @@ class Machine:
         (self.directory / "go").touch()
 
     def pause_lock(self) -> None:
-        """SIGSTOP `fencepost lock`, and only that: its command goes on, and nobody renews or ends it."""
+        """SIGSTOP `fencepost lock`, and only that: its command goes on, and nothing renews or ends it."""
         self.running.signal(signal.SIGSTOP)
 
     def resume_lock(self) -> None:
@@ -55,12 +56,12 @@ class Machine:
                 os.kill(pid, signal.SIGKILL)
 
     async def says(self, text: str) -> None:
-        """Return once it has said this to stderr."""
+        """Return once it has printed this to stderr."""
 
         async def there() -> bool:
             return any(text in line for line in whole_lines(self.running.errors))
 
-        await eventually(there, within=30, what=f"{text!r} in {self.running.said!r}")
+        await eventually(there, within=30, what=f"{text!r} in {self.running.printed!r}")
 
 
 @dataclass(frozen=True)

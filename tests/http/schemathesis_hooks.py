@@ -1,4 +1,4 @@
-"""Loaded into schemathesis by test_schemathesis.py: the one thing that OpenAPI cannot say."""
+"""Loaded into schemathesis by test_schemathesis.py: the one thing that OpenAPI cannot express."""
 
 import schemathesis
 from schemathesis.core.failures import Failure

@@ -19,11 +19,11 @@ async def test_a_refused_row_is_not_shown(api: Api, shop: Shop, body: dict[str, 
     ):
         answer = await api.ask(method, path, sent, token=mark + 1)
         assert code(answer) == (400, refused), (method, path)
-        told = answer.json()
-        assert told["details"] is None
-        assert "status" in told["detail"]
-        assert "nobody's business" not in answer.text
-        assert str(mark) not in answer.text.replace(str(mark + 1), "")
+        answered = answer.json()
+        assert answered["details"] is None, (method, path)
+        assert "status" in answered["detail"], (method, path)
+        assert "nobody's business" not in answer.text, (method, path)
+        assert str(mark) not in answer.text.replace(str(mark + 1), ""), (method, path)
 
 
 async def test_what_the_request_sent_is_shown(api: Api, shop: Shop) -> None:
@@ -38,7 +38,7 @@ async def test_what_the_request_sent_is_shown(api: Api, shop: Shop) -> None:
     assert (code(nowhere), "nowhere" in nowhere.json()["details"]) == ((400, "23514"), True)
 
 
-async def test_what_a_trigger_says_of_its_own_is_shown(api: Api, shop: Shop) -> None:
+async def test_what_a_trigger_reports_of_its_own_is_shown(api: Api, shop: Shop) -> None:
     await shop.sql(
         "CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " RAISE EXCEPTION 'not today' USING ERRCODE = '23514', DETAIL = 'closed'; END $$"

@@ -26,12 +26,12 @@ async def test_a_claim_of_an_absent_key_keeps_older_holders_from_creating_it(api
     assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
     assert answer.json() == {"resource": f"orders/{key}", "mark": "34", "row": None}
     for method, path, body in (("PUT", f"data/orders/{key}", {}), ("POST", "data/orders", {"order_id": key})):
-        assert code(await api.ask(method, path, body, token=33)) == (409, "FP001")
-        assert code(await api.ask(method, path, body, token=34)) == (409, "FP002")
+        assert code(await api.ask(method, path, body, token=33)) == (409, "FP001"), (method, path)
+        assert code(await api.ask(method, path, body, token=34)) == (409, "FP002"), (method, path)
     for method in ("PATCH", "DELETE"):
         sent: dict[str, object] | None = {} if method == "PATCH" else None
-        assert code(await api.ask(method, f"data/orders/{key}", sent, token=33)) == (409, "FP001")
-        assert code(await api.ask(method, f"data/orders/{key}", sent, token=35)) == (404, "FP006")
+        assert code(await api.ask(method, f"data/orders/{key}", sent, token=33)) == (409, "FP001"), method
+        assert code(await api.ask(method, f"data/orders/{key}", sent, token=35)) == (404, "FP006"), method
     assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)) == (409, "FP002")
     assert (await api.ask("PUT", f"data/orders/{key}", {}, token=35)).status_code == 201
 
@@ -74,7 +74,7 @@ async def test_malformed_claims_are_400(api: Api, body: object) -> None:
     assert code(answer) == (400, "FP016")
 
 
-async def test_a_fence_tells_mark_rule_source_and_story(api: Api, shop: Shop) -> None:
+async def test_a_fence_shows_mark_rule_source_and_story(api: Api, shop: Shop) -> None:
     key = shop.key()
     never = await api.ask("GET", f"fences?resource=orders/{key}")
     assert never.json() == {
@@ -82,6 +82,7 @@ async def test_a_fence_tells_mark_rule_source_and_story(api: Api, shop: Shop) ->
         "mark": "0",
         "rule": "strict",
         "source": "external",
+        "sealed": False,
         "max_token": "4611686018427387903",
         "max_jump": None,
         "row_exists": False,

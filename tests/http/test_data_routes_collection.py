@@ -29,7 +29,7 @@ async def test_rows_come_as_an_array_with_their_range(api: Api, shop: Shop) -> N
     assert (none.status_code, none.headers["content-range"], none.json()) == (200, "*/*", [])
 
 
-async def test_an_exact_count_tells_the_total(api: Api, shop: Shop) -> None:
+async def test_an_exact_count_shows_the_total(api: Api, shop: Shop) -> None:
     some, _ = await some_orders(shop, [1, 2, 3])
     part = await api.ask("GET", f"data/orders?{some}&limit=2", prefer="count=exact")
     assert (part.status_code, part.headers["content-range"]) == (206, "0-1/3")
@@ -98,7 +98,7 @@ async def test_a_location_names_a_key_that_the_database_made(api: Api) -> None:
     assert answer.headers.get("location") == f"/v1/data/made/{answer.json()[0]['id']}"
 
 
-async def test_elements_must_have_the_same_keys_unless_columns_says_which(api: Api, shop: Shop) -> None:
+async def test_elements_must_have_the_same_keys_unless_columns_names_them(api: Api, shop: Shop) -> None:
     first, second = shop.key(), shop.key()
     rows = [{"order_id": first, "note": 1, "code": "abc"}, {"order_id": second, "quantity": 4}]
     refused = await api.ask("POST", "data/orders", rows, token=5)
@@ -224,6 +224,6 @@ async def test_both_rules_and_arrays_under_a_lease(api: Api) -> None:
         assert (await api.ask("POST", "data/leased", rows, token=7)).status_code == 201
     for n in (5, 6):
         answer = await api.ask("PATCH", "data/leased?n=gte.0", {"n": n}, token=7, prefer="return=representation")
-        assert [row["n"] for row in answer.json()] == [n] * 6
+        assert [row["n"] for row in answer.json()] == [n] * 6, n
     assert (await api.ask("DELETE", "data/leased?n=eq.6", token=7)).status_code == 204
     assert json.loads((await api.ask("GET", "data/leased")).content) == []

@@ -8,11 +8,11 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
-from tests.support.interleave import eventually
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.gateway.outcomes import Outcome
 from fencepost.http.routes import data
+from fencepost.testing.servers.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(
     ):
         answer = await api.ask(method, path, sent, token=11)
         assert code(answer) == expected, (method, path, answer.text)
-        told = answer.json()
-        assert {name: told.get(name) for name in named} == named, (method, path)
+        answered = answer.json()
+        assert {name: answered.get(name) for name in named} == named, (method, path)
     assert await shop.mark(key) == 10, "the token is not spent"
 
 
@@ -69,7 +69,7 @@ async def test_generated_columns_cannot_be_written(api: Api, shop: Shop) -> None
         ):
             answer = await api.ask(method, path, body, token=11)
             assert code(answer) == (400, "428C9"), (method, column)
-            assert column in answer.json()["detail"]
+            assert column in answer.json()["detail"], (method, path)
 
 
 async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
@@ -83,20 +83,20 @@ async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
             body: dict[str, object] | None = {} if method in ("PATCH", "PUT") else None
             answer = await api.ask(method, f"data/{path}", body, token=None if method == "GET" else 5)
             assert code(answer) == (400, expected), (method, path)
-            assert answer.json()["column"] == column
+            assert answer.json()["column"] == column, (path, column)
     for resource in ("numbered/abc", "tickets/123"):
         claim = await api.ask("POST", "claims", {"resource": resource}, token=5)
-        assert (code(claim), claim.json()["column"]) == ((400, "22P02"), "id")
+        assert (code(claim), claim.json()["column"]) == ((400, "22P02"), "id"), resource
         fence = await api.ask("GET", f"fences?resource={resource}")
-        assert (code(fence), fence.json()["column"]) == ((400, "22P02"), "id")
+        assert (code(fence), fence.json()["column"]) == ((400, "22P02"), "id"), resource
 
 
 @pytest.mark.parametrize("query", ["quantity=eq.many", "paid_at=gt.x", "quantity=in.(1,x)", "amount=lt.1e"])
 async def test_a_filter_value_that_is_none_of_its_type_is_400(api: Api, query: str) -> None:
     for method in ("GET", "DELETE"):
         answer = await api.ask(method, f"data/orders?{query}", token=None if method == "GET" else 5)
-        assert answer.status_code == 400
-        assert answer.json()["code"].startswith("22")
+        assert answer.status_code == 400, method
+        assert answer.json()["code"].startswith("22"), method
 
 
 async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gateway: StartGateway) -> None:
@@ -119,7 +119,7 @@ async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gat
         await owner.close()
 
 
-async def test_a_row_that_somebody_holds_is_503(api: Api, shop: Shop) -> None:
+async def test_a_row_that_is_locked_is_503(api: Api, shop: Shop) -> None:
     key = await shop.order(mark=10)
     holder = await asyncpg.connect(shop.dsn)
     try:
@@ -139,7 +139,7 @@ async def test_a_statement_that_takes_too_long_is_503(api: Api, shop: Shop) -> N
     assert code(await api.ask("GET", "data/slow")) == (503, "57014")
 
 
-async def test_a_trigger_of_the_tables_own_is_heard(api: Api, shop: Shop) -> None:
+async def test_the_refusal_of_a_tables_own_trigger_is_answered(api: Api, shop: Shop) -> None:
     await shop.sql(
         "CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE EXCEPTION 'not today' USING HINT = 'tomorrow', DETAIL = 'closed'; END $$"
@@ -149,8 +149,8 @@ async def test_a_trigger_of_the_tables_own_is_heard(api: Api, shop: Shop) -> Non
     await api.ask("PUT", f"data/tickets/{ticket}", {}, token=1)
     answer = await api.ask("PATCH", f"data/tickets/{ticket}", {"label": "x"}, token=2)
     assert code(answer) == (400, "P0001")
-    told = answer.json()
-    assert (told["message"], told["hint"], told["details"]) == ("not today", "tomorrow", "closed")
+    answered = answer.json()
+    assert (answered["message"], answered["hint"], answered["details"]) == ("not today", "tomorrow", "closed")
 
 
 @pytest.mark.parametrize("path", ["data/orders", "data/orders/x", "claims"])
@@ -209,7 +209,7 @@ async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop, body: bytes) 
     ):
         answer = await api.ask(method, path, content=body, token=99, headers={"Content-Type": "application/json"})
         assert code(answer) == (400, "FP016"), method
-        assert answer.json()["detail"].startswith("body: ")
+        assert answer.json()["detail"].startswith("body: "), (method, path)
 
 
 async def test_other_methods_are_405_with_allow(api: Api) -> None:
@@ -239,7 +239,7 @@ async def test_head_is_answered_wherever_get_is(api: Api) -> None:
     ):
         get, head = await api.http.get(path), await api.http.head(path)
         assert (get.status_code, head.status_code, head.content) == (200, 200, b""), path
-        assert head.headers["content-type"] == get.headers["content-type"]
+        assert head.headers["content-type"] == get.headers["content-type"], path
     assert (await api.http.head("/nowhere")).status_code == 404
 
 

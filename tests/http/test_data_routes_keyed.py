@@ -76,15 +76,15 @@ async def test_stale_and_spent_are_different_answers(api: Api, shop: Shop) -> No
     key = await shop.order(mark=36)
     for method, body in (("PATCH", {"status": "x"}), ("PUT", {"status": "x"}), ("DELETE", None)):
         stale = await api.ask(method, f"data/orders/{key}", body, token=35)
-        assert code(stale) == (409, "FP001")
-        told = stale.json()
-        assert (told["type"], told["resource"]) == ("/problems/stale-token", f"orders/{key}")
-        assert (told["presented_token"], told["current_token"]) == ("35", "36")
+        assert code(stale) == (409, "FP001"), method
+        answered = stale.json()
+        assert (answered["type"], answered["resource"]) == ("/problems/stale-token", f"orders/{key}"), method
+        assert (answered["presented_token"], answered["current_token"]) == ("35", "36"), method
         spent = await api.ask(method, f"data/orders/{key}", body, token=36)
-        assert code(spent) == (409, "FP002")
-        assert spent.json()["type"] == "/problems/spent-token"
-        assert "mint another" in spent.json()["hint"]
-        assert "--rule epoch" in spent.json()["hint"]
+        assert code(spent) == (409, "FP002"), method
+        assert spent.json()["type"] == "/problems/spent-token", method
+        assert "mint another" in spent.json()["hint"], method
+        assert "--rule epoch" in spent.json()["hint"], method
     assert (await api.ask("GET", f"data/orders/{key}")).json()["status"] == "new"
     assert await shop.mark(key) == 36
 
@@ -105,12 +105,12 @@ async def test_a_delete_leaves_its_mark_behind(api: Api, shop: Shop) -> None:
     answer = await api.ask("DELETE", f"data/orders/{key}", token=36)
     assert (answer.status_code, answer.content) == (204, b"")
     for method, body in (("PATCH", {}), ("PUT", {}), ("DELETE", None)):
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=35)) == (409, "FP001")
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=36)) == (409, "FP002")
+        assert code(await api.ask(method, f"data/orders/{key}", body, token=35)) == (409, "FP001"), method
+        assert code(await api.ask(method, f"data/orders/{key}", body, token=36)) == (409, "FP002"), method
     assert code(await api.ask("POST", "data/orders", {"order_id": key}, token=35)) == (409, "FP001")
     assert code(await api.ask("POST", "data/orders", {"order_id": key}, token=36)) == (409, "FP002")
     for method, body in (("PATCH", {}), ("DELETE", None)):
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=37)) == (404, "FP006")
+        assert code(await api.ask(method, f"data/orders/{key}", body, token=37)) == (404, "FP006"), method
     assert (await api.ask("PUT", f"data/orders/{key}", {}, token=37)).status_code == 201
 
 
@@ -143,9 +143,12 @@ async def test_a_body_may_repeat_the_key_in_any_spelling_and_not_contradict_it(a
     assert (await api.ask("PUT", f"data/orders/{key}", {"order_id": key}, token=token)).status_code == 201
     for method in ("PUT", "PATCH"):
         answer = await api.ask(method, f"data/orders/{key}", {"order_id": "another"}, token=token + 1)
-        assert code(answer) == (400, "FP016")
-        assert "order_id" in answer.json()["detail"]
-        assert code(await api.ask(method, f"data/orders/{key}", {"order_id": None}, token=token + 1)) == (400, "FP016")
+        assert code(answer) == (400, "FP016"), method
+        assert "order_id" in answer.json()["detail"], method
+        assert code(await api.ask(method, f"data/orders/{key}", {"order_id": None}, token=token + 1)) == (
+            400,
+            "FP016",
+        ), method
     assert await shop.mark(key) == token
 
 
@@ -153,10 +156,10 @@ async def test_a_body_may_repeat_the_key_in_any_spelling_and_not_contradict_it(a
 async def test_the_same_key_in_another_spelling_is_the_same_key(api: Api, method: str) -> None:
     await api.ask("PUT", "data/numbered/7", {}, token=1_000)
     token = 2_000 if method == "PUT" else 3_000
-    for path, said in (("7", "07"), ("07", 7), ("7", 7), ("+7", "7"), ("%207", 7)):
+    for path, sent in (("7", "07"), ("07", 7), ("7", 7), ("+7", "7"), ("%207", 7)):
         token += 1
-        answer = await api.ask(method, f"data/numbered/{path}", {"id": said}, token=token)
-        assert (answer.status_code, answer.json()["id"]) == (200, 7), (path, said, answer.text)
+        answer = await api.ask(method, f"data/numbered/{path}", {"id": sent}, token=token)
+        assert (answer.status_code, answer.json()["id"]) == (200, 7), (path, sent, answer.text)
     assert code(await api.ask(method, "data/numbered/7", {"id": 8}, token=9_000)) == (400, "FP016")
     ticket = uuid.uuid4()
     assert (await api.ask("PUT", f"data/tickets/{ticket}", {}, token=1)).status_code == 201
@@ -218,7 +221,7 @@ async def test_the_largest_token_is_taken_and_ends_the_resource(api: Api, shop: 
 async def test_accept_asks_for_an_object_and_gets_it(api: Api, shop: Shop) -> None:
     key = await shop.order()
     for accept in ("application/vnd.pgrst.object+json", "application/json", "*/*", "text/html, */*;q=0.1"):
-        assert (await api.ask("GET", f"data/orders/{key}", headers={"Accept": accept})).status_code == 200
+        assert (await api.ask("GET", f"data/orders/{key}", headers={"Accept": accept})).status_code == 200, accept
     for method in ("GET", "PATCH", "DELETE"):
         answer = await api.ask(
             method,
@@ -227,5 +230,5 @@ async def test_accept_asks_for_an_object_and_gets_it(api: Api, shop: Shop) -> No
             token=None if method == "GET" else 11,
             headers={"Accept": "text/csv"},
         )
-        assert code(answer) == (406, "FP021")
+        assert code(answer) == (406, "FP021"), method
     assert await shop.mark(key) == 10

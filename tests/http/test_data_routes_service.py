@@ -10,10 +10,10 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
-from tests.support.interleave import eventually
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.storage.schema.migrate import newest
+from fencepost.storage.schema.revisions import newest
+from fencepost.testing.servers.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ async def test_metrics_count_verdicts_and_requests(api: Api, shop: Shop) -> None
 
 @asynccontextmanager
 async def database_away(server: PostgresServer, dsn: str) -> AsyncIterator[None]:
-    """Let nobody into the database, and end who is in."""
+    """Let no client into the database, and end who is in."""
     name = dsn.rpartition("/")[2]
     connection = await asyncpg.connect(server.url)
     try:
@@ -116,7 +116,7 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
         ):
             answer = await api.ask(method, path, body, token=None if method == "GET" else 11)
             assert code(answer) == (503, "FP010"), (method, path)
-            assert int(answer.headers["retry-after"]) >= 1
+            assert int(answer.headers["retry-after"]) >= 1, (method, path)
         assert code(await api.ask("PATCH", f"data/orders/{key}", {})) == (428, "FP003"), "needs no database"
 
     async def back() -> bool:

@@ -25,11 +25,11 @@ async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop, tok
         ("POST", b"/v1/claims", claim),
     ):
         answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
-        if answer.header("content-type") != "application/problem+json":
-            assert answer.status == 400, "refused by the HTTP parser itself"
+        if "the parser stopped in it" in answer.json()["detail"]:
+            assert (answer.status, answer.json()["code"]) == (400, "FP016")
             continue
         assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
-        assert answer.json()["type"] == "/problems/malformed-token"
+        assert answer.json()["type"] == "/problems/malformed-token", method
     assert await shop.mark(key.decode()) == 1
 
 
@@ -61,7 +61,7 @@ async def test_reads_do_not_look_at_a_token(api: Api, shop: Shop) -> None:
         for token in ("34", "nonsense", ""):
             answer = await api.ask("GET", path, headers={"X-Fence-Token": token})
             assert answer.status_code == (404 if path.endswith("nobody") else 200), path
-            assert answer.content == (await api.ask("GET", path)).content
+            assert answer.content == (await api.ask("GET", path)).content, token
     assert await shop.mark(key) == 10
 
 
@@ -80,7 +80,7 @@ async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Sho
         ):
             answer = await api.ask(method, path, body)
             assert code(answer) == (428, "FP003"), (method, path)
-            assert answer.json()["type"] == "/problems/token-required"
+            assert answer.json()["type"] == "/problems/token-required", (method, path)
     assert await shop.mark(key) == 10
     assert await shop.mark("nobody") is None
 

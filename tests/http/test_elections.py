@@ -10,13 +10,14 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api
 from tests.support.events import streaming
-from tests.support.interleave import eventually
 from tests.support.lease_http import post, release, running
 from tests.support.serving import serving as serve
 
+from fencepost.testing.servers.waiting import eventually
+
 
 async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:
-    """Win an election that nobody leads."""
+    """Win an election that no client leads."""
     answer = await post(http, f"election/{name}", owner=owner, ttl_ms=60_000, **asked)
     assert answer.status_code == 201, answer.text
     lease: dict[str, Any] = answer.json()
@@ -30,27 +31,28 @@ async def election(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
     return found
 
 
-async def test_the_leader_is_whoever_holds_the_elections_lock_and_its_term_the_leases_first_token(
+async def test_the_leader_is_the_holder_of_the_elections_lock_and_its_term_the_leases_number(
     http: httpx.AsyncClient,
 ) -> None:
-    nobody: dict[str, Any] = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
-    assert await election(http, "jobs/nightly") == nobody
+    without_leader: dict[str, Any] = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
+    assert await election(http, "jobs/nightly") == without_leader
     first = await elected(http, "jobs/nightly", "a", tokens=3)
     await http.post(f"/v1/leases/{first['lease_id']}/tokens", headers={"X-Lease-Secret": first["secret"]})
-    told = await election(http, "jobs/nightly")
-    assert told["leader"].pop("remaining_ms") <= 60_000
-    assert told["leader"] == {
-        "term": first["tokens"][0],
+    answered = await election(http, "jobs/nightly")
+    assert answered["leader"].pop("remaining_ms") <= 60_000
+    assert answered["leader"] == {
+        "term": first["lease_id"],
         "owner": "a",
         "lease_id": first["lease_id"],
         "since": first["granted_at"],
         "expires_at": first["expires_at"],
     }
     await release(http, first)
-    assert await election(http, "jobs/nightly") == nobody
+    assert await election(http, "jobs/nightly") == without_leader
     second = await elected(http, "jobs/nightly", "b", claim=["orders/order-123"])
     term = (await election(http, "jobs/nightly"))["leader"]["term"]
-    assert int(first["tokens"][-1]) < int(term) < int(second["token"]), "the claim's own token is the first"
+    assert term == second["lease_id"]
+    assert int(term) > int(first["lease_id"])
 
 
 async def test_a_lock_of_the_same_name_is_another_thing(http: httpx.AsyncClient) -> None:
@@ -74,7 +76,7 @@ async def test_without_a_name_all_elections_that_have_a_leader_are_listed(http: 
     assert await names(after="b") == ["c/d"]
 
 
-async def test_a_stream_tells_how_things_are_at_once_and_then_each_change(http: httpx.AsyncClient) -> None:
+async def test_a_stream_shows_how_things_are_at_once_and_then_each_change(http: httpx.AsyncClient) -> None:
     async with streaming(http, "scheduler") as events:
         assert events.response.headers["content-type"].partition(";")[0] == "text/event-stream"
         assert events.response.headers["cache-control"] == "no-store"
@@ -82,18 +84,18 @@ async def test_a_stream_tells_how_things_are_at_once_and_then_each_change(http: 
         assert (at_first.kind, at_first.id, at_first.owner) == ("vacant", None, None)
         first = await elected(http, "scheduler", "a")
         event = await events.next()
-        assert (event.kind, event.id, event.owner) == ("elected", first["token"], "a")
+        assert (event.kind, event.id, event.owner) == ("elected", first["lease_id"], "a")
         async with streaming(http, "scheduler") as late:
-            assert (await late.next()).id == first["token"]
+            assert (await late.next()).id == first["lease_id"]
         await release(http, first)
         event = await events.next()
-        assert (event.kind, event.id, event.owner) == ("vacant", first["token"], None)
+        assert (event.kind, event.id, event.owner) == ("vacant", first["lease_id"], None)
         second = await elected(http, "scheduler", "b")
         event = await events.next()
-        assert (event.kind, event.id, event.owner) == ("elected", second["token"], "b")
+        assert (event.kind, event.id, event.owner) == ("elected", second["lease_id"], "b")
 
 
-async def test_a_stream_of_another_election_hears_nothing(http: httpx.AsyncClient) -> None:
+async def test_a_stream_of_another_election_gets_nothing(http: httpx.AsyncClient) -> None:
     async with streaming(http, "a") as of_a, streaming(http, "b") as of_b:
         await of_a.next()
         await of_b.next()
@@ -113,7 +115,7 @@ async def test_a_leader_whose_time_runs_out_is_gone(http: httpx.AsyncClient) -> 
 
 async def test_last_event_id_is_taken(http: httpx.AsyncClient) -> None:
     lease = await elected(http, "scheduler")
-    headers = {"Last-Event-ID": lease["token"]}
+    headers = {"Last-Event-ID": lease["lease_id"]}
     async with http.stream("GET", "/v1/elections/events?name=scheduler", headers=headers) as response:
         lines = response.aiter_lines()
         assert [await anext(lines) for _ in range(3)] == ["retry: 1000", "", "event: elected"]
@@ -148,7 +150,7 @@ async def test_streams_are_limited_and_one_that_its_client_leaves_counts_no_more
     "query",
     ["", "?name=", "?name=a&name=b", "?name=a&limit=1", "?name=%00", "?name=" + "x" * 504, "?name=a&source=no_such"],
 )
-async def test_bad_queries_are_told(gateway_url: str, query: str) -> None:
+async def test_bad_queries_are_reported(gateway_url: str, query: str) -> None:
     async with Api.open(gateway_url) as api:
         answer = await api.http.get(f"/v1/elections/events{query}")
         assert (answer.status_code, answer.json()["code"]) == (400, "FP016"), answer.text
@@ -180,13 +182,13 @@ async def test_a_gateway_that_is_to_stop_ends_its_streams(short_dir: Path, worke
         assert await gateway.ended() == 0
 
 
-async def test_a_stream_ends_when_nobody_can_say_any_more_who_leads(database: str) -> None:
-    """Silence would tell that nothing has changed."""
+async def test_a_stream_ends_when_the_leader_cannot_be_known_any_more(database: str) -> None:
+    """Silence would mean that nothing has changed."""
     async with running(database) as http, streaming(http, "scheduler") as events:
         await events.next()
         observer = await asyncpg.connect(database)
         try:
-            await observer.execute("ALTER FUNCTION fencepost.lock_states(text, text, integer) RENAME TO gone")
+            await observer.execute("ALTER FUNCTION fencepost.lock_states(text[], text, integer, text[]) RENAME TO gone")
         finally:
             await observer.close()
         await events.ended()

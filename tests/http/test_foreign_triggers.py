@@ -98,7 +98,7 @@ async def test_a_trigger_that_lets_writes_pass_is_no_hindrance(soft: Connection,
         assert code(await write(gateway, "PATCH", "soft/9", 5, {"n": 9})) == (404, "FP006")
 
 
-async def test_a_cascade_into_a_protected_table_is_told_as_what_it_is(soft: Connection, database: str) -> None:
+async def test_a_cascade_into_a_protected_table_is_reported_as_what_it_is(soft: Connection, database: str) -> None:
     await protect(soft, "child")
     await soft.execute("INSERT INTO child (id, soft, last_fence_token) VALUES (7, 1, 1)")
     async with in_process(database) as gateway:

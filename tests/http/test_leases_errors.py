@@ -1,4 +1,4 @@
-"""What the routes of leases refuse: every error says what and where, and no secret is ever told."""
+"""What the routes of leases refuse: every error names what and where, and no secret is ever shown."""
 
 import hashlib
 import json
@@ -44,10 +44,10 @@ async def test_a_foreign_or_unknown_lease_is_410(api: Api) -> None:
     for unknown in ("9223372036854775807", "9223372036854775808", "0", "007", "-1", "x", "1e3", "%D9%A1", "9" * 5000):
         path = f"leases/{unknown}"
         assert code(await api.ask("GET", path)) == (410, "FP012"), unknown[:30]
-        assert code(await api.ask("POST", f"{path}/renew", headers=wrong)) == (410, "FP012")
-        assert code(await api.ask("POST", f"{path}/tokens", headers=wrong)) == (410, "FP012")
+        assert code(await api.ask("POST", f"{path}/renew", headers=wrong)) == (410, "FP012"), unknown
+        assert code(await api.ask("POST", f"{path}/tokens", headers=wrong)) == (410, "FP012"), unknown
         answer = await api.ask("DELETE", path, headers=wrong)
-        assert (answer.status_code, answer.content) == (204, b"")
+        assert (answer.status_code, answer.content) == (204, b""), unknown
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_a_foreign_or_unknown_lease_is_410(api: Api) -> None:
         ("a", "body: a JSON object"),
     ],
 )
-async def test_what_cannot_be_asked_for_is_400_and_says_where(api: Api, body: object, where: str) -> None:
+async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api, body: object, where: str) -> None:
     answer = await api.ask("POST", "leases", body)
     assert code(answer) == (400, "FP016"), answer.text
     assert answer.json()["detail"].startswith(where)
@@ -109,7 +109,7 @@ async def test_caps_are_named(api: Api) -> None:
         ({"lock": "a", "ttl_ms": 100_001}, "FENCEPOST_MAX_TTL"),
         ({"lock": "a", "tokens": 8}, "FENCEPOST_MAX_TOKENS"),
     ):
-        assert setting in (await api.ask("POST", "leases", body)).json()["hint"]
+        assert setting in (await api.ask("POST", "leases", body)).json()["hint"], setting
     given = await lease(api, ttl_ms=100_000, tokens=7)
     path = f"leases/{given['lease_id']}"
     too_long = await api.ask("POST", f"{path}/renew", {"ttl_ms": 100_001}, headers=of(given))
@@ -161,15 +161,15 @@ async def test_a_secret_that_cannot_be_one_is_400_and_is_not_repeated(api: Api) 
         ):
             raw = await api.raw(method, where, sent, headers=headers)
             assert raw.status == 400, (method, where, values)
-            assert raw.json()["detail"].startswith("X-Lease-Secret: ")
-            assert all(value not in raw.body for value in values if value)
+            assert raw.json()["detail"].startswith("X-Lease-Secret: "), method
+            assert all(value not in raw.body for value in values if value), method
     for method, where in (("POST", path + b"/renew"), ("POST", path + b"/tokens"), ("DELETE", path)):
         raw = await api.raw(method, where)
-        assert (raw.status, raw.json()["code"]) == (400, "FP016")
-        assert raw.json()["detail"].startswith("X-Lease-Secret: missing")
+        assert (raw.status, raw.json()["code"]) == (400, "FP016"), method
+        assert raw.json()["detail"].startswith("X-Lease-Secret: missing"), method
     for length in (22, 256):
         SECRETS.append("!~" * (length // 2))
-        assert (await acquire(api, new_name(), secret=SECRETS[-1])).status_code == 201
+        assert (await acquire(api, new_name(), secret=SECRETS[-1])).status_code == 201, length
     assert (await api.ask("GET", f"leases/{given['lease_id']}")).status_code == 200
 
 
@@ -189,9 +189,9 @@ async def test_other_methods_are_405(api: Api) -> None:
     assert (await api.http.post("/v1/leases/", json={"lock": new_name()})).status_code == 404
 
 
-async def test_debug_logs_tell_of_leases_and_never_of_secrets(api: Api, leasing: tuple[Shop, Said]) -> None:
+async def test_debug_logs_have_leases_and_never_secrets(api: Api, leasing: tuple[Shop, Said]) -> None:
     secret = new_secret()
-    given = await lease(api, secret=secret, owner="told in the logs")
+    given = await lease(api, secret=secret, owner="shown in the logs")
     path = f"leases/{given['lease_id']}"
     await api.ask("POST", f"{path}/renew", headers=of(given))
     await api.ask("POST", f"{path}/tokens", headers={"X-Lease-Secret": new_secret()})
@@ -200,7 +200,7 @@ async def test_debug_logs_tell_of_leases_and_never_of_secrets(api: Api, leasing:
     await api.ask("DELETE", path, headers=of(given))
     made_up = await lease(api)
     text = leasing[1].text
-    assert "told in the logs" in text
+    assert "shown in the logs" in text
     assert given["lease_id"] in text
     for hidden in (secret, made_up["secret"]):
         assert hidden not in text

@@ -1,4 +1,4 @@
-"""Operators and functions that somebody else has put into `public`: the gateway, whose role's search_path has that
+"""Operators and functions that another role has put into `public`: the gateway, whose role's search_path has that
 schema, runs none of them.
 
 They take exactly the types that the statements compare, so that they would be preferred to PostgreSQL's own where those
@@ -12,9 +12,10 @@ from itertools import product
 import httpx
 import pytest
 from tests.support.in_process import in_process
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.versions
 
@@ -245,10 +246,10 @@ async def test_what_goes_along_with_requests_uses_postgresqls_own(
     answer = await gateway.post(f"/v1/leases/{given['lease_id']}/tokens", json={"count": 2}, headers=secret)
     assert answer.status_code == 200, answer.text
 
-    async def somebody_waits() -> bool:
+    async def a_waiter_is_there() -> bool:
         return bool(await owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
 
-    await eventually(somebody_waits)
+    await eventually(a_waiter_is_there)
     answer = await gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
     assert answer.status_code == 204, answer.text
     await queued
@@ -260,4 +261,4 @@ async def test_health_uses_postgresqls_own(gateway: httpx.AsyncClient, owner: Co
     for path in ("/readyz", "/metrics"):
         answer = await gateway.get(path)
         assert answer.status_code == 200, answer.text
-        assert "captured" not in answer.text
+        assert "captured" not in answer.text, path

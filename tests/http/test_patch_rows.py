@@ -101,7 +101,7 @@ async def test_the_mark_of_a_key_without_a_row_refuses(api: Api, shop: Shop) -> 
     assert code(await api.ask("PATCH", "data/orders", rows[2:], token=41)) == (404, "FP006")
 
 
-async def test_a_token_that_was_never_issued_is_told_whether_or_not_there_is_a_row(api: Api, shop: Shop) -> None:
+async def test_a_token_that_was_never_issued_is_reported_whether_or_not_there_is_a_row(api: Api, shop: Shop) -> None:
     here, absent = "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42", "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d43"
     await shop.sql("SELECT setval('fencepost.tokens', 100)")
     assert (await api.ask("POST", "data/tickets", {"id": here}, token=5)).status_code == 201

@@ -21,7 +21,7 @@ SPELLINGS = (
 
 
 async def refused(api: Api, body: object, query: str = "") -> str:
-    """Send what must be 400 whatever the token; gives what is said of it."""
+    """Send what must be 400 whatever the token; returns the error's detail."""
     answer = await api.ask("PATCH", f"data/orders{query}", body, token=99)
     assert code(answer) == (400, "FP016"), answer.text
     detail: str = answer.json()["detail"]
@@ -59,7 +59,7 @@ async def test_elements_name_their_rows(api: Api, shop: Shop) -> None:
     assert await shop.mark(key) == 1
 
 
-async def test_columns_says_what_counts(api: Api, shop: Shop) -> None:
+async def test_columns_names_the_keys_that_count(api: Api, shop: Shop) -> None:
     key, other = await shop.order(mark=1, note="old"), await shop.order(mark=1, note="old")
     rows = [{"order_id": key, "code": "abc", "quantity": 9}, {"order_id": other, "extra": True}]
     answer = await api.ask("PATCH", "data/orders?columns=order_id,code", rows, token=4, prefer="return=representation")
@@ -68,7 +68,7 @@ async def test_columns_says_what_counts(api: Api, shop: Shop) -> None:
     ]  # fmt: skip
 
 
-async def test_columns_that_nobody_may_write(api: Api, shop: Shop) -> None:
+async def test_columns_that_no_request_may_write(api: Api, shop: Shop) -> None:
     key = await shop.order(mark=1)
     assert "nonsense" in await refused(api, [{"order_id": key, "nonsense": 1}])
     assert "last_fence_token" in await refused(api, [{"order_id": key, "last_fence_token": "9"}])
@@ -202,8 +202,8 @@ async def test_a_trigger_that_keeps_one_row_from_being_written_undoes_all(
             answer = await gateway.patch("/v1/data/loud", json=rows, headers={"X-Fence-Token": "4"})
             assert answer.status_code == answered, answer.text
             if answered != 204:
-                assert code(answer) == (400, "FP403")
-                assert await owner.fetchval("SELECT max(last_fence_token) FROM public.loud") == 1
+                assert code(answer) == (400, "FP403"), answered
+                assert await owner.fetchval("SELECT max(last_fence_token) FROM public.loud") == 1, answered
 
 
 async def test_columns_that_changed_meanwhile(connect: Connect, database: str) -> None:

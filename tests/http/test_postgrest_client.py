@@ -35,7 +35,7 @@ async def test_it_reads_one_object_or_none(gateway_url: str) -> None:
             await reader.from_("orders").select("*").single().execute()
 
 
-async def test_it_writes_under_a_token_and_hears_of_a_stale_one(gateway_url: str) -> None:
+async def test_it_writes_under_a_token_and_is_refused_under_a_stale_one(gateway_url: str) -> None:
     async with client(gateway_url, 40) as holder:
         inserted = await rows(holder.from_("orders").insert([{"order_id": "b", "status": "new"}]))
         assert [row["order_id"] for row in inserted] == ["b"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import httpx
 import pytest
 from tests.support.in_process import in_process
-from tests.support.interleave import Connect, Connection, blocks_somebody, start
+from tests.support.interleave import Connect, Connection, blocks_another_session, start
 
 from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
 
@@ -47,12 +47,12 @@ async def delete_meanwhile(
         for statement in statements:
             await owner.execute(statement)
         waiting = asyncio.create_task(delete(gateway, key, headers))
-        await blocks_somebody(owner, observer)
+        await blocks_another_session(owner, observer)
         await owner.execute("COMMIT")
         answer = await waiting
         assert answer.status_code == 204, answer.text
         marks = "SELECT last_fence_token FROM fencepost.marks WHERE resource = $1 AND row_absent"
-        assert await observer.fetchval(marks, f"t/{key}") == 5
+        assert await observer.fetchval(marks, f"t/{key}") == 5, key
 
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
@@ -90,7 +90,7 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
     for statement in statements:
         await owner.execute(statement)
     waiting = asyncio.create_task(delete(gateway, "2,x", {}))
-    await blocks_somebody(owner, observer)
+    await blocks_another_session(owner, observer)
     for holder, successor in pairwise(owners):
         await successor.execute("BEGIN")
         lock = successor.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
@@ -99,7 +99,7 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
         await queued
         for statement in statements:
             await successor.execute(statement)
-        await blocks_somebody(successor, observer)
+        await blocks_another_session(successor, observer)
         assert not waiting.done()
     await owners[-1].execute("COMMIT")
     answer = await waiting

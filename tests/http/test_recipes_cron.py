@@ -1,4 +1,4 @@
-"""docs/recipes/cron-on-two-machines.md runs as it stands, and the pause that it tells of happens."""
+"""docs/recipes/cron-on-two-machines.md runs as it stands, and the pause that it describes happens."""
 
 import asyncio
 import re
@@ -8,10 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.http.lock_machines import Machines
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("recipes that run as processes")
 
 PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
 PAYS = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"
@@ -45,10 +48,10 @@ async def total(reader: Connection) -> Decimal:
 
 
 async def free(http: httpx.AsyncClient) -> None:
-    async def nobody_holds() -> bool:
+    async def none_holds() -> bool:
         return not any(lock["held"] for lock in (await http.get("/v1/locks")).json())
 
-    await eventually(nobody_holds, within=30, what="the end of the lease")
+    await eventually(none_holds, within=30, what="the end of the lease")
 
 
 def test_every_block_of_the_page_is_run() -> None:
@@ -62,9 +65,9 @@ async def test_of_two_machines_one_does_it_and_the_other_ends_without_a_word(
     async with machines.machine("one", line(machines), waits=True) as one:
         await one.is_about_to_write()
         async with machines.machine("two", line(machines)) as two:
-            assert (await two.running.ended(), two.running.said) == (0, "")
+            assert (await two.running.ended(), two.running.printed) == (0, "")
         one.let_it_write()
-        assert (await one.running.ended(), one.running.said) == (0, "")
+        assert (await one.running.ended(), one.running.printed) == (0, "")
     assert await total(await connect()) == OLD
 
 
@@ -90,13 +93,13 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
         await free(http)
         await owner.execute(PAYS)
         async with machines.machine("two", command) as two:
-            assert await two.running.ended() == 0, two.running.said
+            assert await two.running.ended() == 0, two.running.printed
         assert await total(owner) == NEW
         one.let_it_write()
         if protected:
             words = re.sub(r"\d+", r"\\d+", recipe("refused", PAGE).strip())
             await one.says("stale token")
-            assert re.search(words, one.running.said), one.running.said
+            assert re.search(words, one.running.printed), one.running.printed
         else:
             await eventually(lambda: wrote_over(owner), within=30, what="the lost update")
         one.resume_lock()
@@ -111,7 +114,7 @@ async def wrote_over(owner: Connection) -> bool:
 async def test_a_claim_alone_refuses_the_paused_machine_before_anything_was_written(
     machines: Machines, http: httpx.AsyncClient, connect: Connect
 ) -> None:
-    """As the page's table says: "has written or not"."""
+    """As in the page's table: "has written or not"."""
     short = line(machines).replace("--no-wait", "--no-wait --ttl 3")
     async with machines.machine("one", short, waits=True) as one:
         await one.is_about_to_write()
@@ -123,11 +126,11 @@ async def test_a_claim_alone_refuses_the_paused_machine_before_anything_was_writ
             await one.says("stale token")
             assert await total(await connect()) == 0
             two.let_it_write()
-            assert await two.running.ended() == 0, two.running.said
+            assert await two.running.ended() == 0, two.running.printed
     assert await total(await connect()) == OLD
 
 
-async def test_a_key_says_once_a_night_without_any_lock(machines: Machines, connect: Connect) -> None:
+async def test_a_key_means_once_a_night_without_any_lock(machines: Machines, connect: Connect) -> None:
     owner = await connect()
     await owner.execute(
         "CREATE TABLE nights (night date PRIMARY KEY); CREATE TABLE reminders (order_id text, night date)"

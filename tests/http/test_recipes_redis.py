@@ -11,9 +11,9 @@ import pytest
 from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
-from tests.support.servers import free_port
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.ports import free_port
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")
@@ -29,17 +29,17 @@ class Story:
     gateway: str
     redis: int
 
-    async def tell(self, *names: str) -> None:
-        """Run these recipes in one shell, which keeps their variables, and compare what they say."""
-        told = [step for name in names for step in steps(recipe(name, PAGE))]
-        script = f"\necho {_END}\n".join(command for command, _ in told)
-        said = (await self.run(script)).split(f"{_END}\n")
-        assert len(said) == len(told)
-        for (command, expected), answer in zip(told, said, strict=True):
+    async def run_recipes(self, *names: str) -> None:
+        """Run these recipes in one shell, which keeps their variables, and compare what they print."""
+        answered = [step for name in names for step in steps(recipe(name, PAGE))]
+        script = f"\necho {_END}\n".join(command for command, _ in answered)
+        output = (await self.run(script)).split(f"{_END}\n")
+        assert len(output) == len(answered)
+        for (command, expected), answer in zip(answered, output, strict=True):
             assert answer.rstrip("\n") == expected, command
 
     async def run(self, script: str) -> str:
-        """Run a shell script, and return what it says."""
+        """Run a shell script, and return what it prints."""
         here = script.replace("http://127.0.0.1:8080", self.gateway)
         here = here.replace("redis-cli", f"redis-cli --no-raw -p {self.redis}")
         done = await asyncio.to_thread(run, here, self.server, self.database, FENCEPOST_DATABASE_URL=self.database)
@@ -65,18 +65,18 @@ def test_every_block_of_the_page_is_run() -> None:
 
 
 async def test_the_page_is_true(story: Story) -> None:
-    await story.tell(*STORY)
+    await story.run_recipes(*STORY)
 
 
 async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
     """The dedupe of the page is a saving, no promise."""
-    await story.tell("dedupe")
+    await story.run_recipes("dedupe")
     assert await story.run("redis-cli FLUSHALL") == "OK\n"
-    await story.tell("dedupe")
+    await story.run_recipes("dedupe")
 
 
 async def test_writes_under_tokens_that_were_granted_before_go_on(story: Story) -> None:
-    await story.tell("protect")
+    await story.run_recipes("protect")
     wanted = {"source": "redis", "lock": "invoices/inv-7", "tokens": 2}
     async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=30) as http:
         tokens = (await http.post("/v1/leases", json=wanted)).raise_for_status().json()["tokens"]
@@ -90,7 +90,7 @@ async def test_writes_under_tokens_that_were_granted_before_go_on(story: Story) 
 
 
 async def test_a_table_with_marks_of_another_source_needs_a_bump_first(story: Story) -> None:
-    """As the page says at its end; otherwise a new counter looks like one that went back."""
+    """As on the page, at its end; otherwise a new counter looks like one that went back."""
     await story.run(
         "psql $DATABASE_URL -qc 'CREATE TABLE invoices (number text PRIMARY KEY, state text NOT NULL)';"
         "fencepost protect invoices; psql $DATABASE_URL -qc \"SET LOCAL fencepost.token = '9';"
@@ -99,7 +99,7 @@ async def test_a_table_with_marks_of_another_source_needs_a_bump_first(story: St
     wanted = {"source": "redis", "lock": "invoices/inv-7", "claim": ["invoices/inv-7"]}
     async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=30) as http:
         refused = await http.post("/v1/leases", json=wanted)
-        await story.run("fencepost source bump redis --reason 'new counter'")
+        await story.run("fencepost source raise redis --reason 'new counter'")
         granted = await http.post("/v1/leases", json=wanted)
     assert refused.json()["code"] == "FP015"
     assert granted.status_code == 201, granted.text

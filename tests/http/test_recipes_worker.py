@@ -7,10 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.http.lock_machines import Machines
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("recipes that run as processes")
 
 PAGE = DOCS / "recipes" / "one-active-worker.md"
 
@@ -68,7 +71,7 @@ async def test_when_the_active_one_is_stopped_the_next_works_at_once(
             await waits(http)
             one.running.process.terminate()
             assert await one.running.ended() == 128 + 15
-            await works(owner, "two")  # with a TTL that nobody could have waited for
+            await works(owner, "two")  # with a TTL that no client could have waited for
     sent = await owner.fetch("SELECT order_id, host FROM outbox")
     assert [tuple(row) for row in sent] == [("order-124", "one")]
 

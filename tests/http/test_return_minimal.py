@@ -93,7 +93,7 @@ async def test_what_is_not_shown_is_not_read(api: Api, owner: asyncpg.Connection
 
 
 @pytest.mark.parametrize("table", ["tasks", "chairs"])
-async def test_refusals_are_told_as_ever(api: Api, owner: asyncpg.Connection, table: str) -> None:
+async def test_refusals_are_answered_as_before(api: Api, owner: asyncpg.Connection, table: str) -> None:
     await owner.execute(f"UPDATE public.{table} SET last_fence_token = 40 WHERE id IN (1, 2)")
     for method, path, body in (
         ("PATCH", f"{table}/1", {"status": "late"}),

@@ -1,4 +1,4 @@
-"""The gateway does what its OpenAPI document says, as far as schemathesis can find out.
+"""The gateway does what its OpenAPI document promises, as far as schemathesis can find out.
 
 Its command line is used and not its pytest integration, which (4.32) fails on pytest 9.2 when the schema comes from a
 fixture.
@@ -6,12 +6,15 @@ fixture.
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 from tests.http.conftest import StartGateway
+from tests.support.tokens import SECRET, token
 
 from fencepost.storage.protecting.protect import protect
 
@@ -28,7 +31,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 """Not the other ones. A write to what is not protected is 403 and not 405, on purpose (R13), and what PostgreSQL takes
-as input is more than JSON Schema can say (a number for a text column) and less (a NUL in one).
+as input is more than JSON Schema can express (a number for a text column) and less (a NUL in one).
 """
 
 HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
@@ -70,14 +73,26 @@ async def many_tables(demo_database: str) -> str:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+@pytest.mark.parametrize("credential", [None, "good", "bad"])
 async def test_every_answer_is_one_that_the_document_promises(
-    many_tables: str, start_gateway: StartGateway, tmp_path: Path
+    many_tables: str, start_gateway: StartGateway, tmp_path: Path, credential: str | None
 ) -> None:
-    gateway = await start_gateway(many_tables, max_wait=0.2)  # a lock may be asked for twice
+    """Without authentication; with it and a JWT; and with it and one that has expired, where each answer is a 401."""
+    known = {} if credential is None else {"jwt_secret": SECRET, "jwt_role_claim_key": ""}
+    if credential == "bad":
+        known["failed_rate_limit"] = ""  # after 600 of them each answer would be a 429
+    gateway = await start_gateway(many_tables, max_wait=0.2, **known)  # a lock may be asked for twice
+    schema, headers = f"{gateway}/openapi.json", []
+    if credential is not None:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token()}"}, trust_env=False) as client:
+            (tmp_path / "openapi.json").write_text((await client.get(schema)).text)
+        sent = token() if credential == "good" else token(exp=1)
+        schema, headers = str(tmp_path / "openapi.json"), ["-H", f"Authorization: Bearer {sent}", "--url", gateway]
     run = await asyncio.create_subprocess_exec(
         Path(sys.executable).with_name("schemathesis"),
         "run",
-        f"{gateway}/openapi.json",
+        schema,
+        *headers,
         f"--checks={','.join(CHECKS)}",
         f"--max-examples={MAX_EXAMPLES}",
         "--exclude-path=/v1/elections/events",  # an answer that does not end; test_elections.py reads it
@@ -98,3 +113,9 @@ async def test_every_answer_is_one_that_the_document_promises(
             run.kill()
             await run.wait()
     assert run.returncode == 0, output.decode()
+    if credential == "bad":
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token()}"}, trust_env=False) as client:
+            metrics = (await client.get(f"{gateway}/metrics")).text
+        statuses = re.findall(r'request_seconds_count\{[^}]*route="/v1/[^}]*status="(\d+)"', metrics)
+        assert "401" in statuses
+        assert not any(status.startswith("2") for status in statuses)

@@ -11,11 +11,13 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.support.interleave import Connection, eventually
-from tests.support.processes import all_gone, descendants, mentioning
-from tests.support.serving import STARTS_WITHIN, launch, serving
+from tests.support.interleave import Connection
+from tests.support.processes import all_gone
+from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
 
 from fencepost.embedded.server import running_url
+from fencepost.testing.servers.processes import descendants, mentioning
+from fencepost.testing.servers.waiting import eventually
 
 ORDER = "/v1/data/orders/order-123"
 
@@ -53,7 +55,7 @@ async def refuses_connections(url: str) -> None:
     """Return once nothing listens there: the gateway drains."""
     host, _, port = url.removeprefix("http://").rpartition(":")
 
-    async def nobody_listens() -> bool:
+    async def none_listens() -> bool:
         try:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
@@ -64,7 +66,7 @@ async def refuses_connections(url: str) -> None:
         await writer.wait_closed()
         return False
 
-    await eventually(nobody_listens, what="the end of listening")
+    await eventually(none_listens, what="the end of listening")
 
 
 def patch_order(client: httpx.AsyncClient, url: str, token: int, status: str) -> "asyncio.Task[httpx.Response]":
@@ -78,7 +80,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@workers
 async def test_ctrl_c_stops_everything_and_the_next_start_finds_the_data(
     short_dir: Path, client: httpx.AsyncClient, workers: str
 ) -> None:
@@ -113,7 +115,7 @@ async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done(
 
 
 async def test_the_greeting_names_the_docs_and_a_request_that_works(short_dir: Path) -> None:
-    async with serving(short_dir) as gateway:
+    async with serving_as_it_is(short_dir) as gateway:
         assert f"{gateway.url}/docs" in gateway.greeting
         curl = gateway.greeting.rpartition("try")[2].strip()
         answer = await asyncio.to_thread(
@@ -122,7 +124,7 @@ async def test_the_greeting_names_the_docs_and_a_request_that_works(short_dir: P
         assert '"shipped"' in answer.stdout
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@workers
 async def test_kill_9_leaves_no_process_and_loses_no_write(
     short_dir: Path, client: httpx.AsyncClient, workers: str
 ) -> None:
@@ -137,7 +139,7 @@ async def test_kill_9_leaves_no_process_and_loses_no_write(
         assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@workers
 async def test_sigterm_finishes_the_request_in_flight(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
     async with serving(short_dir, "--workers", workers) as gateway:
         async with row_held(short_dir) as holder:
@@ -164,7 +166,7 @@ async def test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcom
         assert "Traceback" not in gateway.errors.read_text()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@workers
 async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
     async with serving(short_dir, "--workers", workers) as gateway, row_held(short_dir):
         request = patch_order(client, gateway.url, 34, "shipped")
@@ -203,6 +205,7 @@ async def test_the_gateway_ends_when_postgresql_does(short_dir: Path) -> None:
 async def test_other_addresses_are_served_when_asked_for(
     short_dir: Path, client: httpx.AsyncClient, host: str, url: str
 ) -> None:
-    async with serving(short_dir, "--host", host, FENCEPOST_ALLOW_REMOTE="true") as gateway:
+    variables = {"FENCEPOST_ALLOW_REMOTE": "1", "FENCEPOST_JWT_SECRET": "x" * 32, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
+    async with serving(short_dir, "--host", host, **variables) as gateway:
         assert gateway.url.startswith(url)
         assert (await client.get(gateway.url + "/healthz")).status_code == 200

@@ -6,12 +6,13 @@ import socket
 from pathlib import Path
 
 import httpx
-from tests.support.interleave import eventually
-from tests.support.processes import mentioning
+import pytest
 from tests.support.serving import Gateway, serving
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.processes import mentioning
+from fencepost.testing.servers.waiting import eventually
 
 
 def free_port() -> int:
@@ -24,6 +25,7 @@ def workers(gateway: Gateway) -> set[int]:
     return {pid for pid in mentioning("spawn_main") if pid in gateway.processes()}
 
 
+@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(short_dir: Path) -> None:
     directory = short_dir / "postgres"
     server = PostgresServer(bin_dir=embedded_bin_dir(), data_dir=directory, port=free_port())

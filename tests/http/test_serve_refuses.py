@@ -1,4 +1,4 @@
-"""When `fencepost serve` cannot start: one line that says why, an exit code, and nothing touched."""
+"""When `fencepost serve` cannot start: one line that gives the reason, an exit code, and nothing touched."""
 
 import asyncio
 import os
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.processes import alive
 from tests.support.serving import refused, serving
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.processes import alive
 
 
 @contextmanager
@@ -25,41 +25,86 @@ async def test_a_data_directory_in_use_is_one_line(short_dir: Path) -> None:
         again = short_dir / "again"
         again.mkdir()
         given = ("--port", "0", "--data-dir", str(short_dir / "data"))
-        code, said = await asyncio.to_thread(refused, *given, directory=again)
+        code, output = await asyncio.to_thread(refused, *given, directory=again)
         assert code == 1
         pid = gateway.process.pid
-        assert said == f"Error: the data directory {short_dir}/data is in use by fencepost (pid {pid})\n"
+        assert output == f"Error: the data directory {short_dir}/data is in use by fencepost (pid {pid})\n"
         assert alive(pid)
 
 
 def test_a_busy_port_is_one_line_and_touches_nothing(short_dir: Path) -> None:
     with busy_port() as port:
-        code, said = refused("--data-dir", str(short_dir / "data"), directory=short_dir, FENCEPOST_PORT=str(port))
-    assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith(f"Error: port {port} on 127.0.0.1 is in use")
+        code, output = refused("--data-dir", str(short_dir / "data"), directory=short_dir, FENCEPOST_PORT=str(port))
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith(f"Error: port {port} on 127.0.0.1 is in use")
     assert not (short_dir / "data").exists()
 
 
 def test_a_privileged_port_is_one_line(short_dir: Path) -> None:
     # Root is allowed every port, unless the capability is taken away.
     prefix = ("setpriv", "--bounding-set", "-net_bind_service") if os.geteuid() == 0 else ()
-    code, said = refused("--port", "1", "--data-dir", str(short_dir / "data"), directory=short_dir, prefix=prefix)
-    assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith("Error: port 1 on 127.0.0.1 needs privileges")
+    code, output = refused("--port", "1", "--data-dir", str(short_dir / "data"), directory=short_dir, prefix=prefix)
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith("Error: port 1 on 127.0.0.1 needs privileges")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_other_addresses_than_loopback_need_a_word(short_dir: Path, host: str) -> None:
-    code, said = refused("--host", host, "--port", "0", directory=short_dir)
-    assert (code, said.count("\n")) == (1, 1)
-    assert "there is no authentication yet" in said
-    assert "--allow-remote" in said
+    code, output = refused("--host", host, "--port", "0", directory=short_dir)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "--allow-remote" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--host", "0.0.0.0", "--allow-remote"),
+        ("--allow-remote",),
+        ("--host", "0.0.0.0", "--allow-remote", "--jwt-role-claim-key", ""),
+    ],
+)
+def test_other_machines_need_authentication(short_dir: Path, arguments: tuple[str, ...]) -> None:
+    code, output = refused(*arguments, "--port", "0", directory=short_dir)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "needs authentication" in output
+    assert not (short_dir / "data").exists()
+
+
+SECRET = "a secret that has thirty-two bytes and more"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--jwt-secret", "topsecret"), "at least 32 bytes"),
+        (
+            ("--jwt-secret", '{"kty":"oct","k":"topsecrets0w"}'),
+            "the JWT secret cannot be used: a secret has at least 32 bytes",
+        ),
+        (("--jwt-secret", "{topsecret"), "cannot be read"),
+        (("--jwt-secret", "@/nowhere"), "it cannot be read"),
+        (("--jwt-secret", SECRET, "--jwt-jwks", "https://id.example/jwks"), "give one of them"),
+        (("--jwt-jwks", "http://id.example/jwks"), "use https"),
+        (("--jwt-jwks", "/nowhere/jwks.json"), "No such file"),
+        (("--anon-role", "web"), "give --jwt-secret, --jwt-jwks or --api-keys"),
+        (("--jwt-aud", "orders"), "give --jwt-secret or --jwt-jwks"),
+        (("--jwt-secret", SECRET, "--jwt-role-claim-key", "role"), "no path of claims"),
+        (("--jwt-secret", SECRET, "--anon-role", "x" * 64), "no name of a role"),
+    ],
+)
+def test_authentication_that_cannot_be_is_one_line(short_dir: Path, arguments: tuple[str, ...], why: str) -> None:
+    code, output = refused(*arguments, "--port", "0", directory=short_dir)
+    assert (code in (1, 2), output.count("\n")) == (True, 1), output
+    assert why in output
+    assert "topsecret" not in output
+    assert SECRET not in output
+    assert not (short_dir / "data").exists()
 
 
 def test_a_bad_value_names_option_and_variable(short_dir: Path) -> None:
-    code, said = refused(directory=short_dir, FENCEPOST_WORKERS="many")
-    assert (code, said.count("\n")) == (2, 1)
-    assert said.startswith("Error: bad value for --workers (FENCEPOST_WORKERS)")
+    code, output = refused(directory=short_dir, FENCEPOST_WORKERS="many")
+    assert (code, output.count("\n")) == (2, 1)
+    assert output.startswith("Error: bad value for --workers (FENCEPOST_WORKERS)")
 
 
 @pytest.mark.parametrize(
@@ -73,29 +118,29 @@ def test_malformed_sources_are_refused_before_anything_is_opened(
     with busy_port() as port:
         database = () if embedded else ("--database-url", f"postgresql://u@127.0.0.1:{port}/db")
         given_all = ("--port", str(port), "--data-dir", str(short_dir / "data"), "--sources", given, *database)
-        code, said = refused(*given_all, directory=short_dir)
-    assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith("Error: FENCEPOST_SOURCES: ")
-    assert "secret" not in said
+        code, output = refused(*given_all, directory=short_dir)
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith("Error: FENCEPOST_SOURCES: ")
+    assert "secret" not in output
     assert not (short_dir / "data").exists()
 
 
 def test_an_option_wins_over_its_variable(short_dir: Path) -> None:
     with busy_port() as port, busy_port() as other:
-        _, said = refused("--port", str(port), directory=short_dir, FENCEPOST_PORT=str(other))
-    assert f"port {port} " in said
+        _, output = refused("--port", str(port), directory=short_dir, FENCEPOST_PORT=str(other))
+    assert f"port {port} " in output
 
 
 def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     url = f"postgresql://u:secret@127.0.0.1:{port}/db"
-    code, said = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url)
-    assert (code, said.count("\n")) == (1, 1)
-    assert "secret" not in said
+    code, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "secret" not in output
 
 
-def test_a_database_without_the_schema_is_told_to_migrate(short_dir: Path, postgres: PostgresServer) -> None:
-    code, said = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=postgres.url)
-    assert (code, said.count("\n")) == (1, 1)
-    assert "fencepost migrate" in said
+def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Path, postgres: PostgresServer) -> None:
+    code, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=postgres.url)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "fencepost migrate" in output

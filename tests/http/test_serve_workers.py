@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.support.interleave import eventually
-from tests.support.processes import all_gone, established, mentioning
+from tests.support.processes import all_gone, established
 from tests.support.serving import Gateway, serving
+
+from fencepost.testing.servers.processes import mentioning
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of several worker processes")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.conformance.redis_bench import redis_server
 from tests.http.test_readme import run, story
-from tests.support.servers import free_port
 from tests.support.serving import serving
 
 from fencepost.embedded.server import embedded_bin_dir
+from fencepost.testing.servers.ports import free_port
 
 
 async def test_the_story_in_the_page_is_true(short_dir: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A source that comes as somebody else's package: installed as pip does it, found by its entry point."""
+"""A source in a package of its own: installed as pip does it, found by its entry point."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ async def test_it_grants_leases_with_tokens_that_rise(short_dir: Path, installed
 
 
 def _add(source: str, installed: Path) -> str:
-    """Run `fencepost source add`, which must fail; return what it says."""
+    """Run `fencepost source add`, which must fail; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", "source", "add", source],
         capture_output=True,
@@ -55,10 +55,10 @@ def _add(source: str, installed: Path) -> str:
     return done.stderr
 
 
-def test_a_scheme_that_nobody_brings_is_refused_and_those_that_are_there_are_named(installed: Path) -> None:
-    said = _add("shop=acne:///locks.db", installed)
-    assert "acne:// is no token source that is installed: acme://, etcd://" in said
+def test_a_scheme_that_no_package_brings_is_refused_and_those_that_are_there_are_named(installed: Path) -> None:
+    output = _add("shop=acne:///locks.db", installed)
+    assert "acne:// is no token source that is installed: acme://, etcd://" in output
 
 
-def test_what_the_package_says_of_its_url_is_shown(installed: Path) -> None:
+def test_what_the_package_reports_of_its_url_is_shown(installed: Path) -> None:
     assert "shop needs a file, as in acme:///var/lib/acme/locks.db" in _add("shop=acme:", installed)

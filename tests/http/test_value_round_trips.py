@@ -5,6 +5,7 @@ import json
 import math
 import struct
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC
 from decimal import Decimal
 from typing import Any
@@ -108,48 +109,59 @@ class Client:
         return await self.http.request(method, path, content=content, headers=headers)
 
 
-@pytest.fixture
-async def client(database: str) -> AsyncIterator[Client]:
+@asynccontextmanager
+async def serving(database: str, table: str, columns: str, *rows: str) -> AsyncIterator[Client]:
     connection = await asyncpg.connect(database)
     await connection.execute("SET search_path = public")
     labels = ", ".join("'" + mood.replace("'", "''") + "'" for mood in MOODS)
     await connection.execute(f"CREATE TYPE mood AS ENUM ({labels}); CREATE TYPE place AS (street text, number int)")
-    columns = ", ".join(f'"{name}" {sql}' for name, (sql, _) in TYPES.items())
-    await connection.execute(f"CREATE TABLE things (id int PRIMARY KEY, {columns}); INSERT INTO things VALUES (1)")
-    await protect(connection, "things")
-    for name in KEYS:
-        await connection.execute(f"CREATE TABLE by_{name} (key {TYPES[name][0]} PRIMARY KEY, n int)")
-        await protect(connection, f"by_{name}")
+    await connection.execute(f"CREATE TABLE {table} ({columns})")
+    for row in rows:
+        await connection.execute(row)
+    await protect(connection, table)
     await connection.close()
     async with in_process(database) as http:
         yield Client(http)
 
 
+@pytest.fixture
+async def things(database: str) -> AsyncIterator[Client]:
+    columns = ", ".join(f'"{name}" {sql}' for name, (sql, _) in TYPES.items())
+    async with serving(database, "things", f"id int PRIMARY KEY, {columns}", "INSERT INTO things VALUES (1)") as client:
+        yield client
+
+
+@pytest.fixture
+async def by_key(database: str, name: str) -> AsyncIterator[Client]:
+    async with serving(database, f"by_{name}", f"key {TYPES[name][0]} PRIMARY KEY, n int") as client:
+        yield client
+
+
 @pytest.mark.parametrize("name", TYPES)
-async def test_a_value_written_is_the_value_read(client: Client, name: str) -> None:
+async def test_a_value_written_is_the_value_read(things: Client, name: str) -> None:
     @MANY
     @given(value=TYPES[name][1])
     async def written_and_read(value: Any) -> None:
-        first = await client.write("PATCH", "/v1/data/things/1", {name: value})
+        first = await things.write("PATCH", "/v1/data/things/1", {name: value})
         if name == "varchar" and len(value.rstrip(" ")) > 20:
             assert first.status_code == 400
             return
         assert first.status_code == 200, first.text
         seen = json.loads(first.content, parse_float=Decimal)[name]
         assert means(name, value, seen), (value, seen)
-        read = await client.http.get(f"/v1/data/things/1?select={name}")
+        read = await things.http.get(f"/v1/data/things/1?select={name}")
         assert json.loads(read.content, parse_float=Decimal) == {name: seen}
         # What was read can be put back, and is the same then.
-        again = await client.write("PATCH", f"/v1/data/things/1?select={name}", read.content)
+        again = await things.write("PATCH", f"/v1/data/things/1?select={name}", read.content)
         assert again.content == read.content
-        nothing = await client.write("PATCH", "/v1/data/things/1", {name: None})
+        nothing = await things.write("PATCH", "/v1/data/things/1", {name: None})
         assert nothing.json()[name] is None
 
     await run_async(written_and_read)
 
 
 @pytest.mark.parametrize("name", KEYS)
-async def test_a_key_value_finds_its_row_and_has_one_name(client: Client, name: str) -> None:
+async def test_a_key_value_finds_its_row_and_has_one_name(by_key: Client, name: str) -> None:
     @MANY
     @given(value=TYPES[name][1])
     async def keyed(value: Any) -> None:
@@ -157,21 +169,21 @@ async def test_a_key_value_finds_its_row_and_has_one_name(client: Client, name: 
         if text in ("", ".", "..") or (name == "varchar" and len(text.rstrip(" ")) > 20):
             return
         path = f"/v1/data/by_{name}/{quote(text, safe='')}"
-        made = await client.write("PUT", path, {"key": value, "n": 1})
+        made = await by_key.write("PUT", path, {"key": value, "n": 1})
         assert made.status_code in (200, 201), made.text
         assert means(name, value, json.loads(made.content, parse_float=Decimal)["key"])
-        assert (await client.http.get(path)).content == made.content
-        stale = await client.http.patch(path, json={}, headers={"X-Fence-Token": str(client.token)})
+        assert (await by_key.http.get(path)).content == made.content
+        stale = await by_key.http.patch(path, json={}, headers={"X-Fence-Token": str(by_key.token)})
         assert stale.status_code == 409, stale.text
         resource = stale.json()["resource"]
-        claim = await client.write("POST", "/v1/claims", {"resource": resource})
+        claim = await by_key.write("POST", "/v1/claims", {"resource": resource})
         assert claim.status_code == 200
         assert (claim.json()["resource"], claim.json()["row"]) == (resource, made.json())
         # The text in its name is another spelling of the key at most.
-        assert (await client.http.get(f"/v1/data/{resource_path(resource)}")).content == made.content
-        assert (await client.write("DELETE", path, {})).status_code == 204
-        fence = (await client.http.get("/v1/fences", params={"resource": resource})).json()
-        assert (fence["mark"], fence["row_exists"], fence["resource"]) == (str(client.token), False, resource)
+        assert (await by_key.http.get(f"/v1/data/{resource_path(resource)}")).content == made.content
+        assert (await by_key.write("DELETE", path, {})).status_code == 204
+        fence = (await by_key.http.get("/v1/fences", params={"resource": resource})).json()
+        assert (fence["mark"], fence["row_exists"], fence["resource"]) == (str(by_key.token), False, resource)
 
     await run_async(keyed)
 
@@ -182,7 +194,7 @@ def resource_path(resource: str) -> str:
 
 
 def means(name: str, sent: Any, seen: Any) -> bool:
-    """Say whether an answer means what was sent: an oracle for each family of types."""
+    """Return whether an answer means what was sent: an oracle for each family of types."""
     if name == "numeric":
         return Decimal(sent) == Decimal(str(seen))
     if name in ("float8", "float4"):

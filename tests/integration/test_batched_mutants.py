@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, outcome, told
+from tests.support.racing import Race, keyed, open_gateway, outcome, result_of
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.gateway.use_cases import patch
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"
-RECORD = "fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[])"
+RECORD = "fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])"
 _ENTER = (
     "SELECT e.verdict FROM fencepost.enter_each('account', $1, $2, 'items'::regclass, 'account/{account_id}') AS e"
     " ORDER BY e.number"
@@ -36,7 +36,7 @@ async def both(race: Race, first: int, second: int) -> list[str]:
     """Write to account 42 and to account 7 in one batch."""
     async with open_gateway(race.dsn) as gateway:
         writes = (patch(gateway, keyed("1", first, "items", n=1)), patch(gateway, keyed("3", second, "items", n=1)))
-        return [told(answer) for answer in await asyncio.gather(*writes)]
+        return [result_of(answer) for answer in await asyncio.gather(*writes)]
 
 
 async def an_unissued_token_stays_out_where_there_is_a_mark(race: Race) -> None:
@@ -92,12 +92,12 @@ async def _meanwhile(race: Race, statement: str) -> list[str] | str:
     task = await race.waits(race.b, enter(race.b, ("account/42", 40)))
     await race.observer.execute(statement)
     await holder.commit()
-    told_then = await task
-    await (entering.rollback() if isinstance(told_then, str) else entering.commit())
-    return told_then
+    entered = await task
+    await (entering.rollback() if isinstance(entered, str) else entering.commit())
+    return entered
 
 
-async def a_mark_that_somebody_holds_is_not_waited_for(race: Race) -> None:
+async def a_mark_that_is_locked_is_not_waited_for(race: Race) -> None:
     await marked(race, 30)
     holder = await race.begin(race.a)
     await race.a.execute("SELECT FROM fencepost.marks WHERE resource = 'account/42' FOR UPDATE")
@@ -126,11 +126,11 @@ async def a_scope_of_no_table_is_not_entered(race: Race) -> None:
     assert await outcome(race.b.fetch(sql, ["account/42"], [40])) == "FP000"
 
 
-async def keys_are_told_apart(race: Race) -> None:
+async def keys_are_distinguished(race: Race) -> None:
     """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
     record = (
         "SELECT fencepost.idem_record_each("
-        "'', ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea])"
+        "ARRAY[''], ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea])"
     )
     begin = "SELECT k.state, k.headers, k.answer FROM fencepost.idem_begin_each('', $1, $2) AS k ORDER BY k.number"
     await race.observer.execute(record)
@@ -155,10 +155,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_mark_refuses,
     a_mark_that_is_raised_meanwhile_refuses,
     a_floor_that_rises_meanwhile_undoes_what_was_entered,
-    a_mark_that_somebody_holds_is_not_waited_for,
+    a_mark_that_is_locked_is_not_waited_for,
     one_operation_enters_a_scope_and_the_mark_is_its_token,
     a_scope_of_no_table_is_not_entered,
-    keys_are_told_apart,
+    keys_are_distinguished,
 )
 BUILTIN: tuple[Scenario, ...] = (
     an_unissued_token_stays_out_where_there_is_a_mark,
@@ -210,15 +210,15 @@ MUTANTS = {
         ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "epoch"
     ),
     "marks are waited for": Mutant(
-        ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h", a_mark_that_somebody_holds_is_not_waited_for
+        ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h", a_mark_that_is_locked_is_not_waited_for
     ),
     "marks are waited for one by one": Mutant(
         ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED", "k.resource = scope FOR UPDATE",
-        a_mark_that_somebody_holds_is_not_waited_for,
+        a_mark_that_is_locked_is_not_waited_for,
     ),
     "a mark that is held is not there": Mutant(
         ENTER, "verdict := 'busy';\n      ELSIF", "verdict := 'entered';\n      ELSIF",
-        a_mark_that_somebody_holds_is_not_waited_for,
+        a_mark_that_is_locked_is_not_waited_for,
     ),
     "two enter one scope": Mutant(
         ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
@@ -231,17 +231,17 @@ MUTANTS = {
         ENTER, "AND p.scope = p_template", "", a_scope_of_no_table_is_not_entered
     ),
     "the key's lock is not asked": Mutant(
-        BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'", keys_are_told_apart
+        BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'", keys_are_distinguished
     ),
     "the key's lock outlives a refusal": Mutant(
-        BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock", keys_are_told_apart
+        BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock", keys_are_distinguished
     ),
-    "any payload will do": Mutant(BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_told_apart),
+    "any payload will do": Mutant(BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_distinguished),
     "a replay leaves nothing in the log": Mutant(
-        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL", "OR true", keys_are_told_apart
+        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL", "OR true", keys_are_distinguished
     ),
     "headers stay in one piece": Mutant(
-        RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]", keys_are_told_apart
+        RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]", keys_are_distinguished
     ),
 }  # fmt: skip
 

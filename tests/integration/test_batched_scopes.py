@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, result_of
 
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import delete, insert, patch, put
@@ -22,7 +22,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 
 async def together(*works: Coroutine[Any, Any, Outcome]) -> list[str]:
-    return [told(answer) for answer in await asyncio.gather(*works)]
+    return [result_of(answer) for answer in await asyncio.gather(*works)]
 
 
 def change(key: str, token: int, **values: object) -> Any:
@@ -89,17 +89,17 @@ async def test_a_neighbours_fault_raises_no_mark(race: Race) -> None:
     assert await mark(race, "account/7") == 40
 
 
-async def test_a_held_scope_keeps_nobody_else_waiting(race: Race) -> None:
+async def test_a_held_scope_keeps_no_other_waiting(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT fencepost.enter('account', ARRAY['account/42'], 50)")
         waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, change("1", 40, n=1)))
         assert await together(patch(gateway, change("3", 40, n=1))) == ["ok"]
         await holder.commit()
-        assert told(await waiter) == "FP001"
+        assert result_of(await waiter) == "FP001"
 
 
-async def test_a_row_that_somebody_holds_without_its_scope_keeps_nobody_else_waiting(race: Race) -> None:
+async def test_a_row_that_is_locked_without_its_scope_keeps_no_other_waiting(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM items WHERE id = 1 FOR UPDATE")
@@ -107,7 +107,7 @@ async def test_a_row_that_somebody_holds_without_its_scope_keeps_nobody_else_wai
         assert await together(patch(gateway, change("3", 40, n=1))) == ["ok"]
         assert not waiter.done()
         await holder.commit()
-        assert told(await waiter) == "ok"
+        assert result_of(await waiter) == "ok"
 
 
 async def test_with_keys(race: Race) -> None:
@@ -126,7 +126,7 @@ async def test_with_keys(race: Race) -> None:
     assert await mark(race) == 40
 
 
-async def test_a_floor_that_the_token_is_not_above_is_told_as_alone(race: Race) -> None:
+async def test_a_floor_that_the_token_is_not_above_is_answered_as_alone(race: Race) -> None:
     await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
     async with open_gateway(race.dsn) as gateway:
         assert await together(patch(gateway, change("1", 44, n=1)), patch(gateway, change("3", 46, n=1))) == [
@@ -145,13 +145,13 @@ async def test_the_sql_function_lets_one_operation_into_a_scope(race: Race) -> N
     assert race.fence.scope is None, "the race's own picture is older"
     oid = await race.observer.fetchval("SELECT 'items'::regclass::oid::int8")
     for marks in ("no marks", "marks"):
-        told = [tuple(row) for row in await race.observer.fetch(sql, oid, "account/{account_id}")]
-        assert sorted((scope, verdict) for scope, verdict in told if scope) == [
+        answered = [tuple(row) for row in await race.observer.fetch(sql, oid, "account/{account_id}")]
+        assert sorted((scope, verdict) for scope, verdict in answered if scope) == [
             ("account/1", "busy"),
             ("account/1", "entered"),
             ("account/2", "entered"),
         ], marks
-        assert told[3] == (None, "unclear")
+        assert answered[3] == (None, "unclear"), marks
         await race.observer.execute("DELETE FROM fencepost.marks")
         await race.observer.execute(
             "SELECT fencepost.raise_mark(s, 1, 'strict', true) FROM unnest(ARRAY['account/1', 'account/2']) s"

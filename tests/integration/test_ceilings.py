@@ -16,7 +16,7 @@ ALL = [
     scenarios.delete_above_the_ceiling_is_refused,
     scenarios.claim_of_an_absent_key_above_the_ceiling_is_refused,
     scenarios.claim_while_the_ceiling_sinks_is_refused,
-    scenarios.every_verb_of_the_gateway_says_so,
+    scenarios.every_verb_of_the_gateway_reports_it,
     scenarios.a_leap_is_refused,
     scenarios.a_leap_is_measured_from_the_mark_that_is_there_then,
     scenarios.a_leap_is_measured_from_the_floor_too,

@@ -1,4 +1,4 @@
-"""Ceilings as they are said, kept and shown, and marks that are far above all others (R12)."""
+"""Ceilings as they are given, kept and shown, and marks that are far above all others (R12)."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def ceiling(db: Connection, name: str = "t") -> tuple[int | None, int | No
     return (row[0], row[1])
 
 
-async def test_what_is_said_is_kept_until_it_is_said_otherwise(db: Connection, database: str) -> None:
+async def test_a_ceiling_is_kept_until_another_is_given(db: Connection, database: str) -> None:
     assert await ceiling(db) == (2**62 - 1, None)
     assert (await run(database, "protect", "t", "--max-token", "5000", "--max-jump", "100")).exit_code == 0
     await protect(db, "t", rule="epoch")

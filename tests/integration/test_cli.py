@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.interleave import Connect, Connection
-from tests.support.postgres import in_database
 
 from fencepost.cli.main import main
 from fencepost.cli.options import flag, to_environment, variable
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
-from fencepost.storage.schema.migrate import newest
+from fencepost.storage.schema.revisions import newest
+from fencepost.testing.servers.databases import in_database
 
 Run = Callable[..., Any]
 
@@ -71,7 +71,7 @@ async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, comma
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("protect", "nowhere"), 1, "nowhere:"),
         (("unprotect", "t"), 1, "it is not protected"),
@@ -85,10 +85,10 @@ async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, comma
 )
 @pytest.mark.usefixtures("owner")
 async def test_refusals_have_an_exit_code_and_no_traceback(
-    run: Run, arguments: tuple[str, ...], code: int, said: str
+    run: Run, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     result = await run(*arguments)
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert (result.exit_code, message in result.output) == (code, True), result.output
     assert "Traceback" not in result.output
     assert isinstance(result.exception, SystemExit)
 
@@ -98,7 +98,7 @@ async def test_a_database_that_cannot_be_used_is_one_line(
     run: Run, postgres: PostgresServer, command: list[str], tmp_path: Path
 ) -> None:
     address = postgres.url.rpartition("@")[2]
-    for url, said in (
+    for url, message in (
         ("postgresql://me:topsecret@127.0.0.1:1/db", "cannot connect to PostgreSQL"),
         (f"postgresql://postgres:topsecret@{address}", "password authentication failed"),
         (f"postgresql://nobody:topsecret@{address}", "PostgreSQL refused"),
@@ -111,21 +111,21 @@ async def test_a_database_that_cannot_be_used_is_one_line(
         result = await run(*command, "--database-url", url)
         assert result.exit_code == 1, (url, result.output)
         assert result.output.startswith("Error: "), result.output
-        assert (said in result.output, result.output.count("\n")) == (True, 1), result.output
-        assert "topsecret" not in result.output
+        assert (message in result.output, result.output.count("\n")) == (True, 1), result.output
+        assert "topsecret" not in result.output, message
     result = await run(*command, "--data-dir", str(tmp_path), FENCEPOST_DATABASE_URL="")
     assert (result.exit_code, "no database: set --database-url or FENCEPOST_DATABASE_URL" in result.output) == (1, True)
 
 
 @pytest.mark.parametrize("command", [["protect", "t"], ["unprotect", "t"], ["status"], ["doctor"]])
-async def test_a_database_without_the_schema_is_told_to_migrate(
+async def test_a_database_without_the_schema_gets_the_advice_to_migrate(
     run: Run, postgres: PostgresServer, command: list[str]
 ) -> None:
     result = await run(*command, "--database-url", postgres.url)
     assert (result.exit_code, "run `fencepost migrate`" in result.output) == (1, True)
 
 
-async def test_migrate_says_where_it_stands(run: Run) -> None:
+async def test_migrate_shows_where_it_stands(run: Run) -> None:
     for _ in range(2):
         result = await run("migrate")
         assert (result.exit_code, result.output) == (0, f"the schema fencepost is at revision {newest()}\n")
@@ -142,14 +142,33 @@ async def test_settings_are_options_and_variables_and_the_option_wins(run: Run, 
     assert (await run("status", "--database-url", database, FENCEPOST_DATABASE_URL=wrong)).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("port", "x"), ("port", "-1"), ("port", "65536"), ("workers", "0"), ("pool_size", "0"), ("pool_timeout", "0"),
-        ("statement_timeout", "-1"), ("lock_timeout", "soon"), ("max_body_bytes", "1k"), ("max_rows", "0"),
-        ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),
-    ],
-)  # fmt: skip
+BAD = [
+    ("database_url_file", "/nowhere"), ("sources_file", "/"), ("queues_file", "/nowhere"), ("jwt_secret_file", "/"),
+    ("seal_keys_file", "/nowhere"), ("seal_lifetime", "59"), ("port", "x"), ("port", "-1"), ("port", "65536"),
+    ("admin_port", "x"), ("admin_port", "65536"), ("workers", "0"), ("pool_size", "0"), ("pool_timeout", "0"),
+    ("batch_pool_size", "0"), ("lease_pool_size", "0"), ("max_waiting", "0"),
+    ("statement_timeout", "-1"), ("lock_timeout", "soon"),
+    ("max_body_bytes", "1k"), ("max_rows", "0"), ("max_ttl", "2000001"), ("max_wait", "0"), ("max_tokens", "0"),
+    ("max_waiters", "0"), ("max_watchers", "0"), ("max_waiters_per_caller", "0"), ("max_watchers_per_caller", "0"),
+    ("lease_history", "0"), ("idempotency_retention", "0"),
+    ("max_answer_bytes", "0"), ("max_connections", "0"), ("max_connections_per_address", "0"), ("mark_retention", "0"),
+    ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),
+]  # fmt: skip
+"""Values that a setting cannot have."""
+SWITCHES = {"api_keys", "demo", "serve_unprotected", "allow_remote", "access_log", "consume_here", "stop_resources"}
+TAKES_ANY_TEXT = {
+    *("database_url", "data_dir", "schemas", "tables", "roles", "sources", "queues", "default_queue"),
+    *("host", "admin_host", "allowed_hosts", "cors_origins", "rate_limit", "failed_rate_limit"),
+    *("jwt_secret", "jwt_jwks", "jwt_aud", "jwt_issuer", "jwt_role_claim_key", "anon_role"),
+}
+"""What is wrong with these is found when they are used."""
+
+
+def test_every_setting_has_a_bad_value_or_can_have_none() -> None:
+    assert {name for name, _ in BAD} | SWITCHES | TAKES_ANY_TEXT == Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize(("name", "bad"), BAD)
 async def test_bad_values_name_option_and_variable(run: Run, name: str, bad: str) -> None:
     for arguments, variables in (((flag(name), bad), {}), ((), {variable(name): bad})):
         result = await run("serve", *arguments, **variables)
@@ -167,6 +186,33 @@ def test_settings_survive_the_way_through_the_environment(monkeypatch: pytest.Mo
     assert Settings() == settings
 
 
+@pytest.mark.parametrize("name", ["database_url", "sources", "queues"])
+def test_a_secret_setting_comes_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("x=redis://:a%20b@h/0\n")
+    settings = Settings.model_validate({f"{name}_file": str(file)})
+    assert getattr(settings, name).get_secret_value() == "x=redis://:a%20b@h/0"
+    for each, value in to_environment(settings).items():
+        monkeypatch.setenv(each, value)
+    file.write_text("another\n")
+    assert getattr(Settings(), name) == getattr(settings, name), "for the processes that serve begins"
+    monkeypatch.delenv(variable(name))
+    monkeypatch.setenv(variable(f"{name}_file"), str(file))
+    assert getattr(Settings(), name).get_secret_value() == "another"
+    file.write_text("\n")
+    assert getattr(Settings(), name) is None
+
+
+async def test_a_secret_setting_is_given_once_and_is_not_shown(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("postgresql://a:hidden@h/d")
+    result = await run("status", "--database-url", "postgresql://b:hidden@h/d", "--database-url-file", str(file))
+    assert result.exit_code == 2
+    assert "--database-url (FENCEPOST_DATABASE_URL)" in result.output
+    assert "in a file too" in result.output
+    assert "hidden" not in result.output
+
+
 def test_the_readme_lists_every_setting_with_its_default() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
     rows = [
@@ -180,13 +226,18 @@ def test_the_readme_lists_every_setting_with_its_default() -> None:
         _, option, default, meaning = table[variable(name)]
         assert flag(name) in option
         assert plain(meaning) == plain(str(field.description))
-        said = default.strip("`").replace("_", "").replace(",", "")
-        known = {None: {"", "—", "-", "none"}, "": {"", "—", "-", "none"}, False: {"false", "off", "no"}}
+        shown = default.strip("`").replace("_", "").replace(",", "")
+        known = {
+            None: {"", "—", "-", "none"},
+            "": {"", "—", "-", "none"},
+            False: {"false", "off", "no"},
+            True: {"true", "on", "yes"},
+        }
         expected = field.default
-        if expected is None or expected == "" or expected is False:
-            assert said.lower() in known[expected], name
+        if expected is None or expected == "" or isinstance(expected, bool):
+            assert shown.lower() in known[expected], name
         else:
-            assert said in {str(expected), f"{expected:g}" if isinstance(expected, float) else str(expected)}, name
+            assert shown in {str(expected), f"{expected:g}" if isinstance(expected, float) else str(expected)}, name
 
 
 def plain(text: str) -> str:

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner
 from tests.support.in_process import in_process
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 from fencepost.cli.migrate import GRANTS
 from fencepost.storage.connections.connection import Limits, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
+from fencepost.testing.servers.waiting import eventually
 
 
 async def test_a_connection_that_breaks_while_it_is_given_back_changes_no_answer(database: str) -> None:
@@ -55,7 +56,7 @@ async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_every
 
     try:
         pids = await asyncio.gather(*(ask() for _ in range(200)))
-        assert len(set(pids)) == LIMIT - 1  # and one for batches
+        assert len(set(pids)) == LIMIT - 2  # and one for batches, one for leases
         assert len(reports) == 1, reports
         assert "no connection left" in reports[0]
     finally:
@@ -64,11 +65,20 @@ async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_every
 
 async def test_doctor_finds_that_there_is_no_room_for_what_a_gateway_may_open(limited: str) -> None:
     fits = await asyncio.to_thread(
-        CliRunner().invoke, main, ["doctor", "--database-url", limited, "--pool-size", "2", "--batch-pool-size", "1"]
+        CliRunner().invoke,
+        main,
+        [
+            "doctor",
+            "--database-url",
+            limited,
+            *("--pool-size", "1"),
+            *("--batch-pool-size", "1"),
+            *("--lease-pool-size", "1"),
+        ],
     )
     assert "ok       connections: a gateway of 1 workers may open 4 connections" in fits.output, fits.output
     found = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "--database-url", limited])
-    assert "WARNING  connections: a gateway of 1 workers may open 15 connections" in found.output, found.output
+    assert "WARNING  connections: a gateway of 1 workers may open 17 connections" in found.output, found.output
     assert f"PostgreSQL has {LIMIT} for this role" in found.output
 
 

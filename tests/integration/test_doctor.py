@@ -1,4 +1,4 @@
-"""`fencepost doctor`: it finds each thing that can be amiss, and says how to mend it; and the gateway's own role."""
+"""`fencepost doctor`: it finds each thing that can be amiss, and shows how to mend it; and the gateway's own role."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def owner(connect: Connect, database: str) -> Connection:
     await connection.execute("SET search_path = public")
     await connection.execute(TABLES)
     for table in ("t", "parts"):
-        assert (await command("protect", table, database=database)).exit_code == 0
+        assert (await command("protect", table, database=database)).exit_code == 0, table
     return connection
 
 

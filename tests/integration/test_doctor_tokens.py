@@ -61,14 +61,14 @@ AMISS = [
 ]
 
 
-@pytest.mark.parametrize(("harm", "said", "mend"), AMISS, ids=[each[0] for each in AMISS])
+@pytest.mark.parametrize(("harm", "message", "mend"), AMISS, ids=[each[0] for each in AMISS])
 async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(
-    db: Connection, database: str, harm: str, said: str, mend: str
+    db: Connection, database: str, harm: str, message: str, mend: str
 ) -> None:
     await db.execute(harm)
     found = await doctor(database)
     lines = [line for line in found.output.splitlines() if line.startswith("ERROR")]
-    assert any(said in line and mend in line for line in lines), found.output
+    assert any(message in line and mend in line for line in lines), found.output
     assert found.exit_code == 1
     if mend.startswith("fencepost protect"):
         await protect(db, mend.rsplit(maxsplit=1)[-1])
@@ -82,7 +82,7 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(
 
 
 async def test_doctor_finds_an_update_function_that_was_put_back(db: Connection, database: str) -> None:
-    """An older version's, say: one function is enough to let a made-up token in."""
+    """An older version's, for example: one function is enough to let a made-up token in."""
     names = {row["name"]: row["functions"] for row in await db.fetch("SELECT name, functions FROM fencepost.protected")}
     old = await db.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", f'fencepost."{names["e"]}_upd"()')
     await db.execute(old.replace(names["e"], names["t"]).replace("'e'", "'t'"))
@@ -98,7 +98,7 @@ async def test_doctor_finds_that_the_sequence_is_gone(db: Connection, database: 
     assert (found.exit_code, "the sequence fencepost.tokens is gone" in found.output) == (1, True), found.output
 
 
-async def test_a_role_that_may_not_look_into_marks_hears_of_rows(db: Connection, database: str) -> None:
+async def test_a_role_that_may_not_read_marks_is_refused_by_the_row(db: Connection, database: str) -> None:
     login = database.replace(database.partition("://")[2].partition("@")[0], "gate:secret")
     await db.execute("CREATE ROLE gate LOGIN PASSWORD 'secret'")
     try:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.processes import all_gone, mentioning
+from tests.support.processes import all_gone
 
 from fencepost.embedded import binaries
 from fencepost.embedded.process import Account
 from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
+from fencepost.testing.servers.processes import mentioning
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 NOBODY = 65534
@@ -80,7 +81,7 @@ async def test_the_server_is_utf8_durable_and_asks_for_a_password(short_dir: Pat
             await asyncpg.connect(server.url, password="guessed")
 
 
-def test_nobody_else_can_read_the_data_directory(short_dir: Path) -> None:
+def test_no_other_user_can_read_the_data_directory(short_dir: Path) -> None:
     data_dir = short_dir / "data"
     with server_on(data_dir):
         assert data_dir.stat().st_mode & 0o777 == 0o700
@@ -125,7 +126,7 @@ async def test_a_killed_supervisor_leaves_no_server_and_loses_no_committed_row(s
             await all_gone(left)
 
 
-async def test_a_killed_supervisor_leaves_no_server_when_nobody_starts_another(short_dir: Path) -> None:
+async def test_a_killed_supervisor_leaves_no_server_when_no_other_is_started(short_dir: Path) -> None:
     data_dir = short_dir / "data"
     with supervisor(data_dir) as process:
         first_line(process)
@@ -134,7 +135,7 @@ async def test_a_killed_supervisor_leaves_no_server_when_nobody_starts_another(s
         await all_gone(left)
 
 
-def test_a_second_supervisor_is_told_who_uses_the_directory(short_dir: Path) -> None:
+def test_a_second_supervisor_learns_who_uses_the_directory(short_dir: Path) -> None:
     data_dir = short_dir / "data"
     with server_on(data_dir), supervisor(data_dir) as second:
         assert first_line(second) == f"error: the data directory {data_dir} is in use by fencepost (pid {os.getpid()})"

@@ -1,10 +1,10 @@
-"""What a table's owner does to his table must not run in the name of the schema's owner, whenever anybody writes."""
+"""What a table's owner does to the table must not run in the name of the schema's owner, whichever client writes."""
 
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.integration.test_owner_role import House, building
+from tests.support.house import House, building
 from tests.support.interleave import Connection
 
 from fencepost.embedded.server import PostgresServer
@@ -69,7 +69,7 @@ async def test_a_column_that_gets_a_type_of_its_owners_is_not_read_in_our_name(h
     for statement in (insert, delete):
         assert await tried(fresh, statement) == "FP000", statement
     await unprotect(house.root, "t")
-    assert await seen_as(house) <= {house.app}, "in nobody's name but the owner's"
+    assert await seen_as(house) <= {house.app}, "in no other name than the owner's"
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -115,7 +115,7 @@ async def test_the_columns_of_the_key_keep_their_types(house: House) -> None:
     await apply(house.root, plan)
     marks = await house.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
     assert [mark[0] for mark in marks] == ["t/a", "t/b"]
-    assert await seen_as(house) <= {house.app}, "in nobody's name but the owner's"
+    assert await seen_as(house) <= {house.app}, "in no other name than the owner's"
 
 
 async def test_the_columns_of_a_scope_keep_their_types(house: House) -> None:
@@ -134,7 +134,7 @@ async def test_the_columns_of_a_scope_keep_their_types(house: House) -> None:
 
 
 async def test_protect_is_not_led_astray_by_operators_in_public(house: House) -> None:
-    """Of types for which pg_catalog has no operator of their own, somebody's in public would be the better match."""
+    """Of types for which pg_catalog has no operator of their own, an operator in public would be the better match."""
     app = await house.login(house.app)
     await app.execute("CREATE TABLE public.seen (who name); GRANT INSERT ON public.seen TO PUBLIC")
     for number, (left, right) in enumerate((("regclass", "regclass"), ("varchar", "varchar"), ("varchar", "text"))):
@@ -208,13 +208,13 @@ async def test_where_nothing_is_given_to_everybody_plain_roles_write_with_their_
         ):
             said = token + number + (100 if source == "builtin" else 0)
             await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{said}'; {statement}; COMMIT")
-        assert await tried(app, "INSERT INTO i VALUES (1)") == "FP409"
-        assert await tried(app, keyed.replace("fair", "fair")) == "FP409"
+        assert await tried(app, "INSERT INTO i VALUES (1)") == "FP409", token
+        assert await tried(app, keyed.replace("fair", "fair")) == "FP409", token
         await app.execute("INSERT INTO t SELECT 'fair', '2027-01-01', '2026-01-01', '2026-01-01Z', 1, '', 1, 500; ")
         for refused in ("UPDATE t SET n = 3", "DELETE FROM t"):
             with pytest.raises(asyncpg.PostgresError) as error:
                 await app.execute(refused)
-            assert error.value.sqlstate == "FP428"
+            assert error.value.sqlstate == "FP428", refused
         await app.execute("BEGIN; SET LOCAL fencepost.token = '600'; DELETE FROM t; COMMIT")
         await house.root.execute("DELETE FROM fencepost.marks")
     findings = [*await examine_tables(house.root), *await examine_functions(house.root)]

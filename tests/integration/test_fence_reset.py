@@ -1,4 +1,4 @@
-"""`fencepost fence reset`: a mark that somebody made up is lowered, recorded, and lets no stale holder in unseen."""
+"""`fencepost fence reset`: a mark from a made-up token is lowered, recorded, and lets no stale holder in unseen."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -114,18 +114,20 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[" ".join(each[0]) for each in REFUSED])
-async def test_what_cannot_be_mended_is_said(race: Race, run: Run, arguments: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(each[0]) for each in REFUSED])
+async def test_what_cannot_be_mended_is_reported(
+    race: Race, run: Run, arguments: tuple[str, ...], message: str
+) -> None:
     await race.observer.execute("CREATE TABLE free (id int PRIMARY KEY); CREATE TABLE numbers (id int PRIMARY KEY)")
     await protect(race.observer, "numbers")
     result = await run("reset", *arguments, "--reason", WHY)
-    assert (result.exit_code, said in result.output) == (1, True), result.output
+    assert (result.exit_code, message in result.output) == (1, True), result.output
     assert "Traceback" not in result.output
     assert (await logged(race), await race.live_mark("k")) == ([], BOGUS)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("orders/k", "--to", "50"), "Missing option '--reason'"),
         (("orders/k", "--to", "50", "--reason", "  "), "a reason is needed"),
@@ -133,19 +135,19 @@ async def test_what_cannot_be_mended_is_said(race: Race, run: Run, arguments: tu
         (("--reason", WHY), "Missing argument 'RESOURCE'"),
     ],
 )
-async def test_what_is_missing_is_said(run: Run, arguments: tuple[str, ...], said: str) -> None:
+async def test_what_is_missing_is_reported(run: Run, arguments: tuple[str, ...], message: str) -> None:
     result = await run("reset", *arguments)
-    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 async def test_marks_of_the_same_making_do_not_stand_in_each_others_way(race: Race) -> None:
     for key in ("k", "gone"):
-        assert (await reset(race.observer, f"orders/{key}", 40, WHY)).new == 40
+        assert (await reset(race.observer, f"orders/{key}", 40, WHY)).new == 40, key
     await race.observer.execute("SELECT fencepost.prune('orders', $1::bigint)", BOGUS)
     assert await reset(race.observer, "orders", 40, WHY) == Reset("orders", BOGUS, 40)
 
 
-async def test_a_source_says_how_far_it_is(connect: Connect, database: str) -> None:
+async def test_a_source_shows_how_far_it_is(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await race.insert(race.a, "k", 30)
     await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER USER")
@@ -167,7 +169,7 @@ async def test_only_who_may_break_the_glass(race: Race) -> None:
             )
             answer = await outcome(reset(race.observer, "orders/k", 50, WHY))
             await race.observer.execute("RESET SESSION AUTHORIZATION")
-            assert answer == (Reset("orders/k", BOGUS, 50) if may else "42501")
+            assert answer == (Reset("orders/k", BOGUS, 50) if may else "42501"), (login, may)
 
 
 async def test_the_record_is_the_permission(race: Race) -> None:
@@ -178,7 +180,7 @@ async def test_the_record_is_the_permission(race: Race) -> None:
             await race.observer.execute("SELECT set_config($1, 'orders/k', true)", setting)
             await outcome(race.observer.execute(f"SAVEPOINT s; {lower}"))
             await race.observer.execute("ROLLBACK TO s") if setting == "fencepost.lowering" else None
-        assert await race.live_mark("k") == BOGUS
+        assert await race.live_mark("k") == BOGUS, setting
     async with race.observer.transaction():  # a record of another fall
         await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
         await race.observer.execute("SELECT fencepost.reset_mark('orders', 'orders/k', $1, 60)", BOGUS)

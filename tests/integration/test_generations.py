@@ -41,7 +41,7 @@ MUTANTS = [
     SqlMutant(
         "the plain case takes tokens of any generation",
         "{stem}_upd",
-        "AND NEW.last_fence_token OPERATOR(pg_catalog.>=) fencepost.oldest()",
+        "AND given OPERATOR(pg_catalog.>=) fencepost.oldest()",
         "",
         scenarios.update_under_an_old_token_is_refused,
     ),
@@ -51,6 +51,13 @@ MUTANTS = [
         "IF NEW.last_fence_token OPERATOR(pg_catalog.<) fencepost.oldest()",
         "IF false",
         scenarios.update_under_an_old_token_is_refused,
+    ),
+    SqlMutant(
+        "leases go on to be counted from where the copy left off",
+        RAISE,
+        "EXECUTE format('ALTER SEQUENCE fencepost.lease_ids START %s RESTART', first + 140737488355329);",
+        "",
+        scenarios.a_grant_under_way_is_over_once_the_generation_is_raised,
     ),
     SqlMutant(
         "INSERT takes tokens of any generation",
@@ -143,7 +150,7 @@ async def test_a_mutant_that_lowers_floors_is_seen(connect: Connect, database: s
     await assert_seen(scenarios.pruned_and_raised, race)
 
 
-async def test_the_refusal_says_that_the_token_is_of_an_earlier_generation(connect: Connect, database: str) -> None:
+async def test_the_refusal_reports_that_the_token_is_of_an_earlier_generation(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await race.insert(race.a, "k", 30)
     first = await scenarios.raised(race)
@@ -201,12 +208,14 @@ async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Conne
         await connection.execute("DROP OWNED BY gen_gate; DROP ROLE gen_gate")
 
 
-async def test_another_origin_is_refused_at_the_next_connection_and_told_once(connect: Connect, database: str) -> None:
-    """A restored dump, say: what is stored names another system."""
+async def test_another_origin_is_refused_at_the_next_connection_and_reported_once(
+    connect: Connect, database: str
+) -> None:
+    """A restored dump, for example: what is stored names another system."""
     connection = await owner(connect)
-    told: list[Any] = []
+    answer: list[Any] = []
     await connection.execute("UPDATE fencepost.generations SET system_identifier = 1")
-    db = await Database.open(database, Limits(pool_size=2), told.append)
+    db = await Database.open(database, Limits(pool_size=2), answer.append)
     try:
         for _ in range(3):
             with pytest.raises(QuarantinedError, match="another cluster, with a copy of the data") as refusal:
@@ -223,7 +232,7 @@ async def test_another_origin_is_refused_at_the_next_connection_and_told_once(co
                 assert await writing.fetchval("SELECT 1") == 1
     finally:
         await db.close()
-    assert [(standing.accepted, standing.generation) for standing in told] == [(False, 0), (True, raised)]
+    assert [(standing.accepted, standing.generation) for standing in answer] == [(False, 0), (True, raised)]
 
 
 async def test_a_source_whose_tokens_are_drawn_here_rises_with_the_generation(connect: Connect) -> None:
@@ -250,9 +259,9 @@ AMISS = [
 ]
 
 
-@pytest.mark.parametrize(("harm", "said"), AMISS, ids=[each[0] for each in AMISS])
+@pytest.mark.parametrize(("harm", "message"), AMISS, ids=[each[0] for each in AMISS])
 async def test_doctor_finds_another_origin_and_raising_mends_it(
-    connect: Connect, database: str, harm: str, said: str
+    connect: Connect, database: str, harm: str, message: str
 ) -> None:
     connection = await owner(connect)
     healthy = await run("doctor", "--database-url", database)
@@ -261,7 +270,7 @@ async def test_doctor_finds_another_origin_and_raising_mends_it(
     assert "no synchronous standby; without one a promoted standby forgets" in healthy.output
     await connection.execute(harm)
     found = await run("doctor", "--database-url", database)
-    assert (found.exit_code, said in found.output) == (1, True), found.output
+    assert (found.exit_code, message in found.output) == (1, True), found.output
     assert "fencepost generation raise --reason" in found.output
     raised = await run("generation", "--database-url", database, "raise", "--reason", "doctor says so")
     assert raised.exit_code == 0, raised.output
@@ -290,7 +299,7 @@ async def test_tables_that_were_protected_by_an_older_version_are_named(connect:
     assert await generations.lagging_tables(race.observer) == []
 
 
-async def test_a_deadlock_in_each_try_is_said_and_nothing_changes(connect: Connect, database: str) -> None:
+async def test_a_deadlock_in_each_try_is_reported_and_nothing_changes(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await race.observer.execute(
         """
@@ -309,7 +318,7 @@ async def test_a_deadlock_in_each_try_is_said_and_nothing_changes(connect: Conne
     assert len(await generations.history(race.observer)) == 1
 
 
-async def test_readiness_tells_of_a_generation_that_was_raised_while_connections_were_open(database: str) -> None:
+async def test_readiness_shows_a_generation_that_was_raised_while_connections_were_open(database: str) -> None:
     async with in_process(database) as http:
         assert (await http.get("/readyz")).json()["origin"] == "accepted: generation 0"
         connection = await asyncpg.connect(database)

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, told
+from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, result_of
 
 from fencepost.gateway.use_cases import insert, patch, put
 
@@ -39,16 +39,16 @@ async def deleted_by_its_trigger(race: Race) -> None:
     await trigger(race, "zzzz_eats", 2, DELETES)
     async with open_gateway(race.dsn) as gateway:
         for n in (1, 2):
-            assert told(await insert(gateway, posted(50, {"order_id": f"post{n}", "n": n}))) == "created"
-            assert told(await put(gateway, keyed(f"put{n}", 50, n=n))) == "created"
+            assert result_of(await insert(gateway, posted(50, {"order_id": f"post{n}", "n": n}))) == "created", n
+            assert result_of(await put(gateway, keyed(f"put{n}", 50, n=n))) == "created", n
             sql = f"INSERT INTO public.orders (order_id, n) VALUES ('sql{n}', {n})"
-            assert await race.direct(race.a, sql, 50) == "ok"
+            assert await race.direct(race.a, sql, 50) == "ok", n
             for key in (f"post{n}", f"put{n}", f"sql{n}"):
                 assert (await race.row(key), await race.recorded(key)) == (None, (50, True)), key
-                assert told(await patch(gateway, keyed(key, 40, n=0))) == "FP001"
-                assert told(await put(gateway, keyed(key, 40, n=0))) == "FP001"
-                assert await race.claim_absent(race.a, key, 40) == 50
-                assert await outcome(race.insert(race.a, key, 40)) == "FP409"
+                assert result_of(await patch(gateway, keyed(key, 40, n=0))) == "FP001", key
+                assert result_of(await put(gateway, keyed(key, 40, n=0))) == "FP001", key
+                assert await race.claim_absent(race.a, key, 40) == 50, key
+                assert await outcome(race.insert(race.a, key, 40)) == "FP409", key
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id, n) VALUES ('post1', 0)", 51) == "ok"
     assert await race.recorded("post1") == (51, False)
 
@@ -82,7 +82,7 @@ ALL = [deleted_by_its_trigger, replaced_by_its_trigger, deleted_in_returning, in
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda each: each.__name__)
-async def test_the_mark_says_whether_there_is_a_row(
+async def test_the_mark_shows_whether_there_is_a_row(
     scenario: Callable[[Race], Awaitable[None]], connect: Connect, database: str
 ) -> None:
     await scenario(await open_race(connect, database))

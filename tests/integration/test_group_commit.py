@@ -118,7 +118,7 @@ async def test_a_batch_does_not_grow_too_large(stage: Stage) -> None:
     assert [len(batch) for batch in stage.batches] == [2, 2]
 
 
-async def test_what_is_told_to_come_again_is_carried_a_few_times_and_then_goes_alone(stage: Stage) -> None:
+async def test_what_is_put_off_is_carried_a_few_times_and_then_goes_alone(stage: Stage) -> None:
     async def again(_connection: Connection, words: Words) -> Sequence[str | Alone]:
         return [AGAIN if word == "held" else word.upper() for word in words]
 
@@ -169,10 +169,10 @@ async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: S
     stage.answer = end_myself
     stage.gate.set()
     queue = stage.queue()
-    for told in await asyncio.gather(*stage.send(queue, "a", "b")):
-        assert isinstance(told, Broken)
-        assert isinstance(told.error, OutcomeUnknownError)
-        assert told.connection.is_closed()
+    for answered in await asyncio.gather(*stage.send(queue, "a", "b")):
+        assert isinstance(answered, Broken)
+        assert isinstance(answered.error, OutcomeUnknownError)
+        assert answered.connection.is_closed()
     stage.answer = None
     assert await stage.group.write(queue, "c") == "C"
     observer = await connect()
@@ -186,8 +186,8 @@ async def test_a_fault_of_ours_reaches_those_who_wait_and_the_lane_goes_on(stage
     stage.answer = fault
     stage.gate.set()
     queue = stage.queue()
-    told = await asyncio.gather(*stage.send(queue, "a", "b"), return_exceptions=True)
-    assert [type(each) for each in told] == [ZeroDivisionError, ZeroDivisionError]
+    answered = await asyncio.gather(*stage.send(queue, "a", "b"), return_exceptions=True)
+    assert [type(each) for each in answered] == [ZeroDivisionError, ZeroDivisionError]
     stage.answer = None
     assert await stage.group.write(queue, "c") == "C"
 
@@ -265,7 +265,7 @@ async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(
     ]  # as many as there are connections, each for longer than pool_timeout
     numbers = [f"{number:03}" for number in range(140)]
     works = [asyncio.create_task(group.write(queue, word)) for queue in busy for word in ("000", "bad", *numbers)]
-    told = await asyncio.gather(*works, return_exceptions=True)
-    assert [each for each in told if each is not ALONE and not isinstance(each, str)] == []
-    assert told.count(ALONE) == 2
+    answered = await asyncio.gather(*works, return_exceptions=True)
+    assert [each for each in answered if each is not ALONE and not isinstance(each, str)] == []
+    assert answered.count(ALONE) == 2
     await group.close()

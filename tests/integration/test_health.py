@@ -1,4 +1,4 @@
-"""What /readyz and /metrics say while PostgreSQL hangs, and that they say it at once."""
+"""What /readyz and /metrics answer while PostgreSQL hangs, and that they answer at once."""
 
 import asyncio
 import os
@@ -11,15 +11,18 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.support.cutting_proxy import cutting_proxy
 from tests.support.in_process import in_process
-from tests.support.interleave import blocks_somebody, eventually
-from tests.support.processes import descendants
+from tests.support.interleave import blocks_another_session
 from tests.support.serving import serving
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.demo import load
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing import Link, partitioned
+from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("gateways that stop, and databases that hang")
 
 AT_ONCE = 2.4
 """Seconds: the 1.5 that an answer waits for PostgreSQL, and what a busy machine adds."""
@@ -99,7 +102,7 @@ async def test_health_is_answered_while_all_processes_of_postgresql_are_stopped(
         await asyncio.gather(*writes, *reads)
 
 
-async def test_a_gateway_without_a_free_connection_is_ready_and_says_so(database: str) -> None:
+async def test_a_gateway_without_a_free_connection_is_ready_and_reports_it(database: str) -> None:
     await load(database)
     owner = await asyncpg.connect(database)
     try:
@@ -108,7 +111,7 @@ async def test_a_gateway_without_a_free_connection_is_ready_and_says_so(database
             async with owner.transaction():
                 await owner.execute("LOCK TABLE orders")
                 waiting = asyncio.create_task(client.get("/v1/data/orders"))
-                await blocks_somebody(owner, owner)
+                await blocks_another_session(owner, owner)
                 ready = await client.get("/readyz")
                 assert not waiting.done()
             assert ready.status_code == 200
@@ -116,7 +119,7 @@ async def test_a_gateway_without_a_free_connection_is_ready_and_says_so(database
             assert (await waiting).status_code == 200
 
             async def closed() -> bool:
-                return await sessions(owner) == 2  # one in each pool
+                return await sessions(owner) == 3  # one in each pool
 
             await eventually(closed, what="what was opened for the question is closed")
             await ready_again(client)
@@ -126,13 +129,13 @@ async def test_a_gateway_without_a_free_connection_is_ready_and_says_so(database
 
 async def test_health_is_answered_while_the_network_swallows_everything(database: str) -> None:
     await load(database)
-    async with cutting_proxy(database) as (proxy, url), in_process(url) as client:
-        await ready_again(client)
-        proxy.mute_all()
-        await answers_at_once(client)
-        proxy.muting = False
-        proxy.cut_all(half_open=False)
-        await ready_again(client)
+    with Link.to(database) as link:
+        async with in_process(link.url) as client:
+            await ready_again(client)
+            with partitioned(link, direction="to-client"):
+                await answers_at_once(client)
+                link.hang_up()
+            await ready_again(client)
 
 
 async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: PostgresServer, short_dir: Path) -> None:
@@ -144,7 +147,7 @@ async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: Po
         headers = {"X-Fence-Token": "50"}
         with hanging(short_dir / "data"):
             write = asyncio.create_task(client.patch("/v1/data/orders/order-123", json={"note": "x"}, headers=headers))
-            await answers_at_once(client)
+            assert (await client.get("/readyz")).status_code == 503
             os.kill(gateway.process.pid, signal.SIGTERM)
             assert await gateway.ended(within=15) == 0, "statements may take 30 seconds, and were waited for"
             answer = await write

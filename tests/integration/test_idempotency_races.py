@@ -34,7 +34,7 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
         BEGIN,
         "IF NOT FOUND THEN\n    IF NOT pg_try",
         "IF true THEN\n    IF NOT pg_try",
-        scenarios.a_write_that_landed_is_replayed_whoever_has_its_lock,
+        scenarios.a_write_that_landed_is_replayed_after_its_lock_changed_hands,
     ),
     "any payload will do": (BEGIN, "IF r.payload_hash <> p_hash", "IF false", scenarios.a_key_is_for_one_payload),
     "nothing is recorded": (
@@ -46,7 +46,7 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
     "new records are forgotten": (
         PRUNE,
         "WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'",
-        "",
+        "WHERE true",
         scenarios.only_old_records_are_forgotten,
     ),
 }
@@ -72,7 +72,7 @@ async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> N
 async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_called(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: if 23505 on the records' key were not known for what it is, it would be told as a conflict."""
+    """The control: if 23505 on the records' key were not known for what it is, it would be reported as a conflict."""
     race = await audited_race(connect, database, "epoch")
     monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
     with pytest.raises(AssertionError):

@@ -3,7 +3,7 @@
 import pytest
 from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, told
+from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, result_of
 
 from fencepost.gateway.use_cases import put
 from fencepost.storage.protecting.protect import protect, unprotect
@@ -109,7 +109,7 @@ async def test_a_key_in_another_order_is_fenced_up_to_the_highest_mark(race: Rac
     assert await race.direct(race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409", "as it was named"
     async with open_gateway(race.dsn) as gateway:
         for key in (("1", "2"), ("2", "1")):
-            assert told(await put(gateway, keyed(key, 40, "t"))) == "FP005"
+            assert result_of(await put(gateway, keyed(key, 40, "t"))) == "FP005"
     await protect(race.observer, "t")
     assert await race.direct(race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
     assert await race.direct(race.a, "INSERT INTO t VALUES (2, 1)", 50) == "FP409"
@@ -140,7 +140,7 @@ async def test_a_renamed_key_keeps_its_marks(race: Race) -> None:
     await deleted(race, "int", "7")
     await race.observer.execute("ALTER TABLE t RENAME k TO id")
     async with open_gateway(race.dsn) as gateway:
-        assert told(await put(gateway, keyed("7", 40, "t"))) == "FP005"
+        assert result_of(await put(gateway, keyed("7", 40, "t"))) == "FP005"
     await protect(race.observer, "t")
     await unprotect(race.observer, "t")
     await race.observer.execute("ALTER TABLE t RENAME id TO no")

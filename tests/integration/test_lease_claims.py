@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.support.interleave import Connect, eventually
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -12,6 +12,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
 from fencepost.gateway.use_cases import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
+from fencepost.testing.servers.waiting import eventually
 
 MINUTE = 60_000
 
@@ -65,18 +66,18 @@ async def test_the_old_holder_is_fenced_though_the_new_one_has_written_nothing(r
         first, second = old.lease.tokens
         assert old.lease.claim_token is not None
         assert old.lease.claim_token < first < second
-        assert told(await patch(gateway, keyed("k", first, n=1))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", first, n=1))) == "ok"
         await expire(race, old)
         new = await lease(gateway, asking("orders/k", secret="new", claims=("orders/k",)))
         assert new.claims[0].mark == new.lease.claim_token
         assert '"n":1' in new.claims[0].rows[0].replace(" ", "")
         for write in (patch, put, delete):
-            assert told(await write(gateway, keyed("k", second, status="late"))) == "FP001"
+            assert result_of(await write(gateway, keyed("k", second, status="late"))) == "FP001"
         assert await race.live_mark("k") == new.lease.claim_token
         row = await race.row("k")
         assert row is not None
         assert row["n"] == 1
-        assert told(await patch(gateway, keyed("k", new.lease.tokens[0], n=2))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", new.lease.tokens[0], n=2))) == "ok"
 
 
 async def test_keys_without_a_row_are_claimed_too(race: Race) -> None:
@@ -85,9 +86,9 @@ async def test_keys_without_a_row_are_claimed_too(race: Race) -> None:
         await expire(race, old)
         new = await lease(gateway, asking("x", secret="new", claims=("orders/later", "orders/never")))
         assert [(claim.resource, claim.rows) for claim in new.claims] == [("orders/later", []), ("orders/never", [])]
-        assert told(await put(gateway, keyed("later", old.lease.tokens[0], status="late"))) == "FP001"
+        assert result_of(await put(gateway, keyed("later", old.lease.tokens[0], status="late"))) == "FP001"
         assert await race.row("later") is None
-        assert told(await put(gateway, keyed("later", new.lease.tokens[0], status="new"))) == "created"
+        assert result_of(await put(gateway, keyed("later", new.lease.tokens[0], status="new"))) == "created"
 
 
 async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it_wrote(race: Race) -> None:
@@ -103,7 +104,7 @@ async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it
         await writing.commit()
         new = await grant
         assert '"n":7' in new.claims[0].rows[0].replace(" ", "")
-        assert told(await patch(gateway, keyed("k", old.lease.tokens[1], n=8))) == "FP001"
+        assert result_of(await patch(gateway, keyed("k", old.lease.tokens[1], n=8))) == "FP001"
 
 
 async def nothing_visible_of(race: Race, owner: str) -> bool:
@@ -160,7 +161,7 @@ async def test_a_waiter_whose_claim_is_refused_lets_the_next_one_in(race: Race) 
         await gateway.locks.queue.close()
 
 
-async def test_a_deadlock_with_a_claim_is_tried_again_and_never_told(race: Race) -> None:
+async def test_a_deadlock_with_a_claim_is_tried_again_and_never_reported(race: Race) -> None:
     for key in ("k1", "k2"):
         await race.insert(race.a, key, 30)
     await race.observer.execute(
@@ -173,22 +174,22 @@ async def test_a_deadlock_with_a_claim_is_tried_again_and_never_told(race: Race)
         foreign = await race.begin(race.a)
         await race.update(race.a, "k2", 31)
         await race.a.execute("SET LOCAL lock_timeout = 0")
-        # While the grant has k1 and waits for k2, the other one goes for k1: whoever looks first is the victim.
+        # While the grant has k1 and waits for k2, the other one goes for k1: the first to look for the deadlock is the
+        # victim.
         grant = asyncio.create_task(ask(gateway, asking("x", secret="mine", claims=("orders/k2", "orders/k1"))))
         await eventually(lambda: race.observer.fetchval(deadlocks, pid), what="the grant waiting for k2")
-        assert written_or_told(await outcome(race.update(race.a, "k1", 31))) == "ok"
+        assert written_or_reported(await outcome(race.update(race.a, "k1", 31))) == "ok"
         assert not grant.done()
         await foreign.commit()
         answer = await grant
         assert isinstance(answer, Granted), answer
         assert [claim.mark for claim in answer.claims] == [answer.lease.claim_token] * 2
-        assert answer.lease.lease_id == answer.lease.claim_token
         assert await race.observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
     met = "SELECT deadlocks > 0 FROM pg_stat_database WHERE datname = current_database()"
     await eventually(lambda: race.observer.fetchval(met), what="a deadlock in the statistics")
 
 
-def written_or_told(answer: object) -> object:
+def written_or_reported(answer: object) -> object:
     return answer if answer is None or isinstance(answer, str) else "ok"
 
 
@@ -197,7 +198,7 @@ async def test_a_repeated_secret_gives_the_claims_again_with_the_rows_of_now(rac
     async with open_gateway(race.dsn) as gateway:
         claims = ("orders/absent", "orders/k")
         first = await lease(gateway, asking("x", secret="mine", claims=claims))
-        assert told(await patch(gateway, keyed("k", first.lease.tokens[0], n=9))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", first.lease.tokens[0], n=9))) == "ok"
         again = await lease(gateway, asking("x", secret="mine", claims=("orders/k", "orders/absent")))
         assert again.lease.verdict == "repeated"
         assert (again.lease.lease_id, again.lease.tokens) == (first.lease.lease_id, first.lease.tokens)
@@ -216,7 +217,7 @@ async def test_a_secret_that_is_used_for_other_locks_is_refused_even_at_the_same
         assert (other.name, other.detail.split(":")[0]) == ("FP016", "X-Lease-Secret")
         under_way = await race.begin(race.a)
         await race.a.execute(
-            "SELECT fencepost.acquire('{a}', $1, 'o', 60000, 1, '{}', NULL, NULL, 0)", hash_secret("both")
+            "SELECT fencepost.acquire('{a}', $1, 'o', 60000, 1, '{}', NULL, NULL, 0, '{}')", hash_secret("both")
         )
         pid = await gateway_pid(gateway)
         waiting = await race.waits_at(pid, ask(gateway, asking("b", secret="both")))
@@ -226,7 +227,7 @@ async def test_a_secret_that_is_used_for_other_locks_is_refused_even_at_the_same
         assert (refused.name, refused.detail.split(":")[0]) == ("FP016", "X-Lease-Secret")
 
 
-async def test_whoever_hangs_up_before_it_hears_a_made_up_secret_gives_the_lock_back(race: Race) -> None:
+async def test_a_client_that_hangs_up_before_it_gets_its_secret_gives_the_lock_back(race: Race) -> None:
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     async with open_gateway(race.dsn) as gateway:

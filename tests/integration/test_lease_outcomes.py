@@ -1,4 +1,6 @@
-"""An answer of the database that gets lost: a secret finds its lease again, and what is not known is not told (R15)."""
+"""An answer of the database that gets lost: a secret finds its lease again, and what is not known is not answered
+(R15).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,13 +8,14 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.interleave import Connect, Connection, blocked, eventually
+from tests.support.interleave import Connect, Connection, blocked
 from tests.support.lease_gateways import Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import builtin as leases
+from fencepost.testing.servers.waiting import eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 
@@ -51,7 +54,7 @@ async def test_a_grant_whose_answer_got_lost_is_found_again(side: Side, monkeypa
     assert (got.verdict, got.lease_id, got.tokens) == ("repeated", lost[0].lease_id, lost[0].tokens)
 
 
-async def test_an_acquire_that_cannot_find_out_says_so_and_its_repeat_does(
+async def test_an_acquire_with_an_unknown_outcome_is_answered_so_and_its_repeat_finds_out(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = losing_answers(monkeypatch, "acquire", 3)
@@ -99,7 +102,7 @@ async def test_a_place_whose_answer_got_lost_is_one_place(
 
 
 @pytest.mark.parametrize("verb", ["renew", "mint", "release"])
-async def test_what_a_holder_asked_for_and_did_not_hear_of_is_not_known(
+async def test_a_grant_whose_answer_the_holder_did_not_get_is_not_known(
     side: Side, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = await side.acquire("x", secret="mine")
@@ -128,7 +131,7 @@ async def test_waiters_of_a_release_whose_answer_got_lost_are_served(
     assert (await asyncio.wait_for(waiting, 3)).verdict == "granted"
 
 
-async def test_a_leaving_that_could_not_be_said_is_said_by_a_heartbeat(
+async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await side.acquire("x", secret="holder")

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 from tests.integration.test_lease_claims import MINUTE, ask, asking, lease
-from tests.support.interleave import Connect, blocks_somebody, eventually
+from tests.support.interleave import Connect, blocks_another_session
 from tests.support.lease_gateways import open_side, out_of_line
 from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
 from tests.support.racing import Race, open_gateway, open_race, outcome
@@ -17,6 +17,7 @@ from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.statements.asking import in_key_order
+from fencepost.testing.servers.waiting import eventually
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ async def test_a_lease_that_is_being_renewed_is_not_ended_by_its_secrets_next_us
     await leasing.run_out(mine.lease_id)  # as far as others can see
     other = await leasing.waits(leasing.b, outcome(leasing.acquire(leasing.b, "b", secret="mine")))
     await renewing.commit()
-    assert await other == "23505", "which the gateway tells as a mismatch"
+    assert await other == "23505", "which the gateway reports as a mismatch"
     assert await leasing.renew(leasing.a, mine.lease_id, "mine") is not None
     assert (await leasing.acquire(leasing.c, "a", secret="next")).verdict == "held"
 
@@ -100,7 +101,7 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         task = asyncio.create_task(lease(gateway, asking("x", secret="mine", claims=("orders/k",), ttl_ms=SHORT)))
-        await blocks_somebody(race.a, race.observer)
+        await blocks_another_session(race.a, race.observer)
         began = await race.observer.fetchval("SELECT clock_timestamp()")
         beyond = "SELECT clock_timestamp() > $1::timestamptz + $2 * interval '1 ms'"
         await eventually(lambda: race.observer.fetchval(beyond, began, 2 * SHORT), what="the end of the TTL")
@@ -110,7 +111,7 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         assert await gateway.locks.renew(granted.lease.lease_id, hash_secret("mine"), None) is not None
 
 
-async def test_locks_that_claim_the_same_thing_overtake_each_other_and_nobody_is_told(race: Race) -> None:
+async def test_locks_that_claim_the_same_thing_overtake_each_other_and_no_holder_notices(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn, pool_size=6) as gateway:
 
@@ -140,16 +141,16 @@ async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Conne
     assert found == [(1, "numbered/9"), (0, "numbered/10"), (2, "numbered/10")]
 
 
-async def test_a_grant_that_waits_for_a_row_keeps_nobodys_lease_from_being_renewed(race: Race) -> None:
+async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn, pool_size=2) as opened:
-        locks = PostgresLocks(opened.database, Queue(opened.database, 10, print), at_once=1)
+        locks = PostgresLocks(opened.database, Queue(opened.database, print), at_once=1)
         gateway = replace(opened, locks=locks)
         mine = await lease(opened, asking("mine", secret="mine"))
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
-        await blocks_somebody(race.a, race.observer)
+        await blocks_another_session(race.a, race.observer)
         assert mine.lease.lease_id is not None
         renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hash_secret("mine"), None), 2)
         assert renewed is not None
@@ -157,13 +158,13 @@ async def test_a_grant_that_waits_for_a_row_keeps_nobodys_lease_from_being_renew
         assert sum(isinstance(answer, Granted) for answer in await asyncio.gather(*stuck)) == 1
 
 
-async def test_who_does_not_wait_is_told_that_the_lock_is_being_granted(race: Race) -> None:
+async def test_a_request_that_does_not_wait_learns_that_the_lock_is_being_granted(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn, pool_size=2) as gateway:
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = asyncio.create_task(ask(gateway, asking("x", secret="first", claims=("orders/k",))))
-        await blocks_somebody(race.a, race.observer)
+        await blocks_another_session(race.a, race.observer)
         refused = await asyncio.wait_for(ask(gateway, asking("x", secret="second")), 5)
         assert isinstance(refused, Problem)
         assert (refused.name, refused.extra["lock"], refused.extra["holder"]) == ("FP011", "x", None)

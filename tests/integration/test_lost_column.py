@@ -40,11 +40,11 @@ async def test_the_rows_take_up_what_the_built_in_source_has_issued(connect: Con
     assert "fencepost protect orders" in await advice(race)
     await protect(race.observer, "orders")
     for statement in (UPDATE, INSERT):
-        assert await race.direct(race.a, statement, 45) == "FP409"
-        assert await race.direct(race.a, statement, issued) == "FP409"
+        assert await race.direct(race.a, statement, 45) == "FP409", statement
+        assert await race.direct(race.a, statement, issued) == "FP409", statement
     for statement in (UPDATE, INSERT):
         later = await race.observer.fetchval("SELECT nextval('fencepost.tokens')")
-        assert await race.direct(race.a, statement, later) == "ok"
+        assert await race.direct(race.a, statement, later) == "ok", statement
     assert await race.observer.fetchval("SELECT max(floor) FROM fencepost.floors WHERE name = 'orders'") == issued
     default = "SELECT column_default FROM information_schema.columns WHERE column_name = 'last_fence_token'"
     assert await race.observer.fetchval(default + " AND table_name = 'orders'") == "0"
@@ -59,8 +59,8 @@ async def test_those_of_an_external_source_only_with_a_word(connect: Connect, da
             await protect(race.observer, "orders", source=source)
     await protect(race.observer, "orders", above=100)
     for statement in (UPDATE, INSERT):
-        assert await race.direct(race.a, statement, 100) == "FP409"
-        assert await race.direct(race.a, statement, 101) == "ok"
+        assert await race.direct(race.a, statement, 100) == "FP409", statement
+        assert await race.direct(race.a, statement, 101) == "ok", statement
 
 
 async def test_the_marks_that_are_known_count_if_they_are_higher(connect: Connect, database: str) -> None:
@@ -68,7 +68,7 @@ async def test_the_marks_that_are_known_count_if_they_are_higher(connect: Connec
     await lost(race)
     await protect(race.observer, "orders", above=10)
     for statement in (UPDATE, INSERT):
-        assert await race.direct(race.a, statement, 40) == "FP409"
+        assert await race.direct(race.a, statement, 40) == "FP409", statement
 
 
 async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect, database: str) -> None:
@@ -121,7 +121,7 @@ async def test_unprotect_does_not_forget_either(connect: Connect, database: str)
     await unprotect(race.observer, "orders")
     await protect(race.observer, "orders")
     for statement in (UPDATE, INSERT):
-        assert await race.direct(race.a, statement, issued) == "FP409"
+        assert await race.direct(race.a, statement, issued) == "FP409", statement
 
 
 async def test_unprotect_of_an_external_table_asks_for_the_word_first(connect: Connect, database: str) -> None:
@@ -144,11 +144,11 @@ async def test_a_column_that_was_taken_away_after_unprotect_is_made_anew_with_al
     assert await race.direct(race.a, UPDATE, 50) == "FP409"
     assert await race.direct(race.a, INSERT, 40) == "FP409"
     for statement in (UPDATE, INSERT):
-        assert await race.direct(race.a, statement, 51) == "ok"
+        assert await race.direct(race.a, statement, 51) == "ok", statement
 
 
 @pytest.mark.parametrize("harm", [GONE, RENAMED])
-async def test_a_column_that_somebody_made_anew_holds_no_marks(connect: Connect, database: str, harm: str) -> None:
+async def test_a_column_that_was_made_anew_holds_no_marks(connect: Connect, database: str, harm: str) -> None:
     race = await opened(connect, database, "external")
     await race.observer.execute(harm)
     await race.observer.execute("ALTER TABLE public.orders ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0")

@@ -19,7 +19,7 @@ BELOW = "fencepost.highest_below(text, text, bigint)"
 
 
 async def lowered_by_hand(race: Race) -> None:
-    """A mark falls only where this transaction's own record says so."""
+    """A mark falls only where this transaction's own record allows it."""
     await race.insert(race.a, "k", 2**61)
     await race.insert(race.a, "other", 40)
     await reset(race.observer, "orders/k", 60, "INC-7")
@@ -65,22 +65,22 @@ MUTANTS = [
     SqlMutant(
         "the plain case takes any newer token",
         "{stem}_upd",
-        "AND NOT (NEW.last_fence_token OPERATOR(pg_catalog.>)",
-        "AND NOT (false AND NEW.last_fence_token OPERATOR(pg_catalog.>)",
+        "AND NOT (given OPERATOR(pg_catalog.>)",
+        "AND NOT (false AND given OPERATOR(pg_catalog.>)",
         scenarios.update_above_the_ceiling_is_refused,
     ),
     SqlMutant(
         "a token of a setting is not compared",
         "{stem}_upd",
-        "IF said OPERATOR",
-        "IF false AND said OPERATOR",
+        "IF given OPERATOR(pg_catalog.>)",
+        "IF false AND given OPERATOR(pg_catalog.>)",
         scenarios.direct_update_above_the_ceiling_is_refused,
     ),
     SqlMutant(
         "a good setting hides a made-up value beside it",
         "{stem}_upd",
-        "said := greatest(said, NEW.last_fence_token)",
-        "said := NEW.last_fence_token",
+        "given := greatest(given, NEW.last_fence_token)",
+        "given := NEW.last_fence_token",
         scenarios.direct_update_above_the_ceiling_is_refused,
     ),
     SqlMutant(

@@ -30,21 +30,21 @@ SQL_MUTANTS = [
     SqlMutant(
         "the plain case takes any newer token",
         "{stem}_upd",
-        "AND NEW.last_fence_token OPERATOR(pg_catalog.<=) fencepost.issued()",
+        "AND given OPERATOR(pg_catalog.<=) fencepost.issued()",
         "",
         scenarios.unissued_update_is_refused,
     ),
     SqlMutant(
         "a token of a setting is not looked at",
         "{stem}_upd",
-        "IF greatest(said, NEW.last_fence_token)",
-        "IF false AND greatest(said, NEW.last_fence_token)",
+        "IF greatest(given, NEW.last_fence_token)",
+        "IF false AND greatest(given, NEW.last_fence_token)",
         scenarios.unissued_update_by_direct_sql_is_refused,
     ),
     SqlMutant(
         "a good setting hides a made-up value beside it",
         "{stem}_upd",
-        "greatest(said, NEW.last_fence_token)",
+        "greatest(given, NEW.last_fence_token)",
         "NEW.last_fence_token",
         scenarios.unissued_update_by_direct_sql_is_refused,
     ),
@@ -84,7 +84,7 @@ SQL_MUTANTS = [
         scenarios.nextval_waits_for_the_tokens_to_move,
     ),
     SqlMutant(
-        "a move does not look again once nobody draws",
+        "a move does not look again once no transaction draws",
         ISSUE_BEYOND,
         "IF p_token > fencepost.issued() THEN PERFORM",
         "IF true THEN PERFORM",
@@ -145,8 +145,8 @@ def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
     (claim_does_not_ask, scenarios.unissued_claim_of_an_absent_key_is_refused),
     (claim_believes_the_catalog, scenarios.claim_under_an_old_catalog_is_refused),
-    (verdict_does_not_ask, scenarios.unissued_is_said_before_missing),
-    (insert_does_not_ask, scenarios.unissued_is_said_before_missing),
+    (verdict_does_not_ask, scenarios.unissued_is_reported_before_missing),
+    (insert_does_not_ask, scenarios.unissued_is_reported_before_missing),
 ]
 
 

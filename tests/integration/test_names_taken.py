@@ -192,8 +192,8 @@ async def test_of_two_floors_the_higher_counts(race: Race) -> None:
     await race.observer.execute("ALTER TABLE a RENAME TO x; ALTER TABLE b RENAME TO a; ALTER TABLE x RENAME TO b")
     for table in ("a", "b"):
         await protect(race.observer, table)
-        assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 70) == "FP409"
-        assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 71) == "ok"
+        assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 70) == "FP409", table
+        assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 71) == "ok", table
 
 
 MOVE, TAKE, COPY = (

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.versions
 ALIASES = (*"rkmfpatsxo", "was", "there", "resource", "mark", "mend", "scope", "name")
 VARIABLES = (
     "known", "came", "lowest", "highest", "missing", "guarded", "unguarded", "this_key", "of_floor", "high", "before",
-    "said", "token", "shown", "round", "gone", "row_absent", "relation", "floor", "xid", "key", "row_security",
+    "given", "token", "shown", "round", "gone", "row_absent", "relation", "floor", "xid", "key", "row_security",
 )  # fmt: skip
 KINDS = ("text", "jsonb", "int")
 
@@ -52,7 +52,7 @@ async def test_they_change_nothing(race: Race) -> None:
     await protect(race.observer, "t")
     assert await race.direct(race.a, "UPDATE t SET n = n WHERE id = 1", 50) == "FP409"
     assert await insert(race, "2, 1", 61) == "FP409"
-    # A key in another order: nobody knows whose the marks are.
+    # A key in another order: it is not known whose the marks are.
     await unprotect(race.observer, "t")
     await race.observer.execute("UPDATE t SET n = 2; ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (n, id)")
     await protect(race.observer, "t")

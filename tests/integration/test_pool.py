@@ -9,7 +9,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 
 
-async def test_an_exhausted_pool_says_so_in_time(database: str) -> None:
+async def test_an_exhausted_pool_reports_it_in_time(database: str) -> None:
     pool = await Database.open(database, Limits(pool_size=1, pool_timeout=0.2))
     try:
         async with pool.connection():

@@ -33,7 +33,7 @@ WEAK = (
     "jit = on",
     'fencepost.token = "7"',
 )
-"""What the database gives to sessions that do not say otherwise."""
+"""What the database gives to sessions that do not set them."""
 
 KEPT = {
     "synchronous_commit": "on",
@@ -194,7 +194,7 @@ async def busy(url: str, at_once: int) -> None:
         await connection.close()
 
 
-async def test_doctor_says_what_is_in_force(connect: Connect, database: str) -> None:
+async def test_doctor_shows_what_is_in_force(connect: Connect, database: str) -> None:
     await weakened(connect)
     async with pooled(database, "session") as url:
         result = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "--database-url", url])

@@ -84,7 +84,7 @@ async def test_a_grant_whose_claim_waited_in_vain_names_it(
     assert answer.json()["prepared_transactions"] == ["p"]
 
 
-async def test_where_a_session_is_in_the_way_it_is_said_where_to_look(
+async def test_where_a_session_is_in_the_way_the_message_names_where_to_look(
     owner: Connection, connect: Connect, database: str
 ) -> None:
     await prepare(connect, "elsewhere", "UPDATE parts SET v = 'x' WHERE a = 1")
@@ -133,7 +133,7 @@ async def test_doctor_names_old_ones_of_every_database(
     assert await doctor(database) == []
 
 
-async def test_doctor_says_so_where_a_lock_keeps_it_from_looking(
+async def test_doctor_reports_it_where_a_lock_keeps_it_from_looking(
     owner: Connection, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.cli.status._LOCK_TIMEOUT", "50ms")

@@ -5,12 +5,14 @@ import subprocess
 
 import asyncpg
 import pytest
-from tests.support.interleave import Connect, Connection, eventually, start
+from tests.support.interleave import Connect, Connection, start
 
 from fencepost.embedded.server import embedded_bin_dir
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.storage.tables.catalog import EVERYTHING
 from fencepost.storage.tables.load import load
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.versions
 
@@ -105,7 +107,7 @@ CANNOT = [
 
 
 @pytest.mark.parametrize(("sql", "table", "reason"), CANNOT, ids=[f"{reason} {sql[:30]}" for sql, _, reason in CANNOT])
-async def test_what_is_in_the_way_is_said(owner: Connection, sql: str, table: str, reason: str) -> None:
+async def test_what_is_in_the_way_is_reported(owner: Connection, sql: str, table: str, reason: str) -> None:
     await owner.execute(sql)
     assert reason in await reasons(owner, table)
 
@@ -121,10 +123,10 @@ async def test_a_nondeterministic_collation_is_in_the_way(owner: Connection) -> 
     assert "nondeterministic collation" in await reasons(owner, "t")
 
 
-async def test_all_reasons_are_said_at_once(owner: Connection) -> None:
+async def test_all_reasons_are_reported_at_once(owner: Connection) -> None:
     await owner.execute("CREATE UNLOGGED TABLE t (a float8, last_fence_token text, PRIMARY KEY (a) DEFERRABLE)")
-    said = await reasons(owner, "t")
-    assert all(each in said for each in ("unlogged", "DEFERRABLE", "last_fence_token (text)", "double precision"))
+    output = await reasons(owner, "t")
+    assert all(each in output for each in ("unlogged", "DEFERRABLE", "last_fence_token (text)", "double precision"))
 
 
 async def test_only_the_owner_may(owner: Connection) -> None:
@@ -134,9 +136,9 @@ async def test_only_the_owner_may(owner: Connection) -> None:
         await owner.execute("SET ROLE somebody")
         with pytest.raises(ProtectError) as caught:
             await protect(owner, "t")
-        said = " ".join(caught.value.reasons)
-        assert "it belongs to postgres; somebody is not a member of that role" in said
-        assert "somebody may not act as that role: run this as a member of it" in said
+        output = " ".join(caught.value.reasons)
+        assert "it belongs to postgres; somebody is not a member of that role" in output
+        assert "somebody may not act as that role: run this as a member of it" in output
     finally:
         await owner.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
 
@@ -204,7 +206,7 @@ async def test_protect_can_be_repeated_and_undone(owner: Connection, table: str)
 
 
 def stays(each: str) -> bool:
-    """Say whether unprotect leaves it on purpose: the column and its constraints."""
+    """Return whether unprotect leaves it on purpose: the column and its constraints."""
     return each.startswith(("column", "constraint")) and ("last_fence_token" in each or "fencepost_mark" in each)
 
 
@@ -222,7 +224,7 @@ async def test_a_later_protect_goes_on_from_the_marks(owner: Connection) -> None
         with pytest.raises(asyncpg.PostgresError) as refused:
             await owner.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; UPDATE t SET v = 'y' WHERE id = {row}")
         await owner.execute("ROLLBACK")
-        assert refused.value.sqlstate == "FP409"
+        assert refused.value.sqlstate == "FP409", (token, row)
 
 
 async def test_the_rule_can_change(owner: Connection) -> None:
@@ -253,7 +255,7 @@ async def test_long_names_that_begin_alike_do_not_collide(owner: Connection) -> 
         with pytest.raises(asyncpg.PostgresError) as refused:
             await owner.execute(f'UPDATE "{name}" SET last_fence_token = {number - 1}')
         assert name in str(refused.value)
-    tables = (await load(owner, [], 1)).tables
+    tables = (await load(owner, EVERYTHING, 1)).tables
     assert all(tables[name].fence is not None for name in names)
 
 

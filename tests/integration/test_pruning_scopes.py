@@ -22,7 +22,7 @@ async def scoped(connect: Connect) -> Connection:
 async def enter(connection: Connection, account: int, token: int) -> int | str | None:
     """Enter a scope as a write does; None: accepted, else the mark or floor that refused, or the SQLSTATE.
 
-    Whoever is refused rolls back.
+    A holder that is refused rolls back.
     """
     transaction = connection.transaction()
     await transaction.start()
@@ -35,7 +35,7 @@ async def enter(connection: Connection, account: int, token: int) -> int | str |
     return refused
 
 
-async def test_a_pruned_scope_refuses_whoever_is_older(connect: Connect) -> None:
+async def test_a_pruned_scope_refuses_older_holders(connect: Connect) -> None:
     connection = await scoped(connect)
     assert await enter(connection, 42, 50) is None
     until = await pruning.horizon(connection)

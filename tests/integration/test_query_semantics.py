@@ -14,7 +14,7 @@ from tests.support.interleave import Connect, Connection
 from fencepost.http.requests.query import parse_query
 from fencepost.storage.statements.parameters import Bound, compiled
 from fencepost.storage.statements.query_sql import render_filters, render_order, render_select
-from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.catalog import EVERYTHING, Table
 from fencepost.storage.tables.load import load
 
 pytestmark = pytest.mark.versions
@@ -48,7 +48,7 @@ async def things(connect: Connect) -> Things:
     connection = await connect()
     await connection.execute("SET search_path = public")  # else a user called fencepost creates in its own schema
     await connection.execute(THINGS)
-    return Things(connection, (await load(connection, [], 1)).tables["things"])
+    return Things(connection, (await load(connection, EVERYTHING, 1)).tables["things"])
 
 
 @given(
@@ -165,10 +165,8 @@ async def test_a_star_leaves_out_the_mark(things: Things) -> None:
         ("n=is.true", "42804"),
         ("t=like.a\\", "22025"),
         ("j->k=eq.x", "22P02"),
-        ("select=n::nothing", "42704"),
         ("select=n::public.mood[]", "42846"),
         ("select=t::int", "22P02"),
-        ("select=n::int int", "42601"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_postgresql(things: Things, raw: str, sqlstate: str) -> None:
@@ -240,9 +238,9 @@ async def test_values_of_every_type_are_found_by_eq_and_in_and_the_index_serves_
     await connection.execute(f'CREATE TABLE "T" (id int PRIMARY KEY, "The Value" {type_} UNIQUE)')
     await connection.execute(f'INSERT INTO "T" SELECT 1, CAST($1::text AS {type_})', value)
     await connection.execute('INSERT INTO "T" VALUES (2, NULL)')
-    table = Things(connection, (await load(connection, [], 1)).tables["T"])
+    table = Things(connection, (await load(connection, EVERYTHING, 1)).tables["T"])
     for raw in (f"The Value=eq.{quote_plus(value)}", f"The Value=in.({quote_plus(quoted(value))})"):
-        assert await table.ids(raw) == [1]
+        assert await table.ids(raw) == [1], raw
         bound = Bound()
         where = render_filters(table.table, parse_query(raw.encode()).filters, bound)
         await connection.execute("SET enable_seqscan = off")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -133,7 +133,7 @@ async def test_what_changes_nothing_of_its_names_does_not_matter(race: Race) -> 
 
 
 async def test_a_claim_runs_again_on_the_table_as_it_is(race: Race) -> None:
-    """Protected with a scope by then: the claim is refused, and whoever is older than its token has not been fenced."""
+    """Protected with a scope by then: the claim is refused, and holders older than its token have not been fenced."""
     async with open_gateway(race.dsn) as gateway:
         pid = await gateway_pid(gateway)
         making = await race.begin(race.b)
@@ -156,7 +156,7 @@ async def test_a_claim_under_a_rule_that_changed_is_judged_by_the_new_one(race: 
         claiming = await race.waits_at(pid, claim(gateway, Claim(parse_resource("orders/k"), Token(100))))
         await protect(race.observer, "orders", rule="strict")
         await holding.rollback()
-        assert told(await claiming) == "FP002"
+        assert result_of(await claiming) == "FP002"
 
 
 async def test_a_claim_of_a_renamed_table_names_nothing_that_is_there(race: Race) -> None:
@@ -167,8 +167,8 @@ async def test_a_claim_of_a_renamed_table_names_nothing_that_is_there(race: Race
         claiming = await race.waits_at(pid, claim(gateway, Claim(parse_resource("orders/k"), Token(100))))
         await another_table(race.observer)
         await making.rollback()
-        assert told(await claiming) == "ok"
-        assert told(await put(gateway, keyed("k", 99, status="late"))) == "FP001"
+        assert result_of(await claiming) == "ok"
+        assert result_of(await put(gateway, keyed("k", 99, status="late"))) == "FP001"
 
 
 async def test_a_lease_is_not_granted_with_a_claim_that_fences_nothing(race: Race) -> None:
@@ -189,7 +189,7 @@ async def test_a_lease_claims_the_key_of_the_table_that_has_the_name_now(race: R
         assert isinstance(granted, Granted), granted
         mark = granted.claims[0].mark
         assert mark is not None
-        assert told(await put(gateway, keyed("k", mark - 1, status="late"))) == "FP001"
+        assert result_of(await put(gateway, keyed("k", mark - 1, status="late"))) == "FP001"
 
 
 async def test_protect_waits_for_a_grant_that_has_claimed(race: Race) -> None:

@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, owner, posted, told
+from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, owner, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -48,13 +48,13 @@ async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> 
     assert await race.recorded("z") is None
 
 
-async def test_who_is_told_ok_finds_the_write_on_another_connection(race: Race) -> None:
+async def test_after_an_ok_the_write_is_found_on_another_connection(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        assert told(await put(gateway, keyed("k", 31))) == "created"
+        assert result_of(await put(gateway, keyed("k", 31))) == "created"
         assert await race.live_mark("k") == 31
-        assert told(await patch(gateway, keyed("k", 32))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", 32))) == "ok"
         assert await race.live_mark("k") == 32
-        assert told(await delete(gateway, keyed("k", 33))) == "ok"
+        assert result_of(await delete(gateway, keyed("k", 33))) == "ok"
         assert await race.recorded("k") == (33, True)
 
 
@@ -78,7 +78,7 @@ async def test_a_deadlock_is_retried_and_ends_with_a_verdict(race: Race) -> None
     assert [await race.live_mark(key) for key in "ab"] == [45, 45]
 
 
-async def test_a_serialization_failure_is_retried_and_never_told_as_stale(race: Race) -> None:
+async def test_a_serialization_failure_is_retried_and_never_reported_as_stale(race: Race) -> None:
     """A trigger of the user's raises 40001 for the first three tries."""
     await race.observer.execute("""
         CREATE SEQUENCE tries;
@@ -91,13 +91,13 @@ async def test_a_serialization_failure_is_retried_and_never_told_as_stale(race: 
     async with open_gateway(race.dsn) as gateway:
         new = FilteredWrite("orders", NEW, Token(36), keyed("k", 1, n=1).body)
         answers = [
-            told(await put(gateway, keyed("k", 31))),
-            told(await patch(gateway, keyed("k", 32))),
-            told(await claim(gateway, Claim(Resource("orders", ("k",)), Token(33)))),
-            told(await delete(gateway, keyed("k", 34))),
-            told(await insert(gateway, posted(35, {"order_id": "k"}))),
-            told(await patch_many(gateway, new)),
-            told(await delete_many(gateway, FilteredWrite("orders", NEW, Token(37)))),
+            result_of(await put(gateway, keyed("k", 31))),
+            result_of(await patch(gateway, keyed("k", 32))),
+            result_of(await claim(gateway, Claim(Resource("orders", ("k",)), Token(33)))),
+            result_of(await delete(gateway, keyed("k", 34))),
+            result_of(await insert(gateway, posted(35, {"order_id": "k"}))),
+            result_of(await patch_many(gateway, new)),
+            result_of(await delete_many(gateway, FilteredWrite("orders", NEW, Token(37)))),
         ]
     assert answers == ["created", "ok", "ok", "ok", "created", "ok", "ok"]
     assert await race.observer.fetchval("SELECT last_value FROM tries") == 28
@@ -180,7 +180,7 @@ async def test_a_commit_waits_at_least_for_on(set_to: str, kept: str, connect: C
 
 
 async def test_control_of_the_deferred_constraint_the_statement_itself_succeeds(race: Race) -> None:
-    """Whoever answers after the statement and before the COMMIT says 200 to a write that never was."""
+    """An answer after the statement and before the COMMIT would be 200 to a write that never was."""
     await race.observer.execute(DEFERRED)
     await race.insert(race.a, "k", 30)
     transaction = await race.begin(race.a)

@@ -1,11 +1,11 @@
 """R1, R2, R4, R5: single-row writes by key, stepped against each other through the use cases; and tempting variants."""
 
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
 from fencepost.gateway.use_cases import delete, insert, patch, put
-from fencepost.gateway.writes.plans import KeyedWrite
+from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.storage.protecting.protect import protect
 
 
@@ -18,8 +18,8 @@ async def test_put_that_waits_for_a_delete_creates_the_row_or_is_refused(race: R
             await race.delete(race.a, key, 34)
             waiter = await race.waits_at(await gateway_pid(gateway), put(gateway, keyed(key, token, status="b")))
             await holder.commit()
-            assert told(await waiter) == answer
-            assert await race.live_mark(key) == (token if answer == "created" else None)
+            assert result_of(await waiter) == answer, token
+            assert await race.live_mark(key) == (token if answer == "created" else None), token
 
 
 async def test_put_that_waits_for_a_post_replaces_the_row_or_is_refused(race: Race) -> None:
@@ -30,9 +30,9 @@ async def test_put_that_waits_for_a_post_replaces_the_row_or_is_refused(race: Ra
             await race.insert(race.a, key, 36, status="a", n=1)
             waiter = await race.waits_at(await gateway_pid(gateway), put(gateway, keyed(key, token, status="b")))
             await holder.commit()
-            assert told(await waiter) == answer
+            assert result_of(await waiter) == answer, token
             row = await race.row(key) or {}
-            assert (row["status"], row["n"]) == (("b", 0) if answer == "ok" else ("a", 1))
+            assert (row["status"], row["n"]) == (("b", 0) if answer == "ok" else ("a", 1)), token
 
 
 async def test_put_that_waits_for_a_put_replaces_or_is_refused(race: Race) -> None:
@@ -43,8 +43,8 @@ async def test_put_that_waits_for_a_put_replaces_or_is_refused(race: Race) -> No
         late = await race.waits_at(await gateway_pid(one), put(one, keyed("k", 39, status="late")))
         new = await race.waits_at(await gateway_pid(two), put(two, keyed("k", 41, status="new")))
         await holder.commit()
-        assert told(await late) == "FP001"
-        assert told(await new) == "ok"
+        assert result_of(await late) == "FP001"
+        assert result_of(await new) == "ok"
     assert (await race.row("k") or {})["status"] == "new"
 
 
@@ -53,10 +53,10 @@ async def test_put_goes_on_when_the_delete_that_it_waited_for_aborts(race: Race)
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.delete(race.a, "k", 34)
-        assert told(await put(gateway, keyed("k", 29))) == "FP001"  # without waiting: no outcome makes 29 good
+        assert result_of(await put(gateway, keyed("k", 29))) == "FP001"  # without waiting: no outcome makes 29 good
         waiter = await race.waits_at(await gateway_pid(gateway), put(gateway, keyed("k", 31)))
         await holder.rollback()
-        assert told(await waiter) == "ok"
+        assert result_of(await waiter) == "ok"
     assert await race.live_mark("k") == 31
 
 
@@ -69,10 +69,10 @@ async def test_post_that_loses_to_a_newer_post_is_stale_and_not_a_duplicate(race
             post = insert(gateway, posted(token, {"order_id": key}))
             waiter = await race.waits_at(await gateway_pid(gateway), post)
             await holder.commit()
-            assert told(await waiter) == answer
+            assert result_of(await waiter) == answer, token
 
 
-async def test_delete_that_waits_for_a_delete_is_told_who_came_first(race: Race) -> None:
+async def test_delete_that_waits_for_a_delete_learns_who_came_first(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else "FP006"), (35, "FP006")):
             key = f"k{token}"
@@ -81,12 +81,12 @@ async def test_delete_that_waits_for_a_delete_is_told_who_came_first(race: Race)
             await race.delete(race.a, key, 34)
             waiter = await race.waits_at(await gateway_pid(gateway), delete(gateway, keyed(key, token)))
             await holder.commit()
-            assert told(await waiter) == answer
-            assert await race.recorded(key) == (34, True)
+            assert result_of(await waiter) == answer, token
+            assert await race.recorded(key) == (34, True), token
 
 
 async def test_three_writers_on_a_deleted_row_end_with_the_newest(race: Race) -> None:
-    """34 deletes; 33 and 35 wait to create. Whoever is woken first, 33 never stays."""
+    """34 deletes; 33 and 35 wait to create. Whichever is woken first, 33 never stays."""
     for order in ((33, 35), (35, 33)):
         key = f"k{order[0]}"
         await race.insert(race.a, key, 32)
@@ -108,7 +108,7 @@ async def test_a_write_without_a_token_is_refused_whether_the_row_exists_or_not(
         for key in ("k", "nobody"):
             for verb in (patch, put, delete):
                 answer = await verb(gateway, KeyedWrite("orders", (key,), None))
-                assert told(answer) == "FP003"
+                assert result_of(answer) == "FP003"
 
 
 async def test_the_largest_token_is_taken_and_then_nothing_is(race: Race) -> None:
@@ -116,14 +116,14 @@ async def test_the_largest_token_is_taken_and_then_nothing_is(race: Race) -> Non
     await protect(race.observer, "orders", max_token=largest)
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
-        assert told(await patch(gateway, keyed("k", largest))) == "ok"
-        assert told(await patch(gateway, keyed("k", largest))) == ("FP002" if race.strict else "ok")
-        assert told(await patch(gateway, keyed("k", largest - 1))) == "FP001"
-        assert told(await delete(gateway, keyed("k", largest - 1))) == "FP001"
-        assert told(await put(gateway, KeyedWrite("orders", ("one",), Token(1)))) == "created"
+        assert result_of(await patch(gateway, keyed("k", largest))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", largest))) == ("FP002" if race.strict else "ok")
+        assert result_of(await patch(gateway, keyed("k", largest - 1))) == "FP001"
+        assert result_of(await delete(gateway, keyed("k", largest - 1))) == "FP001"
+        assert result_of(await put(gateway, KeyedWrite("orders", ("one",), Token(1)))) == "created"
 
 
-async def test_a_refusal_says_presented_and_current_token(race: Race) -> None:
+async def test_a_refusal_reports_presented_and_current_token(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
         for answer in (
@@ -181,7 +181,7 @@ async def test_control_a_mark_in_another_table_keeps_the_old_snapshot(race: Race
 
 
 async def test_control_a_diagnosis_in_the_same_statement_answers_nonsense(race: Race) -> None:
-    """Refused, says the statement, and the mark is 30 < 34."""
+    """Refused by the statement, and the mark is 30 < 34."""
     await race.insert(race.a, "k", 30)
     holder = await race.begin(race.a)
     await race.update(race.a, "k", 35)

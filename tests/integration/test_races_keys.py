@@ -5,15 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Key, Race, gateway_pid, keyed, open_gateway, open_race, outcome, told
+from tests.support.racing import Key, Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
 from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.plans import Body, KeyedWrite
+from fencepost.gateway.writes.requests import Body
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.asking import KeyState, ask
@@ -69,8 +70,10 @@ async def test_a_session_with_other_settings_leaves_the_same_mark(
         await race.insert_one(race.a, value, token)
         if token == 30:
             await race.observer.execute("CREATE TABLE kept AS SELECT id FROM k")
-        assert await race.direct(session, "DELETE FROM public.k", token + 5) == "ok"
-        assert await race.direct(session, "INSERT INTO public.k SELECT id FROM public.kept", token + 4) == "FP409"
+        assert await race.direct(session, "DELETE FROM public.k", token + 5) == "ok", token
+        assert await race.direct(session, "INSERT INTO public.k SELECT id FROM public.kept", token + 4) == "FP409", (
+            token
+        )
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks") == 1
     assert await race.recorded(value) == (45, True)
 
@@ -130,7 +133,7 @@ async def test_a_put_that_meets_its_own_key_late_is_no_duplicate(parts: Race, mo
     monkeypatch.setattr("fencepost.storage.statements.asking.ask", there)
     async with open_gateway(parts.dsn) as gateway:
         # The key is spelled in two ways: no batch decides that.
-        assert told(await put(gateway, keyed(key, 50, table="parts", id="01", status="put"))) == "ok"
+        assert result_of(await put(gateway, keyed(key, 50, table="parts", id="01", status="put"))) == "ok"
     assert rounds == 3
     assert await parts.live_mark(key) == 50
 
@@ -148,7 +151,7 @@ async def test_a_delete_and_an_insert_race_in_a_partitioned_table(parts: Race) -
         waiter = await parts.waits(parts.b, outcome(parts.insert(parts.b, ("eu", id_), token)))
         await holder.commit()
         answer = await waiter
-        assert isinstance(answer, list) if accepted else answer == "FP409"
+        assert isinstance(answer, list) if accepted else answer == "FP409", (id_, token)
 
 
 async def test_multi_row_writes_of_a_partitioned_table_are_judged_once_locked(parts: Race) -> None:
@@ -162,7 +165,7 @@ async def test_multi_row_writes_of_a_partitioned_table_are_judged_once_locked(pa
             request = FilteredWrite("parts", new, Token(token), Body('{"status":"new"}', ("status",), {}))
             waiter = await parts.waits_at(await gateway_pid(gateway), verb(gateway, request))
             await holder.commit()
-            assert told(await waiter) == "FP001"
+            assert result_of(await waiter) == "FP001", token
 
 
 NAMES = [
@@ -192,21 +195,21 @@ async def test_a_table_whose_columns_are_called_like_ours_is_fenced(
 
     async with open_gateway(database) as gateway:
         post = Insert(name, Token(30), Body(json.dumps([row]), tuple(row), {}), 1)
-        assert told(await insert(gateway, post)) == "created"
-        assert told(await patch(gateway, some(29))) == "FP001"
-        assert told(await patch(gateway, some(31))) == "ok"
+        assert result_of(await insert(gateway, post)) == "created"
+        assert result_of(await patch(gateway, some(29))) == "FP001"
+        assert result_of(await patch(gateway, some(31))) == "ok"
         answer = await put(gateway, some(32, status="new"))
-        assert told(answer) == "ok", answer
+        assert result_of(answer) == "ok", answer
         assert json.loads(getattr(answer, "rows", ["{}"])[0])[column] == "w"
-        assert told(await claim(gateway, Claim(Resource(name, ("k",)), Token(33)))) == "ok"
+        assert result_of(await claim(gateway, Claim(Resource(name, ("k",)), Token(33)))) == "ok"
         new = (Condition(Field(column), "eq", "w"),)
         many = FilteredWrite(name, new, Token(34), Body(json.dumps({"status": "y"}), ("status",), {}))
-        assert told(await patch_many(gateway, many)) == "ok"
-        assert told(await delete_many(gateway, FilteredWrite(name, new, Token(33)))) == ("FP001")
-        assert told(await delete(gateway, some(34))) == ("FP002" if rule == "strict" else "ok")
+        assert result_of(await patch_many(gateway, many)) == "ok"
+        assert result_of(await delete_many(gateway, FilteredWrite(name, new, Token(33)))) == ("FP001")
+        assert result_of(await delete(gateway, some(34))) == ("FP002" if rule == "strict" else "ok")
         await delete_many(gateway, FilteredWrite(name, new, Token(35)))
-        assert told(await put(gateway, some(32))) == "FP001"
-        assert told(await put(gateway, some(36))) == "created"
+        assert result_of(await put(gateway, some(32))) == "FP001"
+        assert result_of(await put(gateway, some(36))) == "created"
     assert await race.row("k") is not None
     await protect(race.observer, name)
     assert await race.live_mark("k") == 36

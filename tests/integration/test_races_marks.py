@@ -9,11 +9,12 @@ from tests.support.racing import (
     outcome,
     posted,
     protected_table,
-    told,
+    result_of,
 )
 
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.tables.catalog import EVERYTHING
 from fencepost.storage.tables.load import load
 
 UPSERT = (
@@ -49,9 +50,9 @@ async def test_a_delete_waits_for_an_insert_only_once_it_is_there(race: Race) ->
     holder = await race.begin(race.a)
     await race.insert(race.a, "k", 33)
     async with open_gateway(race.dsn) as gateway:
-        assert told(await delete(gateway, keyed("k", 34))) == "FP006"
+        assert result_of(await delete(gateway, keyed("k", 34))) == "FP006"
         await holder.commit()
-        assert told(await delete(gateway, keyed("k", 34))) == "ok"
+        assert result_of(await delete(gateway, keyed("k", 34))) == "ok"
     assert await race.recorded("k") == (34, True)
 
 
@@ -71,7 +72,7 @@ async def test_one_refused_row_of_a_post_refuses_all(race: Race) -> None:
     await race.delete(race.a, "b", 34)
     async with open_gateway(race.dsn) as gateway:
         answer = await insert(gateway, posted(33, *({"order_id": key} for key in "abc")))
-        assert told(answer) == "FP001"
+        assert result_of(answer) == "FP001"
     for key in "abc":
         assert await race.row(key) is None
     assert await race.recorded("a") is None
@@ -116,7 +117,7 @@ async def test_protect_again_changes_nothing(race: Race) -> None:
         await protect(race.observer, "orders")
     after = await race.observer.fetch("SELECT name, rule, source, key_columns, functions FROM fencepost.protected")
     assert after == before
-    assert race.fence == (await load(race.observer, [], 2)).tables["orders"].fence
+    assert race.fence == (await load(race.observer, EVERYTHING, 2)).tables["orders"].fence
     assert await race.live_mark("k") == 30
     assert await race.recorded("z") == (40, True)
     assert await outcome(race.insert(race.b, "z", 39)) == "FP409"
@@ -159,9 +160,9 @@ async def test_a_renamed_table_is_not_written_until_it_is_protected_again(race: 
     await race.observer.execute("ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0")
     await race.observer.execute("INSERT INTO orders VALUES ('k', 'of another table', 0, 1)")
     async with open_gateway(race.dsn) as gateway:
-        assert told(await delete(gateway, keyed("k", 31, "orders_old"))) == "FP005"
-        assert told(await patch(gateway, keyed("k", 31, "orders_old"))) == "FP005"
-        assert told(await patch(gateway, keyed("k", 31))) == "FP005"
+        assert result_of(await delete(gateway, keyed("k", 31, "orders_old"))) == "FP005"
+        assert result_of(await patch(gateway, keyed("k", 31, "orders_old"))) == "FP005"
+        assert result_of(await patch(gateway, keyed("k", 31))) == "FP005"
     assert await race.observer.fetchval("SELECT status FROM orders WHERE order_id = 'k'") == "of another table"
 
 
@@ -175,7 +176,7 @@ async def test_a_table_dropped_and_made_anew_goes_on_from_the_marks_of_its_name(
     race.table = await protected_table(race.observer, "orders")
     assert await race.live_mark("k") == 34
     async with open_gateway(race.dsn) as gateway:
-        assert told(await put(gateway, keyed("k", 33))) == "FP001"
+        assert result_of(await put(gateway, keyed("k", 33))) == "FP001"
 
 
 async def test_a_put_whose_row_comes_and_goes_ends(race: Race) -> None:
@@ -187,7 +188,7 @@ async def test_a_put_whose_row_comes_and_goes_ends(race: Race) -> None:
         await race.delete(race.a, "k", 31)
         await race.insert(race.a, "k", 32)
         await holder.commit()
-        assert told(await waiter) == "ok"
+        assert result_of(await waiter) == "ok"
     assert await race.live_mark("k") == 35
 
 

@@ -6,8 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.scenarios.idempotency import once
-from tests.support.interleave import Connect, eventually
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, open_race, outcome, rows_patch, told
+from tests.support.interleave import Connect
+from tests.support.racing import (
+    NEW,
+    Race,
+    body,
+    gateway_pid,
+    keyed,
+    open_gateway,
+    open_race,
+    outcome,
+    result_of,
+    rows_patch,
+)
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
@@ -15,12 +26,13 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.use_cases import patch_many, patch_rows, put
-from fencepost.gateway.writes import verdicts
+from fencepost.gateway.writes import rounds
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.asking import ElementState, ask_elements
 from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.testing.servers.waiting import eventually
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,7 +60,7 @@ async def statuses(race: Race) -> str:
 
 
 async def free(race: Race, key: str) -> bool:
-    """Whether nobody has the row locked."""
+    """Whether no session has the row locked."""
     sql = "SELECT EXISTS (SELECT FROM (SELECT FROM orders WHERE order_id = $1 FOR UPDATE SKIP LOCKED) AS r)"
     return bool(await race.observer.fetchval(sql, key))
 
@@ -73,7 +85,7 @@ async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
         return
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource) == ("FP001" if token == 44 else "FP002", "orders/b")
-    assert answer.extra["rows"] == [{"resource": "orders/b", "current_token": "45"}]
+    assert answer.extra["rows"] == [{"resource": "orders/b", "current_token": race.shown(45)}]
     assert await statuses(race) == "new newer new"
     assert [await race.live_mark(key) for key in "abc"] == [30, 45, 30]
 
@@ -108,7 +120,7 @@ async def test_a_row_deleted_and_made_anew_meanwhile_is_met_after_all(
         await gateway_pid(gateway), patch_rows(gateway, changing(token, "abc", with_key=with_key))
     )
     await holder.commit()
-    assert told(await write) == expected
+    assert result_of(await write) == expected
     assert await statuses(race) == ("x47 x47 x47" if expected == "ok" else "new again new")
 
 
@@ -130,14 +142,16 @@ async def test_a_row_that_is_never_met_is_given_up(
     monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_elements", there)
     answer = await patch_rows(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", verdicts.ROUNDS)
+    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", rounds.ROUNDS)
     assert await statuses(race) == "new new"
 
 
 async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     race: Race, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A is made anew while b and c are locked. To lock a now would be out of order: somebody who has a waits for b."""
+    """A is made anew while b and c are locked. To lock a now would be out of order: a session that has a waits for
+    b.
+    """
     tries: list[asyncio.Task[object]] = []
 
     async def in_between(connection: Connection, table: ProtectedTable, text: str) -> Sequence[ElementState]:
@@ -161,7 +175,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     await eventually(in_the_way)
     assert await tries[0] != "40P01"
     await other.commit()
-    assert told(await write) == "ok"
+    assert result_of(await write) == "ok"
     assert await statuses(race) == "x47 x47 x47"
 
 
@@ -173,7 +187,7 @@ async def test_rows_are_locked_in_key_order_whatever_the_body(race: Race, gatewa
     assert await free(race, "b")
     assert await free(race, "c")
     await holder.commit()
-    assert told(await write) == "ok"
+    assert result_of(await write) == "ok"
 
 
 async def test_arrays_in_opposite_orders_and_a_filter_never_deadlock(race: Race) -> None:
@@ -192,7 +206,7 @@ async def test_arrays_in_opposite_orders_and_a_filter_never_deadlock(race: Race)
         assert await free(race, "b")
         assert await free(race, "c")
         await holder.commit()
-        answers = [told(await write) for write in writes]
+        answers = [result_of(await write) for write in writes]
     assert set(answers) <= {"ok", "FP001"}
     assert "ok" in answers
 
@@ -214,10 +228,13 @@ async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connec
         async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
             for keys, with_key, missing in (("ab", False, "b"), ("ab", True, "b"), ("ca", False, "c")):
                 answer = await patch_rows(gateway, changing(40, keys, with_key=with_key))
-                assert isinstance(answer, Problem)
-                assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}")
-                assert answer.extra["rows"] == [{"resource": f"orders/{missing}", "current_token": None}]
-            assert told(await patch_rows(gateway, changing(40, "a"))) == "ok"
+                assert isinstance(answer, Problem), (keys, with_key)
+                assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}"), (keys, with_key)
+                assert answer.extra["rows"] == [{"resource": f"orders/{missing}", "current_token": None}], (
+                    keys,
+                    with_key,
+                )
+            assert result_of(await patch_rows(gateway, changing(40, "a"))) == "ok"
     finally:
         await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")
 
@@ -240,7 +257,7 @@ async def test_a_put_of_a_row_that_a_policy_keeps_from_being_written_tries_to_cr
             await race.observer.execute(grant.format(role="sees_more"))
         account = race.dsn.partition("://")[2].partition("@")[0]
         async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
-            assert told(await put(gateway, keyed("b", 40, status="allowed"))) == "FP006"
+            assert result_of(await put(gateway, keyed("b", 40, status="allowed"))) == "FP006"
             refused = await put(gateway, keyed("b", 40, status="forbidden"))
             assert isinstance(refused, Problem)
             assert (refused.type.status, refused.code) == (403, "42501")

@@ -20,7 +20,7 @@ TOKENS = [
     scenarios.unissued_delete_is_refused,
     scenarios.unissued_claim_of_an_absent_key_is_refused,
     scenarios.claim_under_an_old_catalog_is_refused,
-    scenarios.unissued_is_said_before_missing,
+    scenarios.unissued_is_reported_before_missing,
     scenarios.token_that_is_drawn_while_its_write_waits_is_issued,
 ]
 SEQUENCE = [

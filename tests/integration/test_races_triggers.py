@@ -44,8 +44,8 @@ async def test_set_local_gives_the_token_and_takes_it_back_at_the_end(race: Race
 
 async def test_a_stale_token_in_direct_sql_is_refused_like_over_http(race: Race) -> None:
     for statement in (UPDATE, DELETE):
-        assert await race.direct(race.a, statement, 29) == "FP409"
-        assert await race.direct(race.a, statement, 30) == ("FP409" if race.strict else "ok")
+        assert await race.direct(race.a, statement, 29) == "FP409", statement
+        assert await race.direct(race.a, statement, 30) == ("FP409" if race.strict else "ok"), statement
     assert await race.direct(race.a, "INSERT INTO public.orders VALUES ('k')", 29) == (
         "23505" if race.strict else "FP409"
     )
@@ -151,7 +151,7 @@ async def test_truncate_is_refused_also_when_it_comes_by_cascade(race: Race) -> 
     await race.observer.execute("INSERT INTO parent VALUES ('k')")
     await race.observer.execute("ALTER TABLE orders ADD FOREIGN KEY (order_id) REFERENCES parent")
     for statement in ("TRUNCATE public.orders", "TRUNCATE public.parent CASCADE"):
-        assert await race.direct(race.a, statement, 99) == "FP428"
+        assert await race.direct(race.a, statement, 99) == "FP428", statement
 
 
 async def test_session_replication_role_replica_silences_the_triggers(race: Race) -> None:

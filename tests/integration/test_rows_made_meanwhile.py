@@ -76,7 +76,7 @@ async def test_while_it_is_protected_no_row_takes_up_the_floor(race: Race) -> No
 
 
 async def test_a_row_whose_key_had_left_a_scope_without_it(connect: Connect, database: str) -> None:
-    """Seen by the storm of DDL: nothing but the floor says what the scope had accepted."""
+    """Seen by the storm of DDL: nothing but the floor shows what the scope had accepted."""
     race = await scoped_race(connect, database, "strict")
     assert await entered(race, race.a, 200, "account/42") == {"account/42": None}
     await protect(race.observer, "items", scope="")
@@ -125,7 +125,7 @@ async def test_another_table_s_mark_does_not_stand_for_the_floor(race: Race) -> 
 
 
 async def replaced(race: Race) -> None:
-    """Nobody has written down the marks of the rows of a table that was dropped."""
+    """Nothing has recorded the marks of the rows of a table that was dropped."""
     await pruned(race)
     await race.observer.execute("DROP TABLE t CASCADE; CREATE TABLE t (id int PRIMARY KEY, n int DEFAULT 0)")
     await race.observer.execute("INSERT INTO t VALUES (1), (3)")

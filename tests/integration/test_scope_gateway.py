@@ -8,7 +8,7 @@ import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, told
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token
@@ -58,7 +58,7 @@ async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
     write = await waits(race, gateway, patch(gateway, request) if verb == "patch" else delete(gateway, request))
     await holder.commit()
     outcome = await write
-    assert told(outcome) == answer
+    assert result_of(outcome) == answer
     assert (outcome.resource if isinstance(outcome, Problem) else outcome.scope) == "account/7"
     assert (await mark(race), await mark(race, "account/7")) == (40, max(there, 50)), "it gave the first mark back"
     assert await item(race, 1) == ((7, 0) if answer != "ok" else (7, 5) if verb == "patch" else None)
@@ -70,7 +70,7 @@ async def test_a_row_deleted_meanwhile_is_missing_and_no_mark_is_raised(race: Ra
     await race.a.execute("DELETE FROM items WHERE id = 1")
     write = await waits(race, gateway, patch(gateway, keyed("1", 50, "items", n=5)))
     await holder.commit()
-    assert told(await write) == "FP006"
+    assert result_of(await write) == "FP006"
     assert await mark(race) == 40
 
 
@@ -89,16 +89,16 @@ async def test_a_put_of_a_key_that_another_scope_takes_meanwhile_is_refused(
     assert isinstance(outcome, Problem)
     assert (outcome.name, await mark(race)) == ("FP016", None), outcome
     assert "account/7" in outcome.detail
-    assert told(await put(gateway, keyed(key, 51, table, account_id=7))) == "ok"
+    assert result_of(await put(gateway, keyed(key, 51, table, account_id=7))) == "ok"
 
 
 async def test_a_put_creates_and_replaces_in_a_partitioned_table(race: Race, gateway: Gateway) -> None:
     request = keyed(("eu", "1"), 50, "parts", account_id=42)
-    assert told(await put(gateway, request)) == "created"
-    assert told(await put(gateway, request)) == "FP002"
-    assert told(await put(gateway, keyed(("eu", "1"), 51, "parts", account_id=42))) == "ok"
-    assert told(await delete(gateway, keyed(("eu", "1"), 52, "parts"))) == "ok"
-    assert told(await put(gateway, request)) == "FP001"
+    assert result_of(await put(gateway, request)) == "created"
+    assert result_of(await put(gateway, request)) == "FP002"
+    assert result_of(await put(gateway, keyed(("eu", "1"), 51, "parts", account_id=42))) == "ok"
+    assert result_of(await delete(gateway, keyed(("eu", "1"), 52, "parts"))) == "ok"
+    assert result_of(await put(gateway, request)) == "FP001"
     assert await mark(race) == 52
 
 
@@ -110,7 +110,7 @@ async def test_two_first_touches_are_ordered(race: Race, gateway: Gateway) -> No
         row = {"id": 500 + number, "account_id": 500 + number}
         write = await waits(race, gateway, insert(gateway, posted(token, row, table="items")))
         await holder.commit()
-        assert told(await write) == answer
+        assert result_of(await write) == answer
 
 
 @pytest.mark.parametrize("verb", ["patch", "delete", "post"])
@@ -146,7 +146,7 @@ async def test_rows_that_come_meanwhile_are_written_in_scopes_that_were_entered_
 
 
 async def test_crossing_writes_of_several_scopes_all_land(race: Race) -> None:
-    """Two gateways, the same rows, again and again: scopes are entered in one order, so nobody is refused."""
+    """Two gateways, the same rows, again and again: scopes are entered in one order, so no request is refused."""
     async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
         for token in range(100, 130, 2):
             answers = await asyncio.gather(
@@ -154,8 +154,8 @@ async def test_crossing_writes_of_several_scopes_all_land(race: Race) -> None:
                 insert(two, posted(token + 1, {"id": token * 10, "account_id": 7},
                                    {"id": token * 10 + 1, "account_id": 42}, table="items")),
             )  # fmt: skip
-            assert told(answers[1]) == "created"
-            assert told(answers[0]) in ("ok", "FP001")
+            assert result_of(answers[1]) == "created"
+            assert result_of(answers[0]) in ("ok", "FP001")
     assert (await mark(race), await mark(race, "account/7")) == (129, 129)
 
 
@@ -184,7 +184,7 @@ async def test_a_trigger_that_swallows_the_write_leaves_no_mark(race: Race, gate
 
 
 @pytest.mark.parametrize("name", ["aaa_first", "zzzz_last"])
-async def test_a_trigger_that_moves_a_row_to_another_scope_is_told(race: Race, gateway: Gateway, name: str) -> None:
+async def test_a_trigger_that_moves_a_row_to_another_scope_is_reported(race: Race, gateway: Gateway, name: str) -> None:
     await race.observer.execute(
         "CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN NEW.account_id := 7; RETURN NEW; END';"
@@ -198,8 +198,8 @@ async def test_a_trigger_that_moves_a_row_to_another_scope_is_told(race: Race, g
     made = await put(gateway, keyed("95", 50, "items", account_id=42))
     assert isinstance(made, Problem)
     assert (made.http_status, made.detail) == (409, refused.detail)
-    assert told(await patch(gateway, keyed("1", 50, "items", n=5))) == "FP016"
-    assert told(await insert(gateway, posted(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
+    assert result_of(await patch(gateway, keyed("1", 50, "items", n=5))) == "FP016"
+    assert result_of(await insert(gateway, posted(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
     assert await mark(race) is None
 
 
@@ -220,12 +220,15 @@ async def test_a_cascade_into_another_scope_is_refused_and_into_the_same_is_not(
     for table in ("lines", "owned"):
         await protect(race.observer, table, scope=SCOPE)
     await protect(race.observer, "tags")
-    assert told(await delete(gateway, keyed("1", 50, "items"))) == "ok"
+    assert result_of(await delete(gateway, keyed("1", 50, "items"))) == "ok"
     for key, resource in (("2", "account/7"), ("3", "tags/3")):
         refused = await delete(gateway, keyed(key, 51, "items"))
-        assert isinstance(refused, Problem)
-        assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", resource)
-        assert f"also writes to {resource}" in refused.detail
+        assert isinstance(refused, Problem), (key, resource)
+        assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", resource), (
+            key,
+            resource,
+        )
+        assert f"also writes to {resource}" in refused.detail, (key, resource)
     assert await item(race, 2) == (42, 0)
     assert await mark(race) == 50
 
@@ -234,7 +237,7 @@ async def test_a_cascade_into_another_scope_is_refused_and_into_the_same_is_not(
 async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rule(
     race: Race, gateway: Gateway, verb: str
 ) -> None:
-    """Whatever the gateway believed when the request came: it waits for `protect`, and hears of it."""
+    """Whatever the gateway believed when the request came: it waits for `protect`, and learns of it."""
     plan = await plan_protect(race.observer, "items", None, None, scope="")
     changing = await race.begin(race.c)
     for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
@@ -246,7 +249,7 @@ async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rul
     }[verb]())  # fmt: skip
     await changing.commit()
     outcome = await write
-    assert told(outcome) == ("ok" if verb == "patch" else "created"), outcome
+    assert result_of(outcome) == ("ok" if verb == "patch" else "created"), outcome
     key = 1 if verb == "patch" else 97
     assert await race.observer.fetchval("SELECT last_fence_token FROM items WHERE id = $1", key) == 50
     assert await mark(race) is None
@@ -277,12 +280,12 @@ async def test_a_table_that_enters_a_scope_meanwhile_is_written_by_its_new_rule(
     }[verb]())  # fmt: skip
     await changing.commit()
     outcome = await write
-    assert told(outcome) == ("created" if verb in ("post", "put new") else "ok"), outcome
+    assert result_of(outcome) == ("created" if verb in ("post", "put new") else "ok"), outcome
     assert await mark(race) == 50
 
 
 @pytest.mark.parametrize("table", ["plain", "items"])
-async def test_a_trigger_that_writes_to_another_table_is_told_without_reading_the_catalog_anew(
+async def test_a_trigger_that_writes_to_another_table_is_reported_without_reading_the_catalog_anew(
     race: Race, gateway: Gateway, table: str
 ) -> None:
     """By rows and by scope: FP428 has the gateway look whether the table has changed, and that is all."""
@@ -303,7 +306,7 @@ async def test_a_trigger_that_writes_to_another_table_is_told_without_reading_th
     assert gateway.catalog.current.version == version
 
 
-async def test_a_table_that_was_dropped_has_no_say_in_the_scopes_rule(race: Race) -> None:
+async def test_a_table_that_was_dropped_does_not_count_in_the_scopes_rule(race: Race) -> None:
     """A registration that outlived its table must not decide by which rule the others are judged."""
     await race.observer.execute("DROP TABLE items, parts CASCADE")
     await protect(race.observer, "notes", scope="", source="external")

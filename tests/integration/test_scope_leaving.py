@@ -70,7 +70,7 @@ async def test_marks_of_deleted_keys_follow_a_table_that_was_renamed_while_unpro
 
 
 async def test_what_is_written_to_the_column_meanwhile_is_of_no_account(race: Race) -> None:
-    """It is left over from a protection by rows; in a scope nobody judges it."""
+    """It is left over from a protection by rows; in a scope it judges nothing."""
     await protect(race.observer, "items", scope="")
     await protect(race.observer, "items", scope="account/{account_id}")
     garbage = "UPDATE items SET last_fence_token = 9000000000000000000"

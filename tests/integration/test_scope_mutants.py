@@ -96,7 +96,7 @@ MUTANTS = {
                                       scenarios.direct_sql_is_judged),
     "a null in the template is let through": Mutant(TRIGGER, "IF scope IS NULL THEN", "IF false THEN",
                                                     scenarios.direct_sql_is_judged),
-    "the trigger judges nobody": Mutant(
+    "the trigger judges no write": Mutant(
         TRIGGER, "PERFORM fencepost.judge_scope(", "--", scenarios.direct_sql_is_judged),
     "rows are not looked at again after an INSERT": Mutant(
         "", "", "DROP TRIGGER zzz_fencepost_scope_ins ON items",

@@ -1,5 +1,5 @@
-"""R15 for scopes (R8): the connection breaks before the answer, and the scope's mark says whether the write can have
-landed. Only for certain: a floor is nobody's mark, and a newer holder's mark is not ours.
+"""R15 for scopes (R8): the connection breaks before the answer, and the scope's mark shows whether the write can have
+landed. Only for certain: a floor is no holder's mark, and a newer holder's mark is not ours.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from tests.scenarios.idempotency import assert_applied
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
-from tests.support.lost_answers import cut, cut_off, swallowed, waiting_instead_of
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, rows_patch, told
+from tests.support.lost_answers import RULES_AND_BATCHES, cut, cut_off, swallowed, waiting_instead_of
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Rule, Token
+from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
@@ -34,18 +34,13 @@ CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.items FOR EACH R
 """
 
 
-@pytest.fixture(params=["strict", "epoch"])
-async def rule(request: pytest.FixtureRequest) -> Rule:
-    found: Rule = request.param
-    return found
-
-
-@pytest.fixture(params=["alone", "in batches"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str, rule: Rule) -> Race:
+@pytest.fixture(params=RULES_AND_BATCHES)
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     """With the audit's trigger each write has a transaction of its own; without it they go in batches."""
+    rule, way = request.param
     race = await scoped_race(connect, database, rule)
     await race.observer.execute("ALTER TABLE public.items ADD status text NOT NULL DEFAULT 'new'")
-    if request.param == "alone":
+    if way == "alone":
         await race.observer.execute(AUDIT)
     return race
 
@@ -102,7 +97,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_write_without_key_that_landed_says_what_is_known(race: Race, verb: str) -> None:
+async def test_the_answer_to_a_write_without_key_that_landed_has_what_is_known(race: Race, verb: str) -> None:
     answer = await lost_answer(race, verb, None)
     known = answer.body()["known"]
     assert isinstance(known, dict)
@@ -112,7 +107,7 @@ async def test_a_write_without_key_that_landed_says_what_is_known(race: Race, ve
 
 
 async def lost_answer(race: Race, verb: str, meanwhile: str | None) -> Problem:
-    """Lose the answer of a write that landed; `meanwhile` is run before the gateway hears of it."""
+    """Lose the answer of a write that landed; `meanwhile` is run before the gateway learns of it."""
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(write_of(verb, gateway, None))
@@ -129,7 +124,7 @@ async def lost_answer(race: Race, verb: str, meanwhile: str | None) -> Problem:
 @pytest.mark.parametrize(
     "meanwhile", ["SELECT fencepost.enter('account', '{account/42}', 40)", "SELECT fencepost.prune('account', 31)"]
 )
-async def test_it_is_unknown_once_somebody_newer_came_or_the_mark_was_pruned(race: Race, meanwhile: str) -> None:
+async def test_it_is_unknown_once_a_newer_holder_came_or_the_mark_was_pruned(race: Race, meanwhile: str) -> None:
     """A floor that equals the token may stand for another scope's mark."""
     answer = await lost_answer(race, "patch", meanwhile)
     known = answer.body()["known"]
@@ -149,7 +144,7 @@ async def test_a_write_whose_backend_waited_for_the_mark_lands_once(race: Race, 
         await waiting_instead_of(race, pid)
         assert not write.done()
         await holder.commit()
-        assert told(await write) in ("ok", "created")
+        assert result_of(await write) in ("ok", "created")
     await assert_applied(race, VERBS[verb])
     assert await mark(race) == 31
 
@@ -179,6 +174,6 @@ async def test_of_several_scopes_one_without_the_mark_proves_that_nothing_landed
             assert await waiter == {"account/42": None}
         await race.a.execute("SELECT pg_advisory_unlock(1)")
         proxy.refusing = False
-        assert told(await write) == ("FP001" if newer else "ok"), "it was certain, so it was tried again"
+        assert result_of(await write) == ("FP001" if newer else "ok"), "it was certain, so it was tried again"
     await assert_applied(race, (0 if newer else 3))
     assert await mark(race, "account/7") == (None if newer else 31)

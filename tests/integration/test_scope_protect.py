@@ -70,7 +70,7 @@ async def test_tables_of_a_scope_agree_in_types_rule_and_source(owner: Connectio
     ):
         with pytest.raises(ProtectError) as refused:
             await protect(owner, "notes", scope=scope, rule=rule, source=source)  # type: ignore[arg-type]
-        assert reason in str(refused.value)
+        assert reason in str(refused.value), (scope, reason)
     await protect(owner, "notes", scope="acc/{account_id}")
     await owner.execute("ALTER TABLE account RENAME TO acc")
     with pytest.raises(ProtectError) as refused:
@@ -105,16 +105,16 @@ AMISS = [
 ]
 
 
-@pytest.mark.parametrize(("sql", "told"), AMISS)
+@pytest.mark.parametrize(("sql", "answered"), AMISS)
 async def test_doctor_finds_it_the_gateway_refuses_it_and_protect_mends_it(
-    connect: Connect, database: str, sql: str, told: str
+    connect: Connect, database: str, sql: str, answered: str
 ) -> None:
     race = await scoped_race(connect, database, "strict")
     assert (await command("doctor", database=database)).exit_code == 0
     await race.observer.execute(sql)
     found = await command("doctor", database=database)
     assert found.exit_code == 1
-    assert any(line.startswith("ERROR") and told in line for line in found.output.splitlines()), found.output
+    assert any(line.startswith("ERROR") and answered in line for line in found.output.splitlines()), found.output
     if "TRIGGER" in sql:
         assert (await command("protect", "items", database=database)).exit_code == 0
         assert (await command("doctor", database=database)).exit_code == 0
@@ -186,7 +186,7 @@ async def test_a_gateway_of_its_own_role_writes_what_row_security_lets_it(connec
 
 
 @pytest.mark.parametrize(
-    ("harm", "said", "mend"),
+    ("harm", "printed", "mend"),
     [
         (
             f"SELECT fencepost.raise_mark('acc/7', {HIGHEST_MARK + 1}, 'strict', true)",
@@ -203,15 +203,15 @@ async def test_a_gateway_of_its_own_role_writes_what_row_security_lets_it(connec
     ids=["scope", "floor"],
 )
 async def test_a_scope_s_mark_with_too_little_above_it_is_in_the_way(
-    owner: Connection, harm: str, said: str, mend: str
+    owner: Connection, harm: str, printed: str, mend: str
 ) -> None:
     await owner.execute(harm)
     with pytest.raises(ProtectError) as refused:
         await protect(owner, "items", scope="acc/{account_id}", source="builtin")
-    assert said in refused.value.reasons[0]
+    assert printed in refused.value.reasons[0]
     assert mend in refused.value.reasons[1]
     assert await owner.fetchval("SELECT count(*) FROM fencepost.protected") == 0
-    if said.startswith("acc/7"):  # what the message says to do helps
+    if printed.startswith("acc/7"):  # what the message advises helps
         await protect(owner, "items", scope="acc/{account_id}", max_token=2**63 - 1)
-    await reset(owner, "acc/7" if said.startswith("acc/7") else "acc", 5, "INC-7")
+    await reset(owner, "acc/7" if printed.startswith("acc/7") else "acc", 5, "INC-7")
     assert await protect(owner, "items", scope="acc/{account_id}", source="builtin") == "items"

@@ -8,7 +8,7 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, rows_patch, told
+from tests.support.racing import Race, gateway_pid, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
@@ -41,7 +41,9 @@ async def test_rows_of_several_scopes_are_written_and_all_marks_are_raised(race:
     assert ['"id":3' in answer.rows[0], '"id":1' in answer.rows[1]] == [True, True]
     assert await items(race) == {1: 5, 2: 0, 3: 7}
     assert (await mark(race), await mark(race, "account/7")) == (40, 40)
-    assert told(await patch_rows(gateway, rows_patch(40, TWO, table="items"))) == ("FP002" if race.strict else "ok")
+    assert result_of(await patch_rows(gateway, rows_patch(40, TWO, table="items"))) == (
+        "FP002" if race.strict else "ok"
+    )
     only_keys = await patch_rows(gateway, rows_patch(41, {"id": 2}, {"id": 1}, table="items"))
     assert isinstance(only_keys, Done)
     assert ['"id":2' in only_keys.rows[0], '"n":5' in only_keys.rows[1]] == [True, True]
@@ -54,7 +56,10 @@ async def test_any_scope_refuses_all_and_gives_the_others_back(race: Race, gatew
     request = replace(rows_patch(45, ONE, THREE, table="items"), once=once() if with_key else None)
     answer = await patch_rows(gateway, request)
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.extra["rows"]) == ("FP001", [{"resource": "account/7", "current_token": "50"}])
+    assert (answer.name, answer.extra["rows"]) == (
+        "FP001",
+        [{"resource": "account/7", "current_token": race.shown(50)}],
+    )
     assert await items(race) == UNTOUCHED
     assert await mark(race) is None
 
@@ -65,7 +70,7 @@ async def test_a_newer_holder_of_the_scope_is_waited_for(race: Race, gateway: Ga
         await entered(race, race.a, 45, "account/42")
         write = await waits(race, gateway, token, THREE, ONE)
         await holder.commit()
-        assert told(await write) == expected
+        assert result_of(await write) == expected, token
     assert await items(race) == {1: 5, 2: 0, 3: 7}
 
 
@@ -77,7 +82,7 @@ async def test_scopes_are_entered_in_their_order_before_any_row(race: Race, gate
     free = "SELECT count(*) FROM (SELECT FROM items FOR UPDATE SKIP LOCKED) AS r"
     assert await race.observer.fetchval(free) == 3
     await holder.commit()
-    assert told(await write) == "ok"
+    assert result_of(await write) == "ok"
 
 
 async def test_a_row_deleted_meanwhile_is_missing_and_no_mark_is_raised(race: Race, gateway: Gateway) -> None:
@@ -104,9 +109,9 @@ async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
     write = await waits(race, gateway, 50, ONE, THREE)
     await holder.commit()
     answer = await write
-    assert told(answer) == expected
+    assert result_of(answer) == expected
     if isinstance(answer, Problem):
-        assert answer.extra["rows"] == [{"resource": "account/8", "current_token": "60"}]
+        assert answer.extra["rows"] == [{"resource": "account/8", "current_token": race.shown(60)}]
     assert (await mark(race), await mark(race, "account/8")) == (40, max(there, 50)), "it gave the first mark back"
     assert await items(race) == (UNTOUCHED if expected != "ok" else {1: 5, 2: 0, 3: 7})
 
@@ -116,24 +121,27 @@ async def test_a_missing_row_is_stale_where_its_scope_is_named_and_refuses(race:
     named = [{"id": 1, "account_id": 42}, {"id": 99, "account_id": 9}]
     answer = await patch_rows(gateway, rows_patch(45, *named, table="items"))
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.extra["rows"]) == ("FP001", [{"resource": "account/9", "current_token": "50"}])
-    assert told(await patch_rows(gateway, rows_patch(51, *named, table="items"))) == "FP006"
-    assert told(await patch_rows(gateway, rows_patch(45, ONE, {"id": 99, "n": 1}, table="items"))) == "FP006"
+    assert (answer.name, answer.extra["rows"]) == (
+        "FP001",
+        [{"resource": "account/9", "current_token": race.shown(50)}],
+    )
+    assert result_of(await patch_rows(gateway, rows_patch(51, *named, table="items"))) == "FP006"
+    assert result_of(await patch_rows(gateway, rows_patch(45, ONE, {"id": 99, "n": 1}, table="items"))) == "FP006"
     notes = [{"account_id": 9, "no": 1}]
-    assert told(await patch_rows(gateway, rows_patch(45, *notes, table="notes"))) == "FP001", "the key names it"
+    assert result_of(await patch_rows(gateway, rows_patch(45, *notes, table="notes"))) == "FP001", "the key names it"
     assert (await mark(race), await mark(race, "account/9")) == (None, 50)
 
 
 async def test_bodies_that_cannot_be(race: Race, gateway: Gateway) -> None:
-    for rows, said in (
+    for rows, output in (
         ([ONE, ONE], "elements 0 and 1 both name items/1"),
         ([{"id": None, "n": 1}], "element 0 names no row"),
         ([{"n": 1}], "without id"),
         ([{"id": 1, "account_id": 7}], "scope"),
     ):
         answer = await patch_rows(gateway, rows_patch(40, *rows, table="items"))
-        assert isinstance(answer, Problem)
-        assert answer.http_status == 400
-        assert said in answer.detail
-    assert told(await patch_rows(gateway, rows_patch(40, {"id": 1, "account_id": 42}, table="items"))) == "ok"
+        assert isinstance(answer, Problem), output
+        assert answer.http_status == 400, output
+        assert output in answer.detail, output
+    assert result_of(await patch_rows(gateway, rows_patch(40, {"id": 1, "account_id": 42}, table="items"))) == "ok"
     assert await items(race) == UNTOUCHED

@@ -30,7 +30,7 @@ async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes 
 
 
 async def left(db: asyncpg.Connection, lease_id: int) -> float:
-    """Seconds until the lease is over, as its row says."""
+    """Seconds until the lease is over, by its row."""
     seconds: float = await db.fetchval(
         "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM fencepost.source_leases"
         " WHERE lease_id = $1",

@@ -21,6 +21,15 @@ async def test_sources(scenario: Scenario, rule: Rule, connect: Connect, databas
     await scenario(await scenarios.open_source_race(connect, database, rule))
 
 
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_positions_of_a_queue(
+    scenario: Scenario, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue's source is raised as a lock service's is; its name has to be quoted everywhere."""
+    monkeypatch.setattr(scenarios, "SOURCE", "kafka:Orders.eu-1")
+    await scenario(await scenarios.open_source_race(connect, database, "strict"))
+
+
 ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"
 ENTER = "SELECT refused_by FROM fencepost.enter('account', ARRAY['account/1'], 40)"
 ENTER_EACH = (

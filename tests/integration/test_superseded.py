@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, told
+from tests.support.racing import Race, keyed, open_gateway, open_race, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded
@@ -20,9 +20,10 @@ from fencepost.storage.protecting.protect import protect
 pytestmark = pytest.mark.versions
 
 LEASE = """
-INSERT INTO fencepost.leases (lease_id, names, owner, claims, ttl_ms, last_token, granted_at, expires_at, ended_at)
-VALUES (35, '{the lock}', 'worker-b', '{}', 1000, 35, '2026-11-20T02:00:00Z', '2026-11-20T02:00:01Z', now());
-INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (35, '{35}', 35, '2026-11-20T02:00:00Z')"""
+INSERT INTO fencepost.leases
+  (lease_id, first_token, names, owner, claims, ttl_ms, last_token, granted_at, expires_at, ended_at)
+VALUES (7, 35, '{the lock}', 'worker-b', '{}', 1000, 35, '2026-11-20T02:00:00Z', '2026-11-20T02:00:01Z', now());
+INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (35, '{35}', 7, '2026-11-20T02:00:00Z')"""
 
 
 @pytest.fixture
@@ -47,14 +48,13 @@ async def test_the_holder_is_named_in_a_sentence_and_in_the_log(race: Race) -> N
     async with open_gateway(race.dsn) as gateway:
         answer, events = await refused(gateway, race)
     assert answer.detail == (
-        "Token 34 is stale for orders/k: token 35 has been accepted since. Token 35 was issued to worker-b, who was"
-        " granted the lock the lock at 2026-11-20T02:00:00+00:00."
+        "Token 34 is stale for orders/k: token 35 has been accepted since. The newer token was issued to worker-b, who"
+        " was granted the lock the lock at 2026-11-20T02:00:00+00:00."
     )
     assert answer.extra["superseded_by"] == {
         "holder": "worker-b",
-        "lease_id": "35",
+        "lease_id": "7",
         "locks": ["the lock"],
-        "token": "35",
         "granted_at": "2026-11-20T02:00:00+00:00",
         "issued_at": "2026-11-20T02:00:00+00:00",
         "source": "builtin",
@@ -75,10 +75,10 @@ async def test_a_lookup_that_fails_leaves_the_verdict_as_it_is(race: Race, harm:
         answer, events = await refused(gateway, race)
     assert answer.detail == "Token 34 is stale for orders/k: token 35 has been accepted since."
     assert "superseded_by" not in answer.extra
-    unknown, told_of = events
+    unknown, refusal = events
     assert isinstance(unknown, HolderUnknown)
     assert (unknown.table, "does not exist" in unknown.reason) == ("orders", True)
-    assert isinstance(told_of, Refused)
+    assert isinstance(refusal, Refused)
     EventLog().on_event(unknown)
     Metrics().on_event(unknown)
 
@@ -109,5 +109,5 @@ async def test_another_tables_mark_is_not_taken_for_a_token_of_ours(race: Race) 
     async with open_gateway(race.dsn) as gateway:
         answer = await patch(gateway, keyed("k", 36, status="x"))
         assert isinstance(answer, Problem)
-        assert (told(answer), answer.resource, answer.current_token) == ("FP001", "audit/a", 35)
+        assert (result_of(answer), answer.resource, answer.current_token) == ("FP001", "audit/a", 35)
         assert "superseded_by" not in answer.extra

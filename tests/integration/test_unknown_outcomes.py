@@ -1,5 +1,5 @@
-"""R15: the connection breaks before the answer. What landed is told as landed, what did not is done, and what cannot be
-known is said to be unknown, with what is known.
+"""R15: the connection breaks before the answer. What landed is answered as landed, what did not is done, and what
+cannot be known is answered as unknown, with what is known.
 """
 
 import asyncio
@@ -10,30 +10,26 @@ from dataclasses import replace
 import pytest
 from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
 from tests.support.cutting_proxy import CuttingProxy
-from tests.support.interleave import Connect, eventually
-from tests.support.lost_answers import TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
-from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, rows_patch, told
+from tests.support.interleave import Connect
+from tests.support.lost_answers import RULES_AND_BATCHES, TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
+from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Rule, Token
+from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
 from fencepost.gateway.writes import operation
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections import backends
+from fencepost.testing.servers.waiting import eventually
 
 
-@pytest.fixture(params=["strict", "epoch"])
-async def rule(request: pytest.FixtureRequest) -> Rule:
-    found: Rule = request.param
-    return found
-
-
-@pytest.fixture(params=["alone", "in batches"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str, rule: Rule) -> Race:
-    return await audited_race(connect, database, rule, counting=request.param == "alone")
+@pytest.fixture(params=RULES_AND_BATCHES)
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+    rule, way = request.param
+    return await audited_race(connect, database, rule, counting=way == "alone")
 
 
 KEYED = [True, False]
@@ -51,14 +47,14 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
         await waiting_instead_of(race, pid)
         assert not write.done()
         await holder.commit()
-        assert told(await write) == "ok"
+        assert result_of(await write) == "ok"
     await assert_applied(race, 1)
     assert await race.live_mark("k") == 31
 
 
 @pytest.mark.parametrize("with_key", KEYED)
 async def test_an_array_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
-    """Unlike a write by filters it names its rows, and their marks say that nothing has landed."""
+    """Unlike a write by filters it names its rows, and their marks show that nothing has landed."""
     await race.insert(race.b, "j", 30)
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
@@ -69,7 +65,7 @@ async def test_an_array_whose_backend_waits_for_a_row_lands_once(race: Race, wit
         await waiting_instead_of(race, pid)
         assert not write.done()
         await holder.commit()
-        assert told(await write) == "ok"
+        assert result_of(await write) == "ok"
     await assert_applied(race, 3)
     assert [await race.live_mark(key) for key in "jk"] == [31, 31]
 
@@ -118,7 +114,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
 
 
 @pytest.mark.parametrize("verb", ["patch", "delete", "post", "patch rows", "claim"])
-async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race: Race, verb: str) -> None:
+async def test_the_answer_to_a_write_without_key_that_may_have_landed_has_what_is_known(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = TOKEN
         write = asyncio.create_task(
@@ -142,7 +138,7 @@ async def test_a_write_without_key_that_may_have_landed_says_what_is_known(race:
     await assert_applied(race, 1)
 
 
-async def test_when_somebody_newer_came_meanwhile_it_is_unknown_and_not_stale(race: Race) -> None:
+async def test_when_a_newer_holder_came_meanwhile_it_is_unknown_and_not_stale(race: Race) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = TOKEN
         write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
@@ -230,7 +226,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(
         write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         proxy.refusing = True
         proxy.cut_all()
-        assert told(await write) == "FP010", "nothing was done, and nothing will be"
+        assert result_of(await write) == "FP010", "nothing was done, and nothing will be"
         await holder.commit()
 
         async def idle() -> bool:
@@ -250,12 +246,12 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         await asyncio.wait_for(proxy.muted.wait(), 10)
         proxy.muted.clear()
-        proxy.mute_after = b"fencepost.idem_begin"
+        proxy.mute_after = b"fencepost.gateway_idem_begin"
         proxy.cut_all()
         await asyncio.wait_for(proxy.muted.wait(), 10)  # ended the first backend, and asks for the record
         proxy.refusing = True
         proxy.cut_all()
-        assert told(await write) == "FP009"
+        assert result_of(await write) == "FP009"
     await assert_applied(race, 1)
 
 
@@ -266,7 +262,7 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
     monkeypatch.setattr(backends, "END_WITHIN_MS", 200)
     async with cut_off(race) as (gateway, proxy):
         pid = await gateway_pid(gateway)
-        assert told(await patch(gateway, keyed("k", 29, n=1))) == "FP001", "the statement is prepared now"
+        assert result_of(await patch(gateway, keyed("k", 29, n=1))) == "FP001", "the statement is prepared now"
         os.kill(pid, signal.SIGSTOP)  # its statement stays unread in its socket
         try:
             proxy.mute_after = TOKEN
@@ -313,8 +309,8 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
         await holder.commit()
         answer = await write
     if race.strict:
-        assert told(answer) == "FP002", "the echo of its own write"
+        assert result_of(answer) == "FP002", "the echo of its own write"
         await assert_applied(race, 1)
     else:
-        assert told(answer) == "ok", "written twice"
+        assert result_of(answer) == "ok", "written twice"
         await assert_applied(race, 2)

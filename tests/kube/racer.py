@@ -1,6 +1,6 @@
 """A process that takes a lock again and again: `python -m tests.kube.racer URL LOCK ROUNDS`.
 
-Says in one line of JSON the tokens of each round: that of the grant, and two minted ones.
+Prints in one line of JSON the tokens of each round: that of the grant, and two minted ones.
 """
 
 import asyncio

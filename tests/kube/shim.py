@@ -4,7 +4,7 @@
 
 For machines without a kube-apiserver. It repeats what the real one was seen to do: 409 for another resourceVersion or
 uid, a PUT that creates, an update that changes nothing and draws no resourceVersion. What it gets wrong, only a run on
-the real one tells: permissions, versions, validation and timing are none of its business.
+the real one shows: permissions, versions, validation and timing are none of its business.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A schema that was upgraded is the same as a new one: migrations/schema and the revisions say the same.
+"""A schema that was upgraded is the same as a new one: migrations/schema and the revisions make the same.
 
 A new database is made from migrations/schema, with each table and function as it is now. One that an earlier version of
 Fencepost made gets the changes of the later revisions. What an earlier version made is kept in
@@ -17,10 +17,11 @@ import pytest
 from tests.support.catalog_dump import dump
 from tests.support.interleave import Connect, Connection
 from tests.support.next_version import CHANGE, FILES, next_version
-from tests.support.postgres import in_database
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.schema.migrate import newest, revisions, upgrade, upgrade_sql
+from fencepost.storage.schema.migrate import upgrade, upgrade_sql
+from fencepost.storage.schema.revisions import known, newest
+from fencepost.testing.servers.databases import in_database
 
 pytestmark = pytest.mark.versions
 
@@ -76,7 +77,7 @@ async def new(url: str) -> str:
 
 
 async def test_each_released_schema_is_upgraded_to_a_new_one(empty: Empty) -> None:
-    for revision in revisions()[:-1]:
+    for revision in known()[:-1]:
         sql = (RELEASED / f"{revision}.sql").read_text("utf-8")
         assert await upgraded(await empty(), sql) == await new(await empty()), revision
 

@@ -5,16 +5,22 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import asyncpg
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from tests.support.catalog_dump import dump
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database
+from tests.support.interleave import Connection
+from tests.support.next_version import next_version
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.protecting.protect import protect, unprotect
-from fencepost.storage.schema.migrate import current, downgrade, newest, scripts_dir, upgrade, upgrade_sql
+from fencepost.storage.schema import revisions
+from fencepost.storage.schema.migrate import downgrade, upgrade, upgrade_sql
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.versions
 
@@ -48,7 +54,7 @@ async def others(connection: Connection) -> list[str]:
 
 @pytest.fixture
 async def empty(postgres: PostgresServer) -> AsyncIterator[str]:
-    """Give the URL of a database that was never migrated, with a table of somebody's in it."""
+    """Give the URL of a database that was never migrated, with a user's table in it."""
     server = await asyncpg.connect(postgres.url)
     await server.execute("CREATE DATABASE empty_one")
     url = in_database(postgres.url, "empty_one")
@@ -63,10 +69,10 @@ async def empty(postgres: PostgresServer) -> AsyncIterator[str]:
 async def test_up_down_up(empty: str) -> None:
     connection = await asyncpg.connect(empty)
     theirs = await others(connection)
-    assert await current(connection) is None
+    assert await revisions.current(connection) is None
     await upgrade(empty)
     made = await dump(connection)
-    assert await current(connection) == newest()
+    assert await revisions.current(connection) == revisions.newest()
     await upgrade(empty)
     assert await dump(connection) == made, "a second time changes nothing"
     await downgrade(empty)
@@ -104,9 +110,25 @@ async def test_a_downgrade_leaves_what_others_made_in_the_schema(empty: str) -> 
 
 
 def test_each_file_of_the_schema_is_run() -> None:
-    script = (scripts_dir() / "versions" / "0001_schema.py").read_text("utf-8")
+    script = (revisions.scripts_dir() / "versions" / "0001_schema.py").read_text("utf-8")
     listed = re.findall(r'^    "(\w+)",', script, re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (scripts_dir() / "schema").glob("*.sql"))
+    assert sorted(listed) == sorted(path.stem for path in (revisions.scripts_dir() / "schema").glob("*.sql"))
+
+
+def test_the_revisions_are_those_that_alembic_runs(tmp_path: Path) -> None:
+    config = Config()
+    with next_version(tmp_path, revisions.newest()):
+        config.set_main_option("script_location", str(revisions.scripts_dir()))
+        walked = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+        assert revisions.known() == tuple(reversed(walked))
+        assert len(walked) > 1, "an order is of two at least"
+
+
+def test_a_gateway_imports_no_alembic() -> None:
+    """It takes longer to import than all the rest, in each worker process."""
+    loaded = "import sys, fencepost.wiring; print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 async def test_the_printed_sql_does_what_upgrade_does(empty: str, database: str) -> None:
@@ -117,7 +139,7 @@ async def test_the_printed_sql_does_what_upgrade_does(empty: str, database: str)
     assert (run.returncode, run.stderr) == (0, "")
     by_psql, by_upgrade = await asyncpg.connect(empty), await asyncpg.connect(database)
     assert await dump(by_psql) == await dump(by_upgrade)
-    assert await current(by_psql) == newest()
+    assert await revisions.current(by_psql) == revisions.newest()
     await by_psql.close()
     await by_upgrade.close()
     await upgrade(empty)
@@ -129,7 +151,7 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
     assert [await run.wait() for run in runs] == [0, 0, 0, 0]
     connection = await asyncpg.connect(empty)
     versions = await connection.fetch("SELECT version_num FROM fencepost.alembic_version")
-    assert [row[0] for row in versions] == [newest()]
+    assert [row[0] for row in versions] == [revisions.newest()]
 
     async def alone() -> bool:
         return not await connection.fetchval(
@@ -144,5 +166,5 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
 async def test_a_url_with_options_and_odd_characters_migrates(empty: str) -> None:
     await upgrade(f"{empty}?application_name=100%25%20mine")
     connection = await asyncpg.connect(empty)
-    assert await current(connection) == newest()
+    assert await revisions.current(connection) == revisions.newest()
     await connection.close()

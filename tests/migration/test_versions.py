@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.in_process import in_process
-from tests.support.interleave import Connect, eventually
+from tests.support.interleave import Connect
 from tests.support.next_version import next_version as becoming
 
 from fencepost.cli.main import main
 from fencepost.startup import StartupError
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema import migrate, versions
+from fencepost.storage.schema import revisions, versions
 from fencepost.storage.schema.migrate import NewerSchemaError, upgrade
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.versions
 
@@ -44,7 +45,7 @@ async def orders(connect: Connect) -> None:
 
 
 async def revision(connect: Connect) -> str | None:
-    return await migrate.current(await connect())
+    return await revisions.current(await connect())
 
 
 async def test_a_gateway_serves_on_while_and_after_the_next_version_migrates(
@@ -52,7 +53,7 @@ async def test_a_gateway_serves_on_while_and_after_the_next_version_migrates(
 ) -> None:
     await orders(connect)
     async with in_process(database) as http:
-        with next_version(migrate.newest()):
+        with next_version(revisions.newest()):
             await upgrade(database)
         assert await revision(connect) == "9999"
         ready = await http.get("/readyz")
@@ -68,7 +69,7 @@ async def test_a_gateway_serves_on_while_and_after_the_next_version_migrates(
     assert (await command("protect", "later", "--database-url", database)).exit_code == 0
 
 
-async def test_a_gateway_that_cannot_work_on_the_newer_schema_says_that_it_is_to_be_upgraded(
+async def test_a_gateway_that_cannot_work_on_the_newer_schema_reports_that_it_is_to_be_upgraded(
     database: str, connect: Connect, next_version: Become
 ) -> None:
     await orders(connect)
@@ -77,7 +78,7 @@ async def test_a_gateway_that_cannot_work_on_the_newer_schema_says_that_it_is_to
             await upgrade(database)
         ready = await http.get("/readyz")
         assert ready.status_code == 503
-        said = [ready.json()["schema"]]
+        message = [ready.json()["schema"]]
     doctor = await command("doctor", "--database-url", database)
     assert doctor.exit_code == 1
     with pytest.raises(StartupError) as refused:
@@ -85,13 +86,13 @@ async def test_a_gateway_that_cannot_work_on_the_newer_schema_says_that_it_is_to
             pass
     protected = await command("protect", "later", "--database-url", database)
     assert protected.exit_code == 1
-    for text in (*said, doctor.output, str(refused.value), protected.output):
+    for text in (*message, doctor.output, str(refused.value), protected.output):
         assert "revision 9999, on which this version of Fencepost" in text
         assert "cannot work: upgrade it" in text
         assert "fencepost migrate" not in text
 
 
-async def test_a_schema_that_does_not_say_is_not_worked_on(connect: Connect) -> None:
+async def test_a_schema_that_has_no_answer_is_not_worked_on(connect: Connect) -> None:
     connection = await connect()
     await connection.execute("UPDATE fencepost.alembic_version SET version_num = '9999'")
     await connection.execute("DROP FUNCTION fencepost.compatible_from()")
@@ -102,13 +103,13 @@ async def test_a_schema_that_does_not_say_is_not_worked_on(connect: Connect) -> 
 async def test_an_older_version_does_not_migrate_a_newer_schema(
     database: str, connect: Connect, next_version: Become, more: tuple[str, ...]
 ) -> None:
-    with next_version(migrate.newest()):
+    with next_version(revisions.newest()):
         await upgrade(database)
     done = await command("migrate", *more, "--database-url", database)
     assert done.exit_code == 1
     assert done.output == (
         f"Error: the schema fencepost is at revision 9999, and this version of Fencepost only knows those up to"
-        f" {migrate.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one\n"
+        f" {revisions.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one\n"
     )
     assert await revision(connect) == "9999"
     connection = await connect()
@@ -154,7 +155,7 @@ async def test_a_newer_version_on_an_older_schema_asks_for_the_migration(
 
 async def test_each_later_revision_decides_from_which_one_on_the_schema_can_be_worked_on(connect: Connect) -> None:
     connection = await connect()
-    assert await connection.fetchval("SELECT fencepost.compatible_from()") in migrate.revisions()
-    for each in migrate.revisions()[1:]:
-        (script,) = (migrate.scripts_dir() / "versions").glob(f"{each}_*.py")
+    assert await connection.fetchval("SELECT fencepost.compatible_from()") in revisions.known()
+    for each in revisions.known()[1:]:
+        (script,) = (revisions.scripts_dir() / "versions").glob(f"{each}_*.py")
         assert re.search(r"\bcompatible_from\b", script.read_text("utf-8")), f"{each} has not decided"

@@ -1,7 +1,7 @@
 """Writers whose connections break all the time, and an audit inside the database of what they really did.
 
 Every logical write has a tag of its own, so the audit knows how often it was done: it is judged against what its
-writer was told. The audit shares no code with the product and knows nothing of it.
+writer was answered. The audit shares no code with the product and knows nothing of it.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ INSERT INTO public.{0} SELECT 'k' || i FROM generate_series(0, 3) i;
 """
 AUDIT = "CREATE TRIGGER oracle AFTER INSERT OR UPDATE ON public.{0} FOR EACH ROW EXECUTE FUNCTION oracle.see()"
 
-Told = Literal["done", "refused", "unknown"]
+Outcome = Literal["done", "refused", "unknown"]
 
 
 @dataclass
 class Writers:
-    """Write until it is enough. `told` has every logical write's tag."""
+    """Write until it is enough. `outcomes` has what each logical write was answered with, by its tag."""
 
     url: str
     seed: int
     enough: Callable[[], bool]
     own_keys: bool = False
-    """Whether the SDK's writers keep out of each other's way, so that no repeat is stale by somebody else's write."""
-    told: dict[str, Told] = field(default_factory=dict)
+    """Whether the SDK's writers keep out of each other's way, so that no repeat is stale by another writer's write."""
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     tokens: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
@@ -63,7 +63,7 @@ class Writers:
 
     @property
     def accepted(self) -> int:
-        """How many writes were told to be done."""
+        """How many writes were answered as done."""
         return self.answers["done: sdk"] + self.answers["done: by hand"]
 
     async def _with_sdk(self, name: str, keys: tuple[str, ...]) -> None:
@@ -91,7 +91,7 @@ class Writers:
                     self._note(tag, "done", "sdk")
 
     async def _by_hand(self, name: str) -> None:
-        """A client without keys: it must be told the truth, and does not repeat."""
+        """A client without keys: its answers must be true, and it does not repeat."""
         chance = random.Random(f"{self.seed} {name}")
         async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60) as http:
             for number in itertools.count():
@@ -106,7 +106,7 @@ class Writers:
                     else:
                         answer = await http.patch(f"/v1/data/{table}/{key}", json={"tag": tag}, headers=headers)
                 except httpx.ConnectError:
-                    self._note(tag, "refused", "nobody there")
+                    self._note(tag, "refused", "no listener")
                     continue
                 except httpx.TransportError:
                     self._note(tag, "unknown", "cut")
@@ -117,22 +117,22 @@ class Writers:
                     code = json.loads(answer.content)["code"]
                     self._note(tag, "unknown" if code == "FP009" else "refused", code)
 
-    def _note(self, tag: str, told: Told, answer: str) -> None:
-        self.told[tag] = told
-        self.answers[f"{told}: {answer}"] += 1
+    def _note(self, tag: str, outcome: Outcome, answer: str) -> None:
+        self.outcomes[tag] = outcome
+        self.answers[f"{outcome}: {answer}"] += 1
 
 
 async def judge(connection: Connection, writers: Writers) -> list[str]:
-    """Compare what the writers were told with what was done; gives every lie."""
+    """Compare the writers' answers with what was done; returns every contradiction."""
     rows = await connection.fetch("SELECT tag, count(*) AS times FROM oracle.done WHERE tag IS NOT NULL GROUP BY tag")
     done = {row["tag"]: row["times"] for row in rows}
     may_be = {"done": {1}, "refused": {0}, "unknown": {0, 1}}
     wrong = [
-        f"{tag} was told {told}, and was done {done.get(tag, 0)} times"
-        for tag, told in writers.told.items()
-        if done.get(tag, 0) not in may_be[told]
+        f"{tag} was answered {outcome}, and was done {done.get(tag, 0)} times"
+        for tag, outcome in writers.outcomes.items()
+        if done.get(tag, 0) not in may_be[outcome]
     ]
-    wrong += [f"{tag} was done, and nobody was told anything" for tag in done.keys() - writers.told.keys()]
+    wrong += [f"{tag} was done, and no writer got an answer" for tag in done.keys() - writers.outcomes.keys()]
     for table in TABLES:
         lost = await connection.fetch(
             "SELECT t.id, t.tag, last.tag AS audited FROM oracle.done AS last"

@@ -3,7 +3,8 @@ are paused and write late. And an oracle inside the database, of the test's own.
 
 Its triggers draw a number while the scope's mark is locked, so the numbers order the operations of a scope. A write
 from an outdated reading that is accepted after all is seen twice: its token falls, and the account's counter does not
-rise by one. It shares no code with the product; of its interface it knows the table of marks, and what direct SQL says.
+rise by one. It shares no code with the product; of its interface it knows the table of marks, and the errors of direct
+SQL.
 """
 
 import asyncio
@@ -113,7 +114,7 @@ class Storm:
             return None
         lease = answer.json()
         row = (await gateway.get(f"/v1/data/counters/{account}")).json()
-        # Released before it writes: whoever comes next claims, and then this one is refused.
+        # Released before it writes: the next one claims, and then this one is refused.
         await gateway.delete(f"/v1/leases/{lease['lease_id']}", headers={"X-Lease-Secret": secret})
         return Turn(account, row["n"], tuple(int(token) for token in lease["tokens"]))
 
@@ -167,7 +168,7 @@ class Storm:
 
 
 async def judge(connection: Connection, storm: Storm) -> list[str]:
-    """Compare what the holders were told with what the oracle saw; list every violation."""
+    """Compare the holders' answers with what the oracle saw; list every violation."""
     wrong = list(storm.complaints)
     newest: dict[str, int] = {}
     entered: dict[tuple[object, str], int] = {}
@@ -190,8 +191,8 @@ async def judge(connection: Connection, storm: Storm) -> list[str]:
         counted[scope] += row["what"] == "counters"
         if row["what"] == "counters" and row["after"] != row["before"] + 1:
             wrong.append(f"{scope}: {token} wrote {row['after']} over {row['before']}: from an outdated reading")
-    wrong += [f"{told} was accepted {n} times" for told, n in storm.accepted.items() if n > 1]
-    wrong += [f"{told} was told accepted, and not seen" for told in storm.accepted.keys() - wrote]
+    wrong += [f"{reported} was accepted {n} times" for reported, n in storm.accepted.items() if n > 1]
+    wrong += [f"{reported} was answered as accepted, and not seen" for reported in storm.accepted.keys() - wrote]
     for account in ACCOUNTS:
         n = await connection.fetchval("SELECT n FROM public.counters WHERE account_id = $1", account)
         mark = await connection.fetchval(

@@ -19,14 +19,16 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
 from tests.support.in_process import in_process
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database, new_directory
-from tests.support.servers import free_port
+from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
@@ -100,7 +102,7 @@ def copied(bin_dir: Path) -> Iterator[Copied]:
         yield Copied(server, directory, port)
     finally:
         server.stop()
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 @asynccontextmanager
@@ -137,7 +139,7 @@ async def answering(http: httpx.AsyncClient) -> None:
 
 
 async def is_refused_until_raised(
-    http: httpx.AsyncClient, url: str, paused: Holder, said: str, *, seen_by_doctor: bool = True
+    http: httpx.AsyncClient, url: str, paused: Holder, message: str, *, seen_by_doctor: bool = True
 ) -> None:
     """Paused holder A has written under a token that the copy has forgotten, and has more of them."""
     for gateway in (http,) if not seen_by_doctor else (http, None):
@@ -145,14 +147,14 @@ async def is_refused_until_raised(
             assert await read(asked, "k") == "copied", "what A wrote is forgotten"
             refusal = await patch(asked, "k", paused.tokens[2], "ZOMBIE")
             assert code(refusal) == REFUSED, refusal.text
-            assert said in refusal.json()["detail"]
+            assert message in refusal.json()["detail"]
             assert code(await acquire(asked, "B", tokens=3)) == REFUSED
             ready = await asked.get("/readyz")
-            assert (ready.status_code, said in ready.json()["origin"]) == (503, True), ready.text
+            assert (ready.status_code, message in ready.json()["origin"]) == (503, True), ready.text
     for program in ("doctor", "generation") if seen_by_doctor else ():
-        told = await command(url, program)
-        assert (told.exit_code, said in told.output) == (1, True), told.output
-        assert "generation raise --reason" in told.output
+        answered = await command(url, program)
+        assert (answered.exit_code, message in answered.output) == (1, True), answered.output
+        assert "generation raise --reason" in answered.output
     mended = await raised(url)
     assert mended.exit_code == 0, mended.output
     assert (await http.get("/readyz")).status_code == 200
@@ -239,7 +241,7 @@ async def test_a_copy_that_was_given_the_originals_name(copied: Copied, tmp_path
         await is_refused_until_raised(http, copied.url, paused, "was raised in another database of this cluster")
 
 
-async def test_renaming_the_original_needs_nobody(copied: Copied) -> None:
+async def test_renaming_the_original_needs_no_operator(copied: Copied) -> None:
     async with shop(copied) as http:
         paused = await paused_holder(http)
     await copied.on_server("ALTER DATABASE shop RENAME TO store")
@@ -267,7 +269,7 @@ async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_
         )
 
 
-async def test_a_crash_that_loses_commits_nobody_waited_for_is_not_taken_for_a_copy(copied: Copied) -> None:
+async def test_a_crash_that_loses_unacknowledged_commits_is_not_taken_for_a_copy(copied: Copied) -> None:
     async with shop(copied) as http:
         paused = await paused_holder(http)
         for number in range(3):

@@ -1,7 +1,7 @@
 """Connections cut at random, on both sides of the gateway, while many write (R15, R16).
 
-Each logical write is done exactly once when its writer is told so, not at all when it is refused, and at most once when
-its outcome is said to be unknown.
+Each logical write is done exactly once when its writer gets a success, not at all when it is refused, and at most once
+when its outcome is answered as unknown.
 """
 
 import asyncio
@@ -66,18 +66,18 @@ async def begin(watched: Connection, database: str, seed: int) -> AsyncIterator[
         yield start
 
 
-async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as_was_told(
+async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as_was_reported(
     begin: Begin, watched: Connection, seed: int
 ) -> None:
     async with asyncio.timeout(WITHIN):
         writers, proxies = await begin(CUTS)
         await writers.write(with_sdk=8, by_hand=8)
-    told = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)} {[proxy.cuts for proxy in proxies]}"
+    answer = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)} {[proxy.cuts for proxy in proxies]}"
     wrong = await judge(watched, writers)
-    assert not wrong, "\n".join([told, *wrong[:20]])
-    assert min(proxy.cuts for proxy in proxies) > CUTS // 10, told
-    assert writers.answers["done: sdk"] > 100, told
-    assert writers.answers["done: by hand"] > 50, told
+    assert not wrong, "\n".join([answer, *wrong[:20]])
+    assert min(proxy.cuts for proxy in proxies) > CUTS // 10, answer
+    assert writers.answers["done: sdk"] > 100, answer
+    assert writers.answers["done: by hand"] > 50, answer
 
 
 async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched: Connection, seed: int) -> None:
@@ -87,7 +87,7 @@ async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched:
         " p_headers text[], p_answer bytea) RETURNS void LANGUAGE sql AS ''"
     )
     await watched.execute(
-        "CREATE OR REPLACE FUNCTION fencepost.idem_record_each(p_caller text, p_keys text[], p_hashes bytea[],"
+        "CREATE OR REPLACE FUNCTION fencepost.idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[],"
         " p_statuses integer[], p_headers text[], p_answers bytea[]) RETURNS void LANGUAGE sql AS ''"
     )
     async with asyncio.timeout(WITHIN):
@@ -95,6 +95,8 @@ async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched:
         writers.own_keys = True
         await writers.write(with_sdk=4, by_hand=0)
     wrong = await judge(watched, writers)
-    told = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}"
-    assert any("done 2 times" in each for each in wrong), told
-    assert any("told refused, and was done 1" in each for each in wrong), f"the echo of a write of its own; {told}"
+    answer = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}"
+    assert any("done 2 times" in each for each in wrong), answer
+    assert any("answered refused, and was done 1" in each for each in wrong), (
+        f"the echo of a write of its own; {answer}"
+    )

@@ -25,7 +25,7 @@ def storm_over(server_name: str, directory: Path, seed: int, operations: int, sa
 
 
 def again(server_name: str, seed: int, test: str) -> str:
-    """Say how to see it again: the same choices, if not the same moments."""
+    """Return how to see it again: the same choices, if not the same moments."""
     return (
         f"FENCEPOST_STORM_SEED={seed} FENCEPOST_STORM_OPERATIONS={OPERATIONS}"
         f" .venv/bin/pytest tests/robustness/test_ddl_storm.py -k '{test} and {server_name.partition('-')[0]}'"
@@ -35,19 +35,19 @@ def again(server_name: str, seed: int, test: str) -> str:
 @pytest.mark.parametrize("server_name", ["embedded-18", "debian-15"])
 def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str, short_dir: Path, seed: int) -> None:
     storm = storm_over(server_name, short_dir, seed, OPERATIONS)
-    told = [again(server_name, seed, "no_stale"), str(storm.answers), str(storm.ddl), str(storm.fenced)]
-    assert not storm.wrong, "\n".join([*told[:1], *storm.wrong[:20], *told[1:]])
+    answer = [again(server_name, seed, "no_stale"), str(storm.answers), str(storm.ddl), str(storm.fenced)]
+    assert not storm.wrong, "\n".join([*answer[:1], *storm.wrong[:20], *answer[1:]])
     # It was a storm, and not a row of refusals.
-    assert min(storm.fenced["external"], storm.fenced["builtin"]) > OPERATIONS / 50, told
-    assert storm.ddl["protect ok"] > OPERATIONS / 200, told
-    assert storm.ddl["unprotect ok"] > OPERATIONS / 1000, told
-    assert storm.ddl["pg_restore"] > 0, told
-    assert storm.ddl["generation ok"] >= storm.ddl["pg_restore"], told
+    assert min(storm.fenced["external"], storm.fenced["builtin"]) > OPERATIONS / 50, answer
+    assert storm.ddl["protect ok"] > OPERATIONS / 200, answer
+    assert storm.ddl["unprotect ok"] > OPERATIONS / 1000, answer
+    assert storm.ddl["pg_restore"] > 0, answer
+    assert storm.ddl["generation ok"] >= storm.ddl["pg_restore"], answer
 
 
 @pytest.mark.parametrize("hole", SABOTAGE)
 def test_the_oracle_sees_a_fence_with_a_hole(hole: str, short_dir: Path, seed: int) -> None:
     """The control."""
     storm = storm_over("embedded-18", short_dir, seed, CONTROL, SABOTAGE[hole])
-    told = "\n".join([f"FENCEPOST_STORM_SEED={seed}", *storm.wrong[:5], str(storm.answers), str(storm.ddl)])
-    assert any("was accepted after" in each for each in storm.wrong), told
+    answer = "\n".join([f"FENCEPOST_STORM_SEED={seed}", *storm.wrong[:5], str(storm.answers), str(storm.ddl)])
+    assert any("was accepted after" in each for each in storm.wrong), answer

@@ -1,5 +1,5 @@
 """Leaders that die, stop, or are cut off, and lock services whose own leader dies: whatever happens, no two writes of
-two terms are accepted out of order, and somebody leads again.
+two terms are accepted out of order, and there is a leader again.
 """
 
 import os
@@ -10,12 +10,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.client.proxy import proxy_to
 from tests.conformance import etcd_bench, zookeeper_bench
 from tests.support.elections import WITHIN, Candidate, Contest, contest
-from tests.support.interleave import eventually
 from tests.support.lease_http import running
-from tests.support.servers import Server, free_port
+
+from fencepost.testing import Link, partitioned
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = [
     pytest.mark.long("holders, leaders and gateways that are paused or killed"),
@@ -26,13 +28,13 @@ pytestmark = [
 async def led_and_followed(contest: Contest, first_url: str, second_url: str) -> tuple[Candidate, Candidate, int]:
     """Start two candidates, one after the other; returns them when the first has written, with its term."""
     first = await contest.candidate(first_url, "first")
-    term = (await first.hears("wrote"))["wrote"]
+    term = (await first.printed("wrote"))["wrote"]
     return first, await contest.candidate(second_url, "second"), term
 
 
 async def succeeded(contest: Contest, second: Candidate, term: int) -> int:
     """Return the second's term once it has written."""
-    new = (await second.hears("wrote"))["wrote"]
+    new = (await second.printed("wrote"))["wrote"]
     assert new > term
     await contest.check(term, new)
     return int(new)
@@ -53,19 +55,19 @@ async def test_a_paused_leader_wakes_up_and_is_refused(database: str) -> None:
         first.pause()
         new = await succeeded(election, second, term)
         first.resume()
-        lost = await first.hears("lost")
+        lost = await first.printed("lost")
         assert lost == {"lost": term, "last": "FP001"}
         await election.goes_on()
         await election.check(term, new)
 
 
 async def test_a_leader_that_is_cut_off_from_the_gateway_is_refused_when_it_is_back(database: str) -> None:
-    async with running(database) as http, proxy_to(str(http.base_url)) as proxy, contest(database) as election:
-        first, second, term = await led_and_followed(election, proxy.url, str(http.base_url))
-        proxy.silence()
-        new = await succeeded(election, second, term)
-        proxy.speak()
-        lost = await first.hears("lost")
+    async with running(database) as http, contest(database) as election:
+        with Link.to(str(http.base_url)) as link:
+            first, second, term = await led_and_followed(election, link.url, str(http.base_url))
+            with partitioned(link):
+                new = await succeeded(election, second, term)
+            lost = await first.printed("lost")
         assert lost == {"lost": term, "last": "FP001"}
         await election.check(term, new)
 
@@ -103,7 +105,7 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
             first, second, term = await led_and_followed(election, str(here.base_url), str(there.base_url))
             with cut_off(int(alone.rpartition(":")[2])):
                 new = await succeeded(election, second, term)
-                lost = await first.hears("lost")
+                lost = await first.printed("lost")
                 assert lost == {"lost": term, "last": "FP001"}
             await election.goes_on()
             await election.check(term, new)
@@ -152,22 +154,22 @@ async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) ->
         ):
             gateway = str(http.base_url)
             first, second, term = await led_and_followed(election, gateway, gateway)
-            leading = [port for port in servers if "Mode: leader" in zookeeper_bench.said(port, "srvr")]
+            leading = [port for port in servers if "Mode: leader" in zookeeper_bench.admin(port, "srvr")]
             servers[leading[0]].crash()
             await still_works(election, first, second, term)
 
 
 async def still_works(election: Contest, first: Candidate, second: Candidate, term: int) -> None:
-    """Writes go on, whoever leads by now; and when the leader dies, so does somebody else."""
+    """Writes go on, whichever leads by now, also when the leader dies."""
     await election.goes_on()
     leading = (await election.history())[-1].term
-    leader, other = (first, second) if {"elected": leading} in first.told else (second, first)
+    leader, other = (first, second) if {"elected": leading} in first.lines else (second, first)
     await leader.kill()
 
-    async def somebody_else_wrote() -> bool:
+    async def another_client_wrote() -> bool:
         return (await election.history())[-1].term > leading
 
-    await eventually(somebody_else_wrote, within=WITHIN, what="the other's write")
+    await eventually(another_client_wrote, within=WITHIN, what="the other's write")
     new = (await election.history())[-1].term
-    assert {"elected": new} in other.told
+    assert {"elected": new} in other.lines
     await election.check(term, new)

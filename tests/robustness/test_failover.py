@@ -12,13 +12,14 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.in_process import in_process
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database
-from tests.support.standby import Pair, replicated
+from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.standby import Pair, replicated
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("failovers")
 
@@ -52,8 +53,8 @@ async def sql(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def by_road(pair: Pair) -> str:
-    return in_database(pair.road.url(pair.primary.url), "shop")
+def by_link(pair: Pair) -> str:
+    return in_database(pair.url, "shop")
 
 
 def of_standby(pair: Pair) -> str:
@@ -62,7 +63,7 @@ def of_standby(pair: Pair) -> str:
 
 @dataclass
 class Holder:
-    """Somebody with a lease of the lock `x`."""
+    """A holder with a lease of the lock `x`."""
 
     http: httpx.AsyncClient
     lease_id: str
@@ -143,7 +144,7 @@ REFUSED = (503, "FP015")
 
 
 async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_acts(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old")
         assert (await put(http, "k", old.tokens[0], "first")).status_code == 201
         assert (await put(http, "j", 7, "seven", "jobs")).status_code == 201
@@ -153,7 +154,7 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert (await patch(http, "k", old.tokens[-2], "acknowledged")).status_code == 200
         pair.kill_primary()
         await pair.promote()
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
 
         assert await read(http, "k") == "first", "the acknowledged write is lost"
         async with sql(of_standby(pair)) as db:
@@ -179,8 +180,8 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert "refused" in ready.json()["origin"]
         assert "fencepost_origin_accepted 0.0" in (await http.get("/metrics")).text
 
-        told = await raised(of_standby(pair))
-        assert (told.exit_code, "is the one to write to" in told.output) == (0, True), told.output
+        raising = await raised(of_standby(pair))
+        assert (raising.exit_code, "is the one to write to" in raising.output) == (0, True), raising.output
 
         for answer in (
             await patch(http, "k", old.tokens[-1], "zombie"),
@@ -205,7 +206,9 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
 
 
 async def the_control_without_the_check_lets_an_old_token_in(db: Connection, token: int) -> None:
-    """Straight to the triggers, as a gateway would that asks nobody: the tokens repeat, and the old one passes."""
+    """Straight to the triggers, as a gateway would that does not ask for the origin: the tokens repeat, and the old one
+    passes.
+    """
     undone = db.transaction()
     await undone.start()
     while await db.fetchval("SELECT nextval('fencepost.tokens')") < token:
@@ -218,7 +221,7 @@ async def the_control_without_the_check_lets_an_old_token_in(db: Connection, tok
 
 
 async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_operator(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         assert "1 standby is attached: a promoted standby forgets" in await doctor(pair)
         await pair.synchronous()
         assert "ok       replication: synchronous_standby_names is *, 1 of them streaming now" in await doctor(pair)
@@ -227,7 +230,7 @@ async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_opera
             assert (await put(http, f"k{number}", token, "acknowledged")).status_code == 201
         pair.kill_primary()  # with nothing waited for
         await pair.promote()
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         for number in range(len(old.tokens) - 1):
             assert await read(http, f"k{number}") == "acknowledged"
         assert code(await patch(http, "k0", old.tokens[-1], "zombie")) == REFUSED
@@ -243,7 +246,8 @@ async def test_a_standby_serves_reads_and_its_connections_follow_its_promotion(b
             await db.execute("SELECT nextval('fencepost.tokens')")
             await db.execute("INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', 1)")
         await pair.caught_up()
-        async with in_process(of_standby(pair)) as http, sql(of_standby(pair)) as look:
+        # Without a consumer: its questions would be the first to meet the promotion.
+        async with in_process(of_standby(pair), consume_here=False) as http, sql(of_standby(pair)) as look:
             assert await read(http, "k") == "new"
             for answer in (
                 await patch(http, "k", 2, "written"),
@@ -271,19 +275,19 @@ async def pool(look: Connection) -> set[int]:
     return {row["pid"] for row in rows}
 
 
-async def test_a_former_primary_that_comes_back_is_refused_by_whoever_has_seen_its_successor(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+async def test_a_former_primary_that_comes_back_is_refused_by_gateways_that_met_its_successor(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old", tokens=9)
         assert (await put(http, "k", old.tokens[0], "first")).status_code == 201
         await pair.caught_up()
         pair.kill_primary()
         await pair.promote()
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         assert (await raised(of_standby(pair))).exit_code == 0
         successor = await eventually(lambda: _holder(http, "successor"), what="a lease of the new generation")
         assert (await patch(http, "k", successor.tokens[0], "second")).status_code == 200
 
-        pair.road.lead_to(pair.primary_again())
+        pair.lead_to(pair.primary_again())
         assert await read(http, "k") == "first", "the former primary, with the state that it had"
         refusal = await patch(http, "k", old.tokens[1], "split brain")
         assert code(refusal) == REFUSED
@@ -291,7 +295,7 @@ async def test_a_former_primary_that_comes_back_is_refused_by_whoever_has_seen_i
         assert code(await acquire(http, "confused")) == REFUSED
         assert code(await patch(http, "k", old.tokens[1], "split brain")) == REFUSED, "also by the next connection"
 
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         # The first answer may be a 503: its connection was cut.
         await eventually(lambda: _minted(successor), what="a token of the primary")
         third = await patch(http, "k", successor.tokens[-1], "third")
@@ -309,17 +313,17 @@ async def _holder(http: httpx.AsyncClient, owner: str) -> Holder | None:
 async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_its_successor_is_met(
     bin_dir: Path,
 ) -> None:
-    """Split brain: the road turns while connections to the old primary are open, and it knows nothing of it."""
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http, sql(of_standby(pair)) as new:
+    """Split brain: the link turns while connections to the old primary are open, and it knows nothing of it."""
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http, sql(of_standby(pair)) as new:
         first = await holder(http, "first", tokens=20)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         await pair.caught_up()
         await pair.cut()
         await pair.promote()
         assert (await raised(of_standby(pair))).exit_code == 0
-        # Before the road turns: who meets all connections in use opens one, and that leads to the new primary.
-        assert (await patch(http, "k", first.tokens[1], "still there")).status_code == 200, "nobody has met another yet"
-        pair.road.lead_to(pair.standby.url, cut=False)
+        # Before the link turns: who meets all connections in use opens one, and that leads to the new primary.
+        assert (await patch(http, "k", first.tokens[1], "still there")).status_code == 200, "no other was met yet"
+        pair.lead_to(pair.standby.url, hang_up=False)
         # As many at once as it takes for the pool to open a connection, which leads to the new primary.
         async with sql(in_database(pair.primary.url, "shop")) as db:
             blocked = db.transaction()
@@ -341,12 +345,12 @@ async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_it
         assert await read(http, "k") == "first"
 
 
-async def test_a_server_that_crashed_and_came_back_needs_nobody(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+async def test_a_server_that_crashed_and_came_back_needs_no_operator(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=3)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         pair.kill_primary()
-        pair.road.lead_to(pair.primary_again())
+        pair.lead_to(pair.primary_again())
         assert await read(http, "k") == "first"
         assert (await patch(http, "k", first.tokens[1], "second")).status_code == 200
         assert (await first.mint()).status_code == 200

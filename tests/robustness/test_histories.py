@@ -14,7 +14,7 @@ from tests.robustness.test_failover import (
     _holder,
     _minted,
     acquire,
-    by_road,
+    by_link,
     code,
     first_token,
     holder,
@@ -26,14 +26,15 @@ from tests.robustness.test_failover import (
     shop,
 )
 from tests.support.in_process import in_process
-from tests.support.interleave import eventually
-from tests.support.postgres import in_database
+
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("failovers")
 
 
 async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ended(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=9)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         third = await pair.another()
@@ -41,7 +42,7 @@ async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ende
         await pair.caught_up(third)
         pair.kill_primary()
         await pair.promote()
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         assert (await raised(of_standby(pair))).exit_code == 0
         paused = await eventually(lambda: _holder(http, "B"), what="a lease of the second server")
         await paused.mint(2)
@@ -49,7 +50,7 @@ async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ende
 
         pair.standby.stop()  # with what B wrote
         await pair.promote(third)
-        pair.road.lead_to(third.url)
+        pair.lead_to(third.url)
         assert await read(http, "k") == "first", "the third server never followed the second"
         assert code(await patch(http, "k", paused.tokens[1], "ZOMBIE")) == REFUSED
         other = in_database(third.url, "shop")
@@ -77,7 +78,7 @@ async def test_tokens_of_another_history_are_refused_by_gateways_that_never_met_
     """By the gap that each raise leaves; it is by chance, so both are raised again if they took one number."""
     async with shop(bin_dir) as pair:
         third = await pair.another()
-        async with in_process(by_road(pair)) as http:
+        async with in_process(by_link(pair)) as http:
             first = await holder(http, "first")
             assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
             await pair.caught_up()
@@ -101,7 +102,7 @@ async def test_tokens_of_another_history_are_refused_by_gateways_that_never_met_
 
 
 async def test_a_history_that_was_refused_does_not_keep_the_met_one_out(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         third = await pair.another()
         await pair.caught_up()
         await pair.caught_up(third)
@@ -110,14 +111,14 @@ async def test_a_history_that_was_refused_does_not_keep_the_met_one_out(bin_dir:
         await pair.promote(third)
         for url in (of_standby(pair), in_database(third.url, "shop")):
             assert (await raised(url)).exit_code == 0
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         met = await eventually(lambda: _holder(http, "B"), what="a lease of the second server")
-        pair.road.lead_to(third.url)
+        pair.lead_to(third.url)
 
         async def refused() -> bool:
             return "its history does not know" in (await http.get("/readyz")).json()["origin"]
 
         await eventually(refused, what="the third server met")
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         await eventually(lambda: _minted(met), what="a token of the second server")
         assert (await put(http, "new", met.tokens[-1], "second")).status_code == 201

@@ -5,7 +5,6 @@ The gateways that are killed or stopped are processes of their own.
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -14,15 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import in_line, look_on
 from tests.support.lease_http import post, release, running
-from tests.support.postgres import new_directory
 from tests.support.serving import Gateway, serving
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage import demo
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -61,10 +61,10 @@ async def test_of_twenty_racers_at_two_gateways_one_wins(database: str) -> None:
             )
             assert sorted(answer.status_code for answer in answers) == [201] + [423] * 19
             winner = next(answer.json() for answer in answers if answer.status_code == 201)
-            told = {
+            answered = {
                 (answer.json()["holder"], answer.json()["lease_id"]) for answer in answers if answer.status_code == 423
             }
-            assert told == {(winner["owner"], winner["lease_id"])}
+            assert answered == {(winner["owner"], winner["lease_id"])}
             tokens.append(int(winner["token"]))
             await release(one, winner)
         assert tokens == sorted(set(tokens))
@@ -113,7 +113,7 @@ def server() -> Iterator[PostgresServer]:
         yield server
         server.stop()
     finally:
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def processes(server: PostgresServer, short_dir: Path) -> AsyncIterator[li
         yield list(zip(gateways, clients, strict=True))
 
 
-async def test_waiters_of_a_killed_gateway_hold_nobody_up(
+async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     processes: list[tuple[Gateway, httpx.AsyncClient]], observer: Connection
 ) -> None:
     (killed, first_client), (_, client) = processes

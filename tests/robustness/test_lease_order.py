@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import os
 import random
-import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -17,13 +16,15 @@ from tests.support.interleave import Connection
 from tests.support.lease_gateways import Side, open_side
 from tests.support.lease_history import Grant, History
 from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
-from tests.support.postgres import clone, in_database, new_directory
-from tests.support.processes import all_gone, descendants
+from tests.support.processes import all_gone
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.processes import descendants
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
@@ -148,7 +149,7 @@ class Schedule:
                 await race.expire(lease, count)
                 self.live.discard(lease)
             case "clock steps back":
-                # What nobody has taken over or swept may live on; it is asked, for the books.
+                # What no holder has taken over or swept may live on; it is asked, for the books.
                 await race.step_clock_back(lease)
                 if await leases.inspect(race.observer, lease):
                     self.live.add(lease)
@@ -241,7 +242,7 @@ async def crashing() -> AsyncIterator[PostgresServer]:
         yield server
     finally:
         server.stop()
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 async def crash(server: PostgresServer, postmaster: int) -> None:
@@ -264,7 +265,7 @@ async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(cr
     for number in range(3):
         race = await racing(crashing.url)
         postmaster = await postmaster_of(race.observer)
-        # Whoever logs the next block of the sequence has not committed, and never will.
+        # The transaction that logs the next block of the sequence has not committed, and never will.
         under_way = await race.begin(race.c)
         for _ in range(34):
             await race.c.fetchval("SELECT nextval('fencepost.tokens')")

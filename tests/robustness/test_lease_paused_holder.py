@@ -14,11 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.interleave import Connect, Connection, eventually
+from tests.support.interleave import Connect, Connection
 from tests.support.lease_http import running
 from tests.support.lease_paused_holder import LOCK
 
 from fencepost.storage import demo
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -82,7 +83,7 @@ async def holder(http: httpx.AsyncClient, database: str) -> AsyncIterator[Holder
 
 
 def state(pid: int) -> str:
-    """Tell whether it runs (R), sleeps (S) or is stopped (T)."""
+    """Return whether it runs (R), sleeps (S) or is stopped (T)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.robustness.test_failover import (
     acquire,
-    by_road,
+    by_link,
     code,
     holder,
     of_standby,
@@ -19,9 +19,11 @@ from tests.robustness.test_failover import (
     sql,
 )
 from tests.support.in_process import in_process
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database
-from tests.support.standby import Pair
+from tests.support.interleave import Connection
+
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.standby import Pair
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("failovers")
 
@@ -41,12 +43,27 @@ async def waiting_for_the_standby(db: Connection) -> int:
     return await eventually(waits, what="a commit that waits for the standby")
 
 
+async def cancel_until_done(db: Connection, write: asyncio.Task[httpx.Response]) -> None:
+    """Cancel the waits of all of the gateway's backends, until the write is answered: another one than the write's may
+    wait, too, for what the gateway does beside.
+    """
+
+    async def done() -> bool:
+        await db.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+            " WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+        )
+        return write.done()
+
+    await eventually(done, what="the answer to the write")
+
+
 async def cancel(db: Connection) -> None:
     assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db))
 
 
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=5)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         await pair.caught_up()
@@ -55,7 +72,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
         async with sql(in_database(pair.primary.url, "shop")) as db:
             await db.execute("SET synchronous_commit = local")
             write = asyncio.create_task(patch(http, "k", first.tokens[1], "second"))
-            await cancel(db)
+            await cancel_until_done(db, write)
             answer = await write
             assert code(answer) == (503, "FP009")
             assert answer.json()["known"]["mark"] == str(first.tokens[1])
@@ -81,7 +98,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
 
 async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_standby(bin_dir: Path) -> None:
     """What the message in the log is for: without it, a repeat would acknowledge what a promotion may forget."""
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=5)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         await pair.caught_up()
@@ -100,7 +117,7 @@ async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_st
             assert (await keyed).status_code == 200
         pair.kill_primary()
         await pair.promote()
-        pair.road.lead_to(pair.standby.url)
+        pair.lead_to(pair.standby.url)
         assert await read(http, "k") == "first", "it was acknowledged, and is lost"
 
 
@@ -117,12 +134,12 @@ async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx
 async def loses_nothing_that_was_acknowledged(pair: Pair, http: httpx.AsyncClient) -> None:
     pair.kill_primary()
     await pair.promote()
-    pair.road.lead_to(pair.standby.url)
+    pair.lead_to(pair.standby.url)
     assert await read(http, "k") == "third"
 
 
 async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
-    async with shop(bin_dir) as pair, in_process(by_road(pair)) as http:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=5)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         assert (await put(http, "j", 1, "first", "jobs")).status_code == 201
@@ -136,7 +153,7 @@ async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_
             await eventually(lambda: both_wait(db), what="two writes that wait")
             await pair.promote()  # and the old primary lives on
             assert (await raised(of_standby(pair))).exit_code == 0
-            pair.road.lead_to(pair.standby.url)
+            pair.lead_to(pair.standby.url)
             answer = await by_hand
             assert (code(answer), answer.json()["known"]) == ((503, "FP009"), None)
             assert code(await keyed) == (409, "FP001"), "before its COMMIT, and so it is judged anew"

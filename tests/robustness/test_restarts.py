@@ -6,7 +6,6 @@ A 2xx is durable, a refusal had no effect, and the SDK finds out the rest by its
 import asyncio
 import os
 import random
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +16,15 @@ import asyncpg
 import pytest
 from tests.client.gateways import gateway_process
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
-from tests.support.interleave import eventually
-from tests.support.postgres import in_database, new_directory, server_bin_dir
-from tests.support.servers import free_port
+from tests.support.postgres import server_bin_dir
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
@@ -67,7 +68,7 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
         yield Crashing(postgres, directory)
     finally:
         postgres.stop()
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 @pytest.mark.parametrize("server_name", ["embedded-18", "debian-15"])
@@ -103,5 +104,5 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
         connection = await asyncpg.connect(dsn)
         wrong = await judge(connection, writers)
         await connection.close()
-    told = f"seed {seed} {dict(writers.answers)}"
-    assert not wrong, "\n".join([told, *wrong[:20]])
+    answer = f"seed {seed} {dict(writers.answers)}"
+    assert not wrong, "\n".join([answer, *wrong[:20]])

@@ -33,7 +33,7 @@ async def update_under_an_old_token_is_refused(race: Race) -> None:
         "UPDATE public.orders SET status = 'zombie', last_fence_token = 40",
         "UPDATE public.orders SET status = 'zombie', last_fence_token = -40",
     ):
-        assert await race.direct(race.a, sql) == "FP409"
+        assert await race.direct(race.a, sql) == "FP409", sql
     assert await race.direct(race.a, "UPDATE public.orders SET status = 'zombie'", 40) == "FP409"
     assert await race.direct(race.a, "UPDATE public.orders SET status = 'zombie'", 30) == "FP409", "lease: equal"
     token = await drawn(race)
@@ -99,13 +99,17 @@ async def a_write_waits_for_a_generation_under_way_and_is_refused(race: Race) ->
 
 async def a_grant_under_way_is_over_once_the_generation_is_raised(race: Race) -> None:
     grant = await race.begin(race.a)
-    lease_id = await granted(race.a, "mine")
+    await granted(race.a, "mine")
+    lease_id = await race.a.fetchval("SELECT lease_id FROM fencepost.leases")
+    assert await leases.inspect(race.a, lease_id) is not None
     raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
     await grant.commit()
     first = await raising << 48
     assert await leases.extend(race.a, lease_id, hash_secret("mine"), tokens=1) is None
     assert await leases.inspect(race.a, lease_id) is None
     assert await granted(race.a, "mine") == first, "the lock is free"
+    again = await race.observer.fetchval("SELECT max(lease_id) FROM fencepost.leases")
+    assert again == first + 2**47 + 1, "a lease's number is above all that the other database may have given"
 
 
 async def a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock(race: Race) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, told
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, result_of
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.outcomes import Done
@@ -45,8 +45,8 @@ async def applied(race: Race) -> int:
 
 
 async def assert_applied(race: Race, count: int) -> None:
-    """Hold against the audit's count how many writes landed. Without its trigger, where batches do the work, nobody
-    counts, and only whether any landed can be told: from the marks, and from the column n, which is 0 at first.
+    """Hold against the audit's count how many writes landed. Without its trigger, where batches do the work, nothing
+    counts, and only whether any landed can be known: from the marks, and from the column n, which is 0 at first.
     """
     if await race.observer.fetchval("SELECT to_regclass('public.applied') IS NOT NULL"):
         assert await applied(race) == count
@@ -87,7 +87,7 @@ async def two_racers_with_one_key_land_once(race: Race) -> None:
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
         second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), once=once())), 5)
-        assert told(second) == "FP013", "it does not wait"
+        assert result_of(second) == "FP013", "it does not wait"
         await holder.commit()
         assert isinstance(await first, Done)
         assert isinstance(await patch(two, replace(keyed("k", 32, n=1), once=once())), Replayed)
@@ -116,7 +116,9 @@ async def a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> 
 
 
 async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
-    """Somebody's record is there at the end although nobody had the key's lock: the primary key is the last line."""
+    """Another request's record is there at the end although no transaction had the key's lock: the primary key is the
+    last line.
+    """
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
@@ -133,38 +135,38 @@ async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
 async def a_refusal_gives_its_key_back(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         refused = await patch(gateway, replace(keyed("k", 29, n=1), once=once()))
-        assert told(refused) == "FP001"
+        assert result_of(refused) == "FP001"
         assert await race.observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
-        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
 
 
 async def a_key_is_for_one_payload(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
         other = await patch(gateway, replace(keyed("k", 32, n=2), once=once(payload=b"other")))
-        assert told(other) == "FP014"
+        assert result_of(other) == "FP014"
     assert await applied(race) == 1
 
 
 async def a_write_that_landed_is_replayed_after_the_lock_changed_hands(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
-        assert told(await patch(gateway, keyed("k", 40, n=2))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once()))) == "ok"
+        assert result_of(await patch(gateway, keyed("k", 40, n=2))) == "ok"
         assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), once=once())), Replayed)
-        assert told(await patch(gateway, replace(keyed("k", 31, n=1), once=once("k2")))) == "FP001"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once("k2")))) == "FP001"
     assert await race.live_mark("k") == 40
     assert await applied(race) == 2
 
 
-async def a_write_that_landed_is_replayed_whoever_has_its_lock(race: Race) -> None:
-    """Somebody looks at the same key at this moment: that is no reason to say that it is in flight."""
+async def a_write_that_landed_is_replayed_after_its_lock_changed_hands(race: Race) -> None:
+    """Another client looks at the same key at this moment: that is no reason to answer that it is in flight."""
     await race.observer.execute(RECORD)
     await race.begin(race.a)
     await race.a.execute("SELECT pg_advisory_xact_lock(hashtextextended('0:k1', 7234))")
     async with open_gateway(race.dsn) as gateway:
         assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), once=once())), Replayed)
         other = await patch(gateway, replace(keyed("k", 31, n=1), once=once("k2")))
-        assert told(other) == "ok", "another key, another lock"
+        assert result_of(other) == "ok", "another key, another lock"
 
 
 async def only_old_records_are_forgotten(race: Race) -> None:
@@ -185,6 +187,6 @@ ALL = (
     a_refusal_gives_its_key_back,
     a_key_is_for_one_payload,
     a_write_that_landed_is_replayed_after_the_lock_changed_hands,
-    a_write_that_landed_is_replayed_whoever_has_its_lock,
+    a_write_that_landed_is_replayed_after_its_lock_changed_hands,
     only_old_records_are_forgotten,
 )

@@ -31,7 +31,9 @@ async def assert_lost(race: LeaseRace, lease: Acquired, secret: str) -> None:
 
 
 async def token_is_drawn_after_the_wait(race: LeaseRace) -> None:
-    """R9: the holder mints in a transaction that outlives its lease; whoever waits for it gets a higher token."""
+    """R9: the holder mints in a transaction that outlives its lease; a transaction that waits for it gets a higher
+    token.
+    """
     old = granted(await race.acquire(race.a, "x", secret="old", ttl_ms=SHORT))
     minting = await race.begin(race.a)
     assert await race.mint(race.a, old.lease_id, "old")
@@ -46,7 +48,7 @@ async def token_is_drawn_after_the_wait(race: LeaseRace) -> None:
 
 
 async def clock_is_read_after_the_wait(race: LeaseRace) -> None:
-    """R9: whoever waits for a lease's row until past its time has lost it, renewing as well as minting."""
+    """R9: a request that waits for a lease's row until past its time has lost it, renewing as well as minting."""
     for name, extend in (("renewed", race.renew), ("minted", race.mint)):
         lease = granted(await race.acquire(race.a, name, secret=name * 2, ttl_ms=SHORT))
         foreign = await race.begin(race.c)
@@ -55,7 +57,7 @@ async def clock_is_read_after_the_wait(race: LeaseRace) -> None:
         await race.run_out(lease.lease_id)
         await foreign.commit()
         assert await waiter is None, f"{name} after its time had run out"
-        assert await race.holder(name) is None
+        assert await race.holder(name) is None, name
 
 
 async def acquirer_reads_the_clock_after_the_wait(race: LeaseRace) -> None:
@@ -64,7 +66,7 @@ async def acquirer_reads_the_clock_after_the_wait(race: LeaseRace) -> None:
     renewing = await race.begin(race.a)
     assert await leases.extend(race.a, first.lease_id or 0, hash_secret("first"), ttl_ms=MINUTE)
     waiter = await race.waits(race.b, race.acquire(race.b, "x", secret="second"))
-    await race.run_out(first.lease_id)  # as far as anybody else can see
+    await race.run_out(first.lease_id)  # as far as others can see
     await renewing.commit()
     assert (await waiter).verdict == "held"
 
@@ -127,7 +129,7 @@ async def opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
     """Several locks are taken in one order, however they are named, also where a collation would sort otherwise."""
     for first, second in (("a", "b"), ("C", "d"), ("z", "ä")):
         before = granted(await race.acquire(race.a, first, second, secret="before" + first))
-        assert await race.release(race.a, before.lease_id, "before" + first)
+        assert await race.release(race.a, before.lease_id, "before" + first), (first, second)
         foreign = await race.begin(race.c)
         await race.c.execute("SELECT FROM fencepost.locks WHERE name = $1 FOR UPDATE", first)
         one = await race.waits(race.a, outcome(race.acquire(race.a, first, second, secret="one" + first)))
@@ -139,7 +141,7 @@ async def opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
 
 
 async def release_and_acquire_do_not_deadlock(race: LeaseRace) -> None:
-    """Leases are locked in one order too, and whoever releases locks in between holds nobody up."""
+    """Leases are locked in one order too, and a request that releases locks in between delays no other."""
     first = granted(await race.acquire(race.a, "a", secret="first"))
     second = granted(await race.acquire(race.a, "b", secret="second"))
     foreign = await race.begin(race.c)

@@ -9,7 +9,7 @@ KEEP_MS = 3000
 
 
 async def left(race: LeaseRace, lease_id: int | None) -> float:
-    """Seconds until the lease is over, as its row says."""
+    """Seconds until the lease is over, by its row."""
     seconds: float = await race.observer.fetchval(
         "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM fencepost.leases WHERE lease_id = $1",
         lease_id,
@@ -18,7 +18,7 @@ async def left(race: LeaseRace, lease_id: int | None) -> float:
 
 
 async def lease_never_shows_more_than_its_ttl(race: LeaseRace) -> None:
-    """Wherever somebody looks: by its id, in the list, as a repeated acquire, as who is in the way."""
+    """Wherever the lease is looked at: by its id, in the list, as a repeated acquire, as who is in the way."""
     held = granted(await race.acquire(race.a, "x", secret="holder"))
     await race.clock_steps_back()
     lease = await leases.inspect(race.b, held.lease_id or 0)
@@ -27,7 +27,7 @@ async def lease_never_shows_more_than_its_ttl(race: LeaseRace) -> None:
     [state] = await leases.lock_states(race.b, None, None, 10)
     assert 0 < (state.remaining_ms or 0) <= MINUTE
     far_off = "SELECT expires_at > clock_timestamp() + interval '61 s' FROM fencepost.{}"
-    for shown in ("lease($1)", "lock_states(NULL, NULL, 10) WHERE lease_id = $1"):
+    for shown in ("lease($1)", "lock_states(NULL, NULL, 10, NULL) WHERE lease_id = $1"):
         assert not await race.observer.fetchval(far_off.format(shown), held.lease_id)
     again = await race.acquire(race.a, "x", secret="holder")
     assert (again.verdict, again.lease_id) == ("repeated", held.lease_id)
@@ -38,7 +38,7 @@ async def lease_never_shows_more_than_its_ttl(race: LeaseRace) -> None:
     assert 0 < (refused.due_ms or 0) <= MINUTE
 
 
-async def lease_in_the_way_counts_from_whoever_meets_it(race: LeaseRace) -> None:
+async def lease_in_the_way_counts_from_the_request_that_meets_it(race: LeaseRace) -> None:
     """Its holder may be dead: the hour must not be waited for. And not cut short: the holder may count on its TTL."""
     held = granted(await race.acquire(race.a, "x", secret="holder"))
     await race.clock_steps_back()
@@ -56,18 +56,18 @@ async def holder_mints_on_and_its_lease_counts_anew(race: LeaseRace) -> None:
 
 
 async def waiter_is_sent_to_try_and_the_lease_counts_anew(race: LeaseRace) -> None:
-    """A waiter sleeps until it is told: by a heartbeat, which says when the lease is over."""
+    """A waiter sleeps until it is notified: by a heartbeat, which has when the lease is over."""
     held = granted(await race.acquire(race.a, "x", secret="holder"))
     visit = await race.queue(race.b, "x", secret="waiter")
     await race.clock_steps_back()
     assert await race.beat(visit) == {visit: 0}
     assert (await race.acquire(race.b, "x", secret="waiter", visit=visit, wait_ms=MINUTE)).verdict == "queued"
-    told = await race.beat(visit)
-    assert 50_000 < told[visit] <= MINUTE
+    answer = await race.beat(visit)
+    assert 50_000 < answer[visit] <= MINUTE
     assert 50 < await left(race, held.lease_id) <= MINUTE / 1000
 
 
-async def sweeping_counts_leases_anew_that_nobody_meets(race: LeaseRace) -> None:
+async def sweeping_counts_leases_anew_that_no_request_meets(race: LeaseRace) -> None:
     held = granted(await race.acquire(race.a, "x", secret="holder"))
     busy = granted(await race.acquire(race.a, "y", secret="busy"))
     await race.clock_steps_back()
@@ -80,8 +80,8 @@ async def sweeping_counts_leases_anew_that_nobody_meets(race: LeaseRace) -> None
     assert await race.holder("x") == held.lease_id
 
 
-async def kept_place_of_before_is_nobodys_place(race: LeaseRace) -> None:
-    """Whoever kept it has had its three seconds, or comes back and has it."""
+async def kept_place_of_before_is_no_place_in_the_queue(race: LeaseRace) -> None:
+    """The one that kept it has had its three seconds, or comes back and has it."""
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     kept = await race.queue(race.b, "x", secret="kept")
     await leases.leave(race.b, kept, KEEP_MS)
@@ -93,7 +93,7 @@ async def kept_place_of_before_is_nobodys_place(race: LeaseRace) -> None:
     granted(await race.acquire(race.c, "x", secret="passer-by"))
 
 
-async def kept_place_of_before_is_there_for_whoever_comes_back(race: LeaseRace) -> None:
+async def kept_place_of_before_is_there_for_the_waiter_that_comes_back(race: LeaseRace) -> None:
     granted(await race.acquire(race.a, "x", secret="holder"))
     kept = await race.queue(race.b, "x", secret="kept")
     ticket = await race.tickets("kept")
@@ -126,12 +126,12 @@ async def place_that_is_kept_now_is_kept(race: LeaseRace) -> None:
 
 CLOCK_SCENARIOS: tuple[LeaseScenario, ...] = (
     lease_never_shows_more_than_its_ttl,
-    lease_in_the_way_counts_from_whoever_meets_it,
+    lease_in_the_way_counts_from_the_request_that_meets_it,
     holder_mints_on_and_its_lease_counts_anew,
     waiter_is_sent_to_try_and_the_lease_counts_anew,
-    sweeping_counts_leases_anew_that_nobody_meets,
-    kept_place_of_before_is_nobodys_place,
-    kept_place_of_before_is_there_for_whoever_comes_back,
+    sweeping_counts_leases_anew_that_no_request_meets,
+    kept_place_of_before_is_no_place_in_the_queue,
+    kept_place_of_before_is_there_for_the_waiter_that_comes_back,
     kept_place_of_before_is_swept,
     place_that_is_kept_now_is_kept,
 )

@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from tests.scenarios.leases import LeaseScenario, granted
-from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, told
+from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, notified
 
 from fencepost.storage.leases import builtin as leases
 
@@ -11,8 +11,8 @@ SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '4 s' WHERE
 GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"
 
 
-async def nobody_passes_those_who_wait(race: LeaseRace) -> None:
-    """The lock is free and its first waiter not there yet: whoever comes meanwhile gets in line behind it."""
+async def no_request_passes_those_that_wait(race: LeaseRace) -> None:
+    """The lock is free and its first waiter not there yet: a request that comes meanwhile gets in line behind it."""
     holder = granted(await race.acquire(race.a, "x", secret="holder", owner="holder"))
     first = await race.queue(race.b, "x", secret="first")
     assert await race.release(race.a, holder.lease_id, "holder")
@@ -31,22 +31,22 @@ async def nobody_passes_those_who_wait(race: LeaseRace) -> None:
     assert await race.waiting("x") == []
 
 
-async def release_wakes_the_first_and_nobody_else(race: LeaseRace) -> None:
-    """No herd: of three waiters one is told."""
-    heard = await race.listen(race.observer)
+async def release_wakes_the_first_and_no_other(race: LeaseRace) -> None:
+    """No herd: of three waiters one is notified."""
+    seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     visits = [await race.queue(race.b, "x", secret=name) for name in ("first", "second", "third")]
     assert await race.release(race.b, holder.lease_id, "not the holder") is False
-    assert await told(race.observer, heard) == []
+    assert await notified(race.observer, seen) == []
     assert await race.release(race.a, holder.lease_id, "holder")
-    assert await told(race.observer, heard) == [visits[0]]
+    assert await notified(race.observer, seen) == [visits[0]]
     assert await race.release(race.a, holder.lease_id, "holder")
-    assert await told(race.observer, heard) == [], "released twice, woken once"
+    assert await notified(race.observer, seen) == [], "released twice, woken once"
 
 
-async def release_tells_its_own_gateway_directly(race: LeaseRace) -> None:
-    """The first waiter of each lock is told once: by NOTIFY elsewhere, without it at the gateway that releases."""
-    heard = await race.listen(race.observer)
+async def release_notifies_its_own_gateway_directly(race: LeaseRace) -> None:
+    """The first waiter of each lock is notified once: by NOTIFY elsewhere, without it at the gateway that releases."""
+    seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "a", "b", "c", secret="holder"))
     both = await race.queue(race.b, "b", "a", secret="both")
     await race.queue(race.b, "a", secret="a")
@@ -57,25 +57,25 @@ async def release_tells_its_own_gateway_directly(race: LeaseRace) -> None:
     woken = await race.release_here(race.a, holder.lease_id, "holder")
     assert woken is not None
     assert set(woken) == {both}
-    assert await told(race.observer, heard) == []
-    assert await told(race.observer, there) == [elsewhere]
+    assert await notified(race.observer, seen) == []
+    assert await notified(race.observer, there) == [elsewhere]
 
 
 async def release_sees_a_ticket_that_it_waited_for(race: LeaseRace) -> None:
-    """Somebody gets in line while the holder releases: either it finds the lock free, or it is woken."""
-    heard = await race.listen(race.observer)
+    """Another client gets in line while the holder releases: either it finds the lock free, or it is woken."""
+    seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     queueing = await race.begin(race.b)
     visit = await race.queue(race.b, "x", secret="waiter")
     release = await race.waits(race.a, race.release(race.a, holder.lease_id, "holder"))
     await queueing.commit()
     assert await release is True
-    assert await told(race.observer, heard) == [visit]
+    assert await notified(race.observer, seen) == [visit]
 
 
 async def leaving_wakes_the_next(race: LeaseRace) -> None:
-    """The first waiter was woken and is gone: the one behind it is told, whichever way the first one left."""
-    heard = await race.listen(race.observer)
+    """The first waiter was woken and is gone: the one behind it is notified, whichever way the first one left."""
+    seen = await race.listen(race.observer)
     for number, way in enumerate(("leaves", "last try", "a heartbeat says so", "gateway retires")):
         name = f"x{number}"
         holder = granted(await race.acquire(race.a, name, secret=f"holder{number}"))
@@ -85,7 +85,7 @@ async def leaving_wakes_the_next(race: LeaseRace) -> None:
         if way == "gateway retires":
             await race.observer.execute("UPDATE fencepost.waiters SET gateway = $1 WHERE visit = $2", other, first)
         assert await race.release(race.a, holder.lease_id, f"holder{number}")
-        await told(race.observer, heard)
+        await notified(race.observer, seen)
         match way:
             case "leaves":
                 await leases.leave(race.b, first)
@@ -97,12 +97,12 @@ async def leaving_wakes_the_next(race: LeaseRace) -> None:
                 await race.beat(second, third, left=(first,))
             case _:
                 await leases.retire(race.b, other)
-        assert await told(race.observer, heard) == [second], way
+        assert await notified(race.observer, seen) == [second], way
         assert await race.waiting(name) == [f"second{number}", f"third{number}"]
         await race.observer.execute("DELETE FROM fencepost.waiters")
 
 
-async def nobody_waits_for_the_dead(race: LeaseRace) -> None:
+async def no_request_waits_for_the_dead(race: LeaseRace) -> None:
     """Waiters that gave up, or whose gateway is silent, do not count: the lock goes to who is there."""
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     gone = await race.queue(race.b, "x", secret="given up")
@@ -130,8 +130,10 @@ async def silent_gateway_that_speaks_again_is_counted(race: LeaseRace) -> None:
     assert (await race.acquire(race.c, "x", secret="passer-by")).verdict == "held"
 
 
-async def beat_tells_who_is_first(race: LeaseRace) -> None:
-    """A gateway hears, once a second, which of its waiters are to try, and when: now, or when the lease expires."""
+async def beat_names_who_is_first(race: LeaseRace) -> None:
+    """A gateway is notified, once a second, which of its waiters are to try, and when: now, or when the lease
+    expires.
+    """
     holder = granted(await race.acquire(race.a, "held", secret="holder"))
     held = [await race.queue(race.b, "held", secret=f"held{number}") for number in (1, 2)]
     lease = granted(await race.acquire(race.a, "free", secret="had it"))
@@ -147,8 +149,10 @@ async def beat_tells_who_is_first(race: LeaseRace) -> None:
     assert (await race.beat(*held, free, waits_for_two))[held[0]] == 0
 
 
-async def beat_tells_those_without_a_place(race: LeaseRace) -> None:
-    """A waiter whose place is gone (a crash, a repeated request) is told to look, or it would sleep until its end."""
+async def beat_notifies_those_without_a_place(race: LeaseRace) -> None:
+    """A waiter whose place is gone (a crash, a repeated request) is notified to look, or it would sleep until its
+    end.
+    """
     granted(await race.acquire(race.a, "x", secret="holder"))
     placed = [await race.queue(race.b, "x", secret=name) for name in ("first", "second")]
     lost = await race.queue(race.b, "x", secret="third")
@@ -160,7 +164,7 @@ async def beat_tells_those_without_a_place(race: LeaseRace) -> None:
 
 async def repeat_keeps_the_place(race: LeaseRace) -> None:
     """A waiter that asks again with its secret keeps its ticket; woken is the request that is there."""
-    heard = await race.listen(race.observer)
+    seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", "y", secret="holder"))
     first = await race.queue(race.b, "x", "y", secret="first")
     ticket = await race.tickets("first")
@@ -171,7 +175,7 @@ async def repeat_keeps_the_place(race: LeaseRace) -> None:
     assert len(set(ticket)) == 1
     assert await race.waiting("x") == ["first", "second"]
     assert await race.release(race.a, holder.lease_id, "holder")
-    assert await told(race.observer, heard) == [again]
+    assert await notified(race.observer, seen) == [again]
 
 
 async def earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None:
@@ -191,7 +195,7 @@ async def earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None
 
 async def place_is_kept_for_a_while(race: LeaseRace) -> None:
     """Between two requests of a waiter its place holds others up; when it does not come back, it is gone."""
-    heard = await race.listen(race.observer)
+    seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     first = await race.queue(race.b, "x", secret="first")
     second = await race.queue(race.b, "x", secret="second")
@@ -201,7 +205,7 @@ async def place_is_kept_for_a_while(race: LeaseRace) -> None:
     await race.beat(second)
     assert await race.waiting("x") == ["first", "second"], "the beat of its gateway does not know it any more"
     assert await race.release(race.a, holder.lease_id, "holder")
-    assert await told(race.observer, heard) == [], "nobody is there to be woken"
+    assert await notified(race.observer, seen) == [], "there is no waiter to wake"
     assert (await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)).verdict == "queued"
     back = uuid4()
     one = granted(await race.acquire(race.b, "x", secret="first", visit=back, wait_ms=MINUTE))
@@ -221,30 +225,30 @@ async def place_is_kept_for_a_while(race: LeaseRace) -> None:
 
 async def several_locks_are_not_starved(race: LeaseRace) -> None:
     """Who waits for two locks is passed on neither, though each is free for a moment again and again."""
-    heard = await race.listen(race.observer)
+    seen = await race.listen(race.observer)
     a = granted(await race.acquire(race.a, "a", secret="holds a"))
     b = granted(await race.acquire(race.a, "b", secret="holds b"))
     both = await race.queue(race.b, "b", "a", secret="both")
     only_a = await race.queue(race.b, "a", secret="only a")
     only_b = await race.queue(race.b, "b", secret="only b")
     assert await race.release(race.a, a.lease_id, "holds a")
-    assert await told(race.observer, heard) == [both]
+    assert await notified(race.observer, seen) == [both]
     waits = await race.acquire(race.b, "a", "b", secret="both", visit=both, wait_ms=MINUTE)
     assert (waits.verdict, waits.lock, waits.first) == ("queued", "b", True)
     assert (await race.acquire(race.c, "a", secret="only a", visit=only_a, wait_ms=MINUTE)).verdict == "queued"
     assert (await race.acquire(race.c, "a", secret="passer-by")).verdict == "held"
     assert await race.release(race.a, b.lease_id, "holds b")
-    assert await told(race.observer, heard) == [both]
+    assert await notified(race.observer, seen) == [both]
     assert (await race.acquire(race.c, "b", secret="only b", visit=only_b, wait_ms=MINUTE)).verdict == "queued"
     two = granted(await race.acquire(race.b, "a", "b", secret="both", visit=both, wait_ms=MINUTE))
     assert await race.release(race.b, two.lease_id, "both")
-    assert set(await told(race.observer, heard)) == {only_a, only_b}
+    assert set(await notified(race.observer, seen)) == {only_a, only_b}
     granted(await race.acquire(race.b, "a", secret="only a", visit=only_a, wait_ms=MINUTE))
     granted(await race.acquire(race.b, "b", secret="only b", visit=only_b, wait_ms=MINUTE))
 
 
 async def waiting_is_all_or_none_too(race: LeaseRace) -> None:
-    """Who waits for two locks holds neither: it is in both queues, and the free one is nobody's."""
+    """Who waits for two locks holds neither: it is in both queues, and the free one is held by none."""
     granted(await race.acquire(race.a, "b", secret="holder"))
     await race.queue(race.b, "a", "b", secret="both")
     assert await race.holder("a") is None
@@ -257,15 +261,15 @@ async def waiting_is_all_or_none_too(race: LeaseRace) -> None:
 
 
 QUEUE_SCENARIOS: tuple[LeaseScenario, ...] = (
-    nobody_passes_those_who_wait,
-    release_wakes_the_first_and_nobody_else,
-    release_tells_its_own_gateway_directly,
+    no_request_passes_those_that_wait,
+    release_wakes_the_first_and_no_other,
+    release_notifies_its_own_gateway_directly,
     release_sees_a_ticket_that_it_waited_for,
     leaving_wakes_the_next,
-    nobody_waits_for_the_dead,
+    no_request_waits_for_the_dead,
     silent_gateway_that_speaks_again_is_counted,
-    beat_tells_who_is_first,
-    beat_tells_those_without_a_place,
+    beat_names_who_is_first,
+    beat_notifies_those_without_a_place,
     repeat_keeps_the_place,
     earlier_request_does_not_take_the_place_along,
     place_is_kept_for_a_while,

@@ -62,7 +62,7 @@ async def two_at_once_with_one_secret_are_one_lease(race: LeaseRace) -> None:
     await first_under_way.commit()
     again = await repeat
     assert (again.verdict, again.lease_id, again.tokens) == ("repeated", first.lease_id, first.tokens)
-    assert await other == "23505", "another lock, the same secret: told as a mismatch"
+    assert await other == "23505", "another lock, the same secret: reported as a mismatch"
     assert (await race.counts())["leases"] == 1
 
 
@@ -76,8 +76,8 @@ async def lease_is_its_holders(race: LeaseRace) -> None:
     assert await race.renew(race.a, lease.lease_id, "mine")
 
 
-async def nobody_enters_twice(race: LeaseRace) -> None:
-    """The same owner with another secret is somebody else."""
+async def no_holder_enters_twice(race: LeaseRace) -> None:
+    """The same owner with another secret is another client."""
     first = granted(await race.acquire(race.a, "x", secret="first", owner="worker"))
     second = await race.acquire(race.b, "x", secret="second", owner="worker")
     assert (second.verdict, second.lease_id, second.owner) == ("held", first.lease_id, "worker")
@@ -89,5 +89,5 @@ SECRET_SCENARIOS: tuple[LeaseScenario, ...] = (
     repeated_secret_after_expiry_is_a_new_lease,
     two_at_once_with_one_secret_are_one_lease,
     lease_is_its_holders,
-    nobody_enters_twice,
+    no_holder_enters_twice,
 )

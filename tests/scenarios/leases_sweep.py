@@ -20,7 +20,7 @@ async def at_once(race: LeaseRace, connection: Connection, work: Coroutine[Any, 
 
 
 async def swept_lease_stays_lost(race: LeaseRace) -> None:
-    """A lease whose lock row was swept is over: somebody else may have had the lock meanwhile."""
+    """A lease whose lock row was swept is over: another client may have had the lock meanwhile."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
     await race.expire(old.lease_id, 11)
     assert await sweep_all(race.observer, 3600) == 1
@@ -43,13 +43,13 @@ async def swept_lock_row_is_made_anew(race: LeaseRace) -> None:
     await sweeping.commit()
     verdicts = sorted([(await waiter).verdict, (await another).verdict])
     assert verdicts == ["granted", "held"]
-    new = (await race.lock_rows())["x"]
-    assert new is not None
-    assert new > max(late.minted)
+    assert (await race.lock_rows())["x"] is not None
+    newest = await race.observer.fetchval("SELECT max(last_token) FROM fencepost.leases WHERE ended_at IS NULL")
+    assert newest > max(late.minted)
 
 
 async def sweep_skips_what_is_in_use(race: LeaseRace) -> None:
-    """The sweeper waits for nobody."""
+    """The sweeper waits for no transaction."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
     await race.expire(old.lease_id, 11)
     taking = await race.begin(race.b)
@@ -81,7 +81,8 @@ async def sweep_sees_a_renewal_that_it_waited_for(race: LeaseRace) -> None:
     lease = granted(await race.acquire(race.a, "x", secret="mine"))
     renewing = await race.begin(race.a)
     assert await race.renew(race.a, lease.lease_id, "mine")
-    # Nobody else can write the row now, so the committed version cannot be made to look expired: look from the sweeper.
+    # No other transaction can write the row now, so the committed version cannot be made to look expired: look from the
+    # sweeper.
     sweep = await at_once(race, race.c, sweep_all(race.c, 0))
     await renewing.commit()
     assert sweep == 0

@@ -5,7 +5,7 @@ storage/statements/row_sql.py (`comparison`), storage/protecting/functions.py (t
 migrations/schema, judging.sql, bounds.sql, scopes.sql. tests/integration/test_one_rule.py judges all cases in all ways.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -15,7 +15,7 @@ from tests.support.racing import Race, open_race, protected_table
 
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
-from fencepost.gateway.writes.verdicts import judge
+from fencepost.gateway.writes.rounds import judge
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.marks import Appeared
@@ -137,7 +137,7 @@ class World:
     bounds: Bounds
 
     async def prepare(self, case: Case) -> None:
-        """Make marks and floors what the case says, past all triggers."""
+        """Make marks and floors those of the case, past all triggers."""
         observer = self.race.observer
         async with observer.transaction():
             await observer.execute(
@@ -215,7 +215,9 @@ async def undone(connection: Connection, work: Awaitable[object]) -> object:
 
 
 async def _statement(world: World, case: Case, work: Awaitable[object]) -> str:
-    """The gateway's: no row comes back, and the next question says why. Refused by the trigger would be too late."""
+    """The gateway's: no row comes back, and the next question gives the reason. Refused by the trigger would be too
+    late.
+    """
     found = await undone(world.race.a, work)
     if isinstance(found, str):
         return found if found in ("void", "too high") else f"refused by the trigger: {found}"
@@ -347,9 +349,8 @@ ON_KEYS: Final[tuple[Way, ...]] = (
 )
 
 
-async def differences(world: World, cases: tuple[Case, ...]) -> list[str]:
-    """Judge each case in each way, and list what is not as the table has it."""
-    found = []
+async def differences(world: World, cases: tuple[Case, ...]) -> AsyncGenerator[str, None]:
+    """Judge each case in each way, and give what is not as the table has it."""
     for each in cases:
         await world.prepare(each)
         expected = each.strict if world.race.strict else each.epoch
@@ -357,5 +358,4 @@ async def differences(world: World, cases: tuple[Case, ...]) -> list[str]:
         for way in ways:
             answer = await way(world, each)
             if answer != expected:
-                found.append(f"{way.__name__} says {answer}, and not {expected}: {each}")
-    return found
+                yield f"{way.__name__} says {answer}, and not {expected}: {each}"

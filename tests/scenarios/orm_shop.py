@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
-from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.databases import clone, in_database
 
 _numbers = itertools.count(1)
 

@@ -65,7 +65,7 @@ async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
 
 
 async def stale_writes_after_pruning_are_refused(race: Race) -> None:
-    """INSERT, claim and the question of R5; a token above the floor passes, and equal to it as the rule says."""
+    """INSERT, claim and the question of R5; a token above the floor passes, and equal to it by the rule."""
     await absent(race, "k", 50)
     until = await pruning.horizon(race.a)
     assert (await prune(race.a, until)).pruned == 1
@@ -89,7 +89,7 @@ async def an_old_snapshot_does_not_read_an_old_floor(race: Race) -> None:
 
 
 async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
-    """Pruning does not wait for a mark that somebody is raising, and leaves it."""
+    """Pruning does not wait for a mark that another transaction is raising, and leaves it."""
     await absent(race, "k", 50)
     until = await pruning.horizon(race.a)
     writer = await race.begin(race.b)
@@ -114,7 +114,7 @@ async def a_live_lease_stays_above_the_floor(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-async def an_expired_lease_that_nobody_has_superseded_stays_above_the_floor(race: Race) -> None:
+async def an_expired_lease_without_a_successor_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await race.observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
     await a_younger_mark(race, "k")
@@ -123,7 +123,7 @@ async def an_expired_lease_that_nobody_has_superseded_stays_above_the_floor(race
 
 
 async def a_younger_mark(race: Race, key: str) -> None:
-    """Somebody draws a newer token, leaves it as a mark, and is done."""
+    """Another client draws a newer token, leaves it as a mark, and is done."""
     token = await granted(race.c, "theirs")
     await absent(race, key, token)
     await released(race.c, race, "theirs")
@@ -141,7 +141,7 @@ async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     await prune(race.b, until)
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
     await released(race.a, race, "mine")
-    assert (await prune(race.b, until)).pruned == 1, "nobody is in the way any more"
+    assert (await prune(race.b, until)).pruned == 1, "no transaction is in the way any more"
 
 
 async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
@@ -261,7 +261,7 @@ SCENARIOS = [
     an_old_snapshot_does_not_read_an_old_floor,
     an_insert_before_the_mark_goes_keeps_it,
     a_live_lease_stays_above_the_floor,
-    an_expired_lease_that_nobody_has_superseded_stays_above_the_floor,
+    an_expired_lease_without_a_successor_stays_above_the_floor,
     a_grant_under_way_stays_above_the_floor,
     a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor,
     tokens_from_after_the_horizon_are_left_alone,

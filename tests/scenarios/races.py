@@ -27,17 +27,17 @@ async def update_waits_for_update(race: Race) -> None:
         key = f"k{token}"
         await race.insert(race.a, key, 30)
         holder = await race.begin(race.a)
-        assert await race.update(race.a, key, 35, status="a")
+        assert await race.update(race.a, key, 35, status="a"), token
         waiter = await race.waits(race.b, outcome(race.update(race.b, key, token, status="b")))
         await holder.commit()
         answer = await waiter
         if verdict == "again":
             assert written(answer), f"token {token}: {answer}"
-            assert await race.live_mark(key) == token
+            assert await race.live_mark(key) == token, token
         else:
             assert answer is None, f"token {token}: {answer}"
-            assert await race.verdict(key, token) == verdict
-            assert (await race.row(key) or {})["status"] == "a"
+            assert await race.verdict(key, token) == verdict, token
+            assert (await race.row(key) or {})["status"] == "a", token
 
 
 async def delete_waits_for_update(race: Race) -> None:
@@ -46,21 +46,21 @@ async def delete_waits_for_update(race: Race) -> None:
         key = f"k{token}"
         await race.insert(race.a, key, 50)
         holder = await race.begin(race.a)
-        assert await race.update(race.a, key, 55)
+        assert await race.update(race.a, key, 55), token
         waiter = await race.waits(race.b, outcome(race.delete(race.b, key, token)))
         await holder.commit()
         answer = await waiter
         if verdict == "again":
             assert written(answer), f"token {token}: {answer}"
-            assert await race.recorded(key) == (token, True)
+            assert await race.recorded(key) == (token, True), token
         else:
             assert answer is None, f"token {token}: {answer}"
-            assert await race.verdict(key, token) == verdict
-            assert await race.live_mark(key) == 55
+            assert await race.verdict(key, token) == verdict, token
+            assert await race.live_mark(key) == 55, token
 
 
 async def insert_waits_for_delete(race: Race) -> None:
-    """R6: whoever re-creates what its successor is deleting is refused. `NOT EXISTS` would let it pass."""
+    """R6: a holder that re-creates what its successor is deleting is refused. `NOT EXISTS` would let it pass."""
     for token, accepted in ((33, False), (34, not race.strict), (35, True)):
         for how in (race.insert, race.insert_one):
             key = f"k{token}-{how.__name__}"
@@ -93,7 +93,7 @@ async def deleted_key_remembers(race: Race) -> None:
 
 
 async def insert_waits_for_insert(race: Race) -> None:
-    """R6: the loser of two INSERTs meets a duplicate, and the row's mark says what its token is worth."""
+    """R6: the loser of two INSERTs meets a duplicate, and the row's mark shows what its token is worth."""
     holder = await race.begin(race.a)
     await race.insert(race.a, "k", 36)
     waiter = await race.waits(race.b, outcome(race.insert(race.b, "k", 35)))
@@ -109,12 +109,12 @@ async def pruned_mark_leaves_a_floor(race: Race) -> None:
         await race.insert(race.a, key, floor - 5)
         await race.delete(race.a, key, floor)
         holder = await race.begin(race.a)
-        assert await race.a.fetchval("SELECT fencepost.prune('orders', $1)", floor) == 1
+        assert await race.a.fetchval("SELECT fencepost.prune('orders', $1)", floor) == 1, (floor, token)
         waiter = await race.waits(race.b, outcome(race.insert(race.b, key, token)))
         await holder.commit()
         answer = await waiter
         assert written(answer) if accepted else answer == "FP409", f"token {token}: {answer}"
-        assert await race.live_mark(key) == (token if accepted else None)
+        assert await race.live_mark(key) == (token if accepted else None), (floor, token)
 
 
 async def old_snapshot_fails_at_the_floor(race: Race) -> None:

@@ -4,7 +4,7 @@ They run twice: against the product (tests/integration/test_races_scenarios.py),
 its safety lines (test_mutants*.py), where they must not. Here: claims, multi-row writes, and what the gateway answers.
 """
 
-from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, told, written
+from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, result_of, written
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -52,12 +52,12 @@ async def insert_meets_a_claim_under_way(race: Race) -> None:
     for token, accepted in ((39, False), (40, not race.strict), (41, True)):
         key = f"k{token}"
         holder = await race.begin(race.a)
-        assert await race.claim_absent(race.a, key, 40) is None
+        assert await race.claim_absent(race.a, key, 40) is None, token
         waiter = await race.waits(race.b, outcome(race.insert(race.b, key, token)))
         await holder.commit()
         answer = await waiter
         assert written(answer) if accepted else answer == "FP409", f"token {token}: {answer}"
-        assert await race.live_mark(key) == (token if accepted else None)
+        assert await race.live_mark(key) == (token if accepted else None), token
 
 
 async def many_rows_are_all_or_nothing(race: Race) -> None:
@@ -72,8 +72,8 @@ async def many_rows_are_all_or_nothing(race: Race) -> None:
         await holder.commit()
         answer = await waiter
         assert isinstance(answer, ManyRefused), answer
-        assert [(r.resource, r.mark) for r in answer.rows] == [(f"orders/{keys[1]}", 45)]
-        assert [await race.live_mark(key) for key in keys] == [30, 45, 30]
+        assert [(r.resource, r.mark) for r in answer.rows] == [(f"orders/{keys[1]}", 45)], verb
+        assert [await race.live_mark(key) for key in keys] == [30, 45, 30], verb
         for key in keys:
             assert (await race.row(key) or {})["status"] == "new"
             await race.delete(race.a, key, 90)
@@ -121,7 +121,7 @@ async def replaced_row_is_written_after_all(race: Race) -> None:
         await race.insert(race.a, "k", 32, status="again")
         waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 40, status="b")))
         await holder.commit()
-        answer = told(await waiter)
+        answer = result_of(await waiter)
     assert answer == "ok", answer
     assert await race.live_mark("k") == 40
 
@@ -144,7 +144,7 @@ async def refusal_is_stale_and_not_missing(race: Race) -> None:
         answer = await waiter
         assert isinstance(answer, Problem)
         assert (answer.name, answer.current_token) == ("FP001", 37)
-        assert told(await patch(gateway, keyed("k", 38, status="b"))) == "FP006"
+        assert result_of(await patch(gateway, keyed("k", 38, status="b"))) == "FP006"
 
 
 async def answer_follows_the_commit(race: Race) -> None:
@@ -154,11 +154,11 @@ async def answer_follows_the_commit(race: Race) -> None:
     await race.insert(race.a, "free", 30)
     async with open_gateway(race.dsn) as gateway:
         answer = await patch(gateway, keyed("k", 31, n=7))
-        assert told(answer) == "23503", answer
+        assert result_of(answer) == "23503", answer
         assert await race.live_mark("k") == 30
         await race.observer.execute("INSERT INTO kept VALUES ('k')")
         answer = await delete_many(gateway, FilteredWrite("orders", NEW, Token(32)))
-        assert told(answer) == "23503", answer
+        assert result_of(answer) == "23503", answer
     assert [await race.live_mark(key) for key in ("k", "free")] == [30, 30]
     assert await race.recorded("free") == (30, False)
 

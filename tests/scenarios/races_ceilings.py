@@ -15,8 +15,8 @@ from tests.support.racing import (
     outcome,
     posted,
     protected_table,
+    result_of,
     rows_patch,
-    told,
     written,
 )
 
@@ -27,7 +27,7 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, patch_rows, put
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.plans import Body
+from fencepost.gateway.writes.requests import Body
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import Appeared, claim_absent
 
@@ -61,7 +61,7 @@ async def update_above_the_ceiling_is_refused(race: Race) -> None:
 
 
 async def direct_update_above_the_ceiling_is_refused(race: Race) -> None:
-    """Whichever way the token is said (R14)."""
+    """Whichever way the token is given (R14)."""
     await race.insert(race.a, "k", 30)
     update = "UPDATE public.orders SET status = 'x'"
     assert await race.direct(race.a, update, HIGHEST + 1) == "FP018"
@@ -122,29 +122,29 @@ async def claim_while_the_ceiling_sinks_is_refused(race: Race) -> None:
 
 
 async def _by_key(gateway: Gateway, key: str, token: int) -> dict[str, str]:
-    """What each of the gateway's verbs on one key says to a token."""
+    """The answer of each of the gateway's verbs on one key to a token."""
     return {
-        "patch": told(await patch(gateway, keyed(key, token, status="x"))),
-        "delete": told(await delete(gateway, keyed(key, token))),
-        "put": told(await put(gateway, keyed(key, token, status="x"))),
-        "post": told(await insert(gateway, posted(token, {"order_id": key}))),
-        "posts": told(await insert(gateway, posted(token, {"order_id": key}, {"order_id": f"{key}2"}))),
-        "array": told(await patch_rows(gateway, rows_patch(token, {"order_id": key, "status": "x"}))),
-        "claim": told(await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))),
+        "patch": result_of(await patch(gateway, keyed(key, token, status="x"))),
+        "delete": result_of(await delete(gateway, keyed(key, token))),
+        "put": result_of(await put(gateway, keyed(key, token, status="x"))),
+        "post": result_of(await insert(gateway, posted(token, {"order_id": key}))),
+        "posts": result_of(await insert(gateway, posted(token, {"order_id": key}, {"order_id": f"{key}2"}))),
+        "array": result_of(await patch_rows(gateway, rows_patch(token, {"order_id": key, "status": "x"}))),
+        "claim": result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))),
     }
 
 
 async def _by_filter(gateway: Gateway, token: int) -> dict[str, str]:
-    """What its verbs on many rows say; the row `there` matches."""
+    """The answer of its verbs on many rows; the row `there` matches."""
     body = Body('{"status": "x"}', ("status",), {"status": "x"})
     return {
-        "patch many": told(await patch_many(gateway, FilteredWrite("orders", NEW, Token(token), body))),
-        "delete many": told(await delete_many(gateway, FilteredWrite("orders", NEW, Token(token)))),
+        "patch many": result_of(await patch_many(gateway, FilteredWrite("orders", NEW, Token(token), body))),
+        "delete many": result_of(await delete_many(gateway, FilteredWrite("orders", NEW, Token(token)))),
     }
 
 
-async def every_verb_of_the_gateway_says_so(race: Race) -> None:
-    """FP018 on a row that is there, was deleted, or never was; and it is said before missing and duplicate."""
+async def every_verb_of_the_gateway_reports_it(race: Race) -> None:
+    """FP018 on a row that is there, was deleted, or never was; and it comes before missing and duplicate."""
     await race.insert(race.a, "there", 30, status="new")
     await race.insert(race.a, "gone", 30)
     await race.delete(race.a, "gone", 40)
@@ -159,7 +159,7 @@ async def every_verb_of_the_gateway_says_so(race: Race) -> None:
         assert f"above {HIGHEST}" in answer.detail
         assert "--max-token" in (answer.hint or "")
         assert answer.extra == {"highest": str(HIGHEST)}
-        assert told(await patch(gateway, keyed("never", HIGHEST, status="x"))) == "FP006"
+        assert result_of(await patch(gateway, keyed("never", HIGHEST, status="x"))) == "FP006"
     assert (await race.live_mark("there"), await race.recorded("gone")) == (30, (40, True))
     assert await race.recorded("never") is None
 
@@ -193,24 +193,24 @@ async def a_leap_is_refused(race: Race) -> None:
 
 
 async def a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> None:
-    """An INSERT and a claim wait for whoever is raising the mark, and are compared with what he left."""
+    """An INSERT and a claim wait for the transaction that raises the mark, and are compared with what it left."""
     await bounded(race, max_jump=JUMP)
     insert: Work = lambda key: race.insert(race.b, key, 150)  # noqa: E731
     claim_it: Work = lambda key: _claim(race, race.b, key, 150)  # noqa: E731
     for key, work in (("a", insert), ("b", claim_it)):
         holder = await race.begin(race.a)
-        assert await _claim(race, race.a, key, 90) is None
+        assert await _claim(race, race.a, key, 90) is None, key
         waiter = await race.waits(race.b, outcome(work(key)))
         await holder.commit()
-        assert await waiter != "FP018"
-        assert await race.recorded(key) == (150, key == "b")
+        assert await waiter != "FP018", key
+        assert await race.recorded(key) == (150, key == "b"), key
     for key, work in (("c", insert), ("d", claim_it)):
         holder = await race.begin(race.a)
-        assert await _claim(race, race.a, key, 90) is None
+        assert await _claim(race, race.a, key, 90) is None, key
         waiter = await race.waits(race.b, outcome(work(key)))
         await holder.rollback()
-        assert await waiter == "FP018"
-        assert await race.recorded(key) is None
+        assert await waiter == "FP018", key
+        assert await race.recorded(key) is None, key
 
 
 async def a_leap_is_measured_from_the_floor_too(race: Race) -> None:

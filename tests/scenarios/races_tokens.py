@@ -8,7 +8,7 @@ issued ISSUED tokens.
 from dataclasses import replace
 
 from tests.support.interleave import Connection
-from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, told, written
+from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, result_of, written
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -25,15 +25,15 @@ async def unissued_update_is_refused(race: Race) -> None:
     """R12: the gateway's own UPDATE, plain and multi-row, and a claim of a row."""
     await race.insert(race.a, "k", 30, status="new")
     for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.update(race.a, "k", token, status="x")) == "FP018"
-        assert await outcome(race.claim(race.a, "k", token)) == "FP018"
-        assert await outcome(race.update_many(race.a, token, status="x")) == "FP018"
+        assert await outcome(race.update(race.a, "k", token, status="x")) == "FP018", token
+        assert await outcome(race.claim(race.a, "k", token)) == "FP018", token
+        assert await outcome(race.update_many(race.a, token, status="x")) == "FP018", token
     assert await race.live_mark("k") == 30
     assert written(await race.update(race.a, "k", ISSUED)), "the newest token is one"
 
 
 async def unissued_update_by_direct_sql_is_refused(race: Race) -> None:
-    """R12, R14: whichever way the token is said."""
+    """R12, R14: whichever way the token is given."""
     await race.insert(race.a, "k", 30)
     update = "UPDATE public.orders SET status = 'x'"
     assert await race.direct(race.a, update, UNISSUED) == "FP018"
@@ -50,11 +50,11 @@ async def unissued_update_by_direct_sql_is_refused(race: Race) -> None:
 async def unissued_insert_is_refused(race: Race) -> None:
     """R12: POST, the INSERT of a PUT, and direct SQL."""
     for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.insert(race.a, "k", token)) == "FP018"
-        assert await outcome(race.insert_one(race.a, "k", token)) == "FP018"
-        assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", token) == "FP018"
+        assert await outcome(race.insert(race.a, "k", token)) == "FP018", token
+        assert await outcome(race.insert_one(race.a, "k", token)) == "FP018", token
+        assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", token) == "FP018", token
         insert = f"INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', {token})"
-        assert await race.direct(race.a, insert) == "FP018"
+        assert await race.direct(race.a, insert) == "FP018", token
     assert (await race.row("k"), await race.recorded("k")) == (None, None)
     assert written(await race.insert(race.a, "k", ISSUED))
 
@@ -63,9 +63,9 @@ async def unissued_delete_is_refused(race: Race) -> None:
     """R12: keyed, multi-row, and direct SQL."""
     await race.insert(race.a, "k", 30, status="new")
     for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.delete(race.a, "k", token)) == "FP018"
-        assert await outcome(race.delete_many(race.a, token)) == "FP018"
-        assert await race.direct(race.a, "DELETE FROM public.orders", token) == "FP018"
+        assert await outcome(race.delete(race.a, "k", token)) == "FP018", token
+        assert await outcome(race.delete_many(race.a, token)) == "FP018", token
+        assert await race.direct(race.a, "DELETE FROM public.orders", token) == "FP018", token
     assert await race.live_mark("k") == 30
     assert await race.recorded("k") == (30, False)
     assert written(await race.delete(race.a, "k", ISSUED))
@@ -93,25 +93,26 @@ async def claim_under_an_old_catalog_is_refused(race: Race) -> None:
     assert await race.recorded("k") is None
 
 
-async def unissued_is_said_before_missing(race: Race) -> None:
-    """R5, R12: 404 and 23505 are for tokens that somebody was given."""
+async def unissued_is_reported_before_missing(race: Race) -> None:
+    """R5, R12: 404 and 23505 are for tokens that were issued."""
     await race.insert(race.a, "there", 30)
     await race.insert(race.a, "gone", 30)
     await race.delete(race.a, "gone", 40)
     async with open_gateway(race.dsn) as gateway:
         for key in ("never", "gone"):
-            assert told(await patch(gateway, keyed(key, UNISSUED, status="x"))) == "FP018"
-            assert told(await delete(gateway, keyed(key, UNISSUED))) == "FP018"
-            assert told(await put(gateway, keyed(key, UNISSUED, status="x"))) == "FP018"
-            assert told(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018"
-        assert told(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
-        assert told(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
+            assert result_of(await patch(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
+            assert result_of(await delete(gateway, keyed(key, UNISSUED))) == "FP018", key
+            assert result_of(await put(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
+            assert result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018", key
+        assert result_of(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
+        assert result_of(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
         answer = await insert(gateway, posted(UNISSUED, {"order_id": "there"}))
-        assert told(answer) == "FP018"
+        assert result_of(answer) == "FP018"
         assert isinstance(answer, Problem)
         assert (answer.resource, answer.presented_token) == ("orders/there", UNISSUED)
-        assert answer.extra == {"issued": str(ISSUED)}
-        assert told(await insert(gateway, posted(ISSUED, {"order_id": "there"}))) == "23505"
+        assert answer.extra == {}
+        assert str(ISSUED) not in answer.detail, "it is its holder's"
+        assert result_of(await insert(gateway, posted(ISSUED, {"order_id": "there"}))) == "23505"
 
 
 async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> None:
@@ -120,7 +121,7 @@ async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> Non
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.update(race.a, "k", 31)
-        assert told(await patch(gateway, keyed("k", UNISSUED, status="b"))) == "FP018", "a batch does not wait for it"
+        assert result_of(await patch(gateway, keyed("k", UNISSUED, status="b"))) == "FP018", "a batch does not wait"
         waiter = await race.waits(race.c, race.update(race.c, "k", UNISSUED, status="b"))
         drawing = await race.begin(race.b)
         assert await race.b.fetchval("SELECT nextval('fencepost.tokens')") == UNISSUED
@@ -131,7 +132,7 @@ async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> Non
 
 
 async def nextval_waits_for_the_tokens_to_move(race: Race) -> None:
-    """R9, R12: nobody draws a token between the look at the marks and the move past them."""
+    """R9, R12: no session draws a token between the look at the marks and the move past them."""
     moving = await race.begin(race.a)
     await race.a.execute("SELECT fencepost.issue_beyond(5000)")
     draw = await race.waits(race.b, race.b.fetchval("SELECT nextval('fencepost.tokens')"))

@@ -83,7 +83,7 @@ async def crossing_writers_do_not_deadlock(race: Race) -> None:
     holder = await race.begin(race.c)
     await entered(race, race.c, 40, "account/42")
     waiter = await race.waits(race.b, entered(race, race.b, 41, "account/7", "account/42"))
-    # Whoever waits for the first of its scopes has none of the later ones.
+    # A transaction that waits for the first of its scopes has none of the later ones.
     assert await entered(race, race.a, 40, "account/7") == {"account/7": None}
     await holder.commit()
     assert await waiter == {"account/42": None, "account/7": None}
@@ -123,7 +123,7 @@ async def old_snapshot_fails(race: Race) -> None:
         await snapshot.start()
         await race.a.execute("SELECT FROM items")
         await race.b.execute(change)
-        assert await entered(race, race.a, 70, "account/42") == "40001"
+        assert await entered(race, race.a, 70, "account/42") == "40001", change
         await snapshot.rollback()
 
 

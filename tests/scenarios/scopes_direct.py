@@ -17,7 +17,7 @@ CREATE TRIGGER zzzz_move BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EX
 
 
 async def a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None:
-    """BEFORE triggers fire by name, and somebody's may come after ours."""
+    """BEFORE triggers fire by name, and a user's may come after ours."""
     await race.observer.execute(MOVER)
     await entered(race, race.a, 80, "account/7")
     assert await race.direct(race.a, "INSERT INTO items VALUES (60, 42, 99)", 50) == "FP409"
@@ -29,7 +29,7 @@ async def a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None
 async def a_column_of_the_scope_keeps_its_type(race: Race) -> None:
     """As numeric(9, 1) the account 42 would be 42.0, and its mark forgotten."""
     for change in ("TYPE numeric(9, 1)", "TYPE text"):
-        assert await outcome(race.observer.execute(f"ALTER TABLE items ALTER account_id {change}")) == "0A000"
+        assert await outcome(race.observer.execute(f"ALTER TABLE items ALTER account_id {change}")) == "0A000", change
     assert await outcome(race.observer.execute("ALTER TABLE items DROP COLUMN account_id")) == "2BP01"
 
 
@@ -88,7 +88,7 @@ async def copy(connection: Connection, token: int, account: int) -> str:
 
 
 async def two_first_touches_of_direct_sql_are_ordered(race: Race) -> None:
-    """Nobody has written to the scope, and both insert its first row."""
+    """The scope was never written to, and both insert its first row."""
     for number, (token, answer) in enumerate(((34, "FP409"), (35, "FP409" if race.strict else "ok"), (36, "ok"))):
         account = 200 + number
         holder = await race.begin(race.a)
@@ -161,10 +161,10 @@ async def partitions_are_judged_whichever_way_they_are_reached(race: Race) -> No
     await race.observer.execute(LATER_PART)
     assert await race.direct(a, "INSERT INTO parts VALUES ('eu', 1, 42), ('us', 2, 42)", 50) == "ok"
     for table in ("parts", "parts_eu"):
-        assert await race.direct(a, f"UPDATE {table} SET account_id = 7", 51) == "FP400"
-        assert await race.direct(a, f"DELETE FROM {table} WHERE id = 1", 49) == "FP409"
-        assert await race.direct(a, f"INSERT INTO {table} VALUES ('eu', 9, 42)", 49) == "FP409"
-        assert await race.direct(a, f"INSERT INTO {table} VALUES ('eu', 9, 42)") == "FP428"
+        assert await race.direct(a, f"UPDATE {table} SET account_id = 7", 51) == "FP400", table
+        assert await race.direct(a, f"DELETE FROM {table} WHERE id = 1", 49) == "FP409", table
+        assert await race.direct(a, f"INSERT INTO {table} VALUES ('eu', 9, 42)", 49) == "FP409", table
+        assert await race.direct(a, f"INSERT INTO {table} VALUES ('eu', 9, 42)") == "FP428", table
     # A row that moves to another partition is deleted there and inserted here.
     assert await race.direct(a, "UPDATE parts SET region = 'us' WHERE id = 1", 49) == "FP409"
     assert await race.direct(a, "UPDATE parts SET region = 'us' WHERE id = 1", 52) == "ok"
@@ -184,7 +184,7 @@ async def broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> None:
         await race.b.execute(sql)
         claim = await race.waits(race.a, entered(race, race.a, 41, scope))
         await glass.commit()
-        assert await claim == {scope: None}
+        assert await claim == {scope: None}, (scope, sql)
     assert (
         await race.direct(race.b, "SET LOCAL fencepost.break_glass = 'INC-2'; DELETE FROM items WHERE id = 1") == "ok"
     )
@@ -214,7 +214,9 @@ async def a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(race: Ra
 
 
 async def a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
-    """The gateway believes that items has the scope, waits for whoever changes that, and hears so (FP000)."""
+    """The gateway believes that items has the scope, waits for the transaction that changes that, and is refused
+    (FP000).
+    """
     enter = (
         "SELECT * FROM fencepost.enter('account', '{account/42}', 50, 'public.items'::regclass, 'account/{account_id}')"
     )

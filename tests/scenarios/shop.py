@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import asyncpg
 from tests.support.live_gateway import serving
-from tests.support.postgres import clone, in_database
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.databases import clone, in_database
 
 _numbers = itertools.count(1)
 
@@ -103,7 +103,8 @@ def running_shop(
     name = f"shop_{next(_numbers)}"
     dsn = in_database(server.url, name)
     asyncio.run(_make(server.url, name, template, dsn, builtin))
-    chosen = {"database_url": dsn, "port": 0, "max_body_bytes": 10_000, "max_rows": 50, **settings}
+    chosen = {"database_url": dsn, "port": 0, "max_body_bytes": 10_000, "max_rows": 50, "serve_unprotected": True}
+    chosen |= settings
     with serving(Settings.model_validate(chosen)) as url:
         yield Shop(url, dsn)
     asyncio.run(_drop(server.url, name))

@@ -12,6 +12,9 @@ from tests.support.racing import ISSUED, Race, open_race, outcome
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.leases import sources
+from fencepost.storage.leases.sources import KnownSource
+from fencepost.storage.queues import progress
+from fencepost.storage.queues.progress import is_queue
 
 SOURCE = "redis"
 FIRST = 1 << 48
@@ -23,7 +26,10 @@ ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "repeatable_read", "seria
 
 async def open_source_race(connect: Connect, dsn: str, rule: Rule) -> Race:
     operator = await connect()
-    await sources.register(operator, SOURCE, "redis", "source", verifies=True)
+    if is_queue(SOURCE):
+        await progress.register(operator, SOURCE)
+    else:
+        await sources.register(operator, SOURCE, "redis", "source", verifies=True)
     await operator.close()
     race = await open_race(connect, dsn, rule, source=SOURCE)
     await issue(race.observer, ISSUED)
@@ -35,7 +41,7 @@ async def issue(connection: Connection, token: int) -> None:
     await sources.record_verified(connection, SOURCE, token)
 
 
-async def bumped(connection: Connection) -> None:
+async def raise_generation(connection: Connection) -> None:
     assert await sources.raise_source(connection, SOURCE, "test") == 1
 
 
@@ -56,15 +62,21 @@ VERBS = {
 }
 
 
+async def bounds(race: Race) -> KnownSource:
+    """Return where the source is. Not `source_state`: of some kinds that tells how far one lock's numbers are."""
+    [known] = await sources.list_known(race.observer)
+    return known
+
+
 async def granted(race: Race) -> int:
     """Let the source have issued one more token of its present generation, and return it."""
-    token = (await sources.state(race.observer, SOURCE, "k")).issued + 1
+    token = (await bounds(race)).issued + 1
     await issue(race.observer, token)
     return token
 
 
 async def a_transaction_from_before_a_bump_is_refused_after_it(race: Race) -> None:
-    """Whatever its isolation level and verb: its snapshot does not know of the bump."""
+    """Whatever its isolation level and verb: its snapshot does not know of the new generation."""
     await race.insert(race.a, "k", 30)
     for isolation in ISOLATIONS:
         for verb, sql in VERBS.items():
@@ -103,7 +115,7 @@ async def a_bump_waits_for_a_write_under_way(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     writer = await race.begin(race.a)
     assert await race.update(race.a, "k", 40)
-    raising = await race.waits(race.b, bumped(race.b))
+    raising = await race.waits(race.b, raise_generation(race.b))
     await writer.commit()
     await raising
     assert await race.live_mark("k") == 40
@@ -113,7 +125,7 @@ async def a_bump_waits_for_a_write_under_way(race: Race) -> None:
 async def a_bump_waits_for_a_claim_under_way(race: Race) -> None:
     claimer = await race.begin(race.a)
     assert await race.claim_absent(race.a, "absent", 40) is None
-    raising = await race.waits(race.b, bumped(race.b))
+    raising = await race.waits(race.b, raise_generation(race.b))
     await claimer.commit()
     await raising
     assert await race.recorded("absent") == (40, True)
@@ -136,7 +148,7 @@ async def a_bump_that_is_rolled_back_changes_nothing(race: Race) -> None:
     write = await race.waits(race.a, race.update(race.a, "k", 40))
     await raising.rollback()
     assert await write
-    state = await sources.state(race.observer, SOURCE, "k")
+    state = await bounds(race)
     assert (state.generation, state.issued) == (0, ISSUED)
 
 
@@ -145,36 +157,38 @@ async def what_was_issued_is_known_although_its_record_is_rolled_back(race: Race
     recording = await race.begin(race.b)
     await issue(race.b, ISSUED + 5)
     await recording.rollback()
-    assert (await sources.state(race.observer, SOURCE, "k")).issued == ISSUED + 5
+    assert (await bounds(race)).issued == ISSUED + 5
     await issue(race.observer, ISSUED + 1)
-    assert (await sources.state(race.observer, SOURCE, "k")).issued == ISSUED + 5, "and it never falls"
+    assert (await bounds(race)).issued == ISSUED + 5, "and it never falls"
 
 
 async def a_deadlock_with_writes_under_way_is_tried_again(race: Race) -> None:
-    """One has the log, to which the bump adds, and wants to compare its token with what the bump has locked."""
-    await race.a.execute("SET deadlock_timeout = '1min'")  # so that the bump is the one that finds out
+    """One has the log, to which raising adds, and wants to compare its token with what raising has locked."""
+    await race.a.execute(
+        "SET deadlock_timeout = '1min'"
+    )  # so that the transaction that raises is the one that finds out
     await race.b.execute("SET deadlock_timeout = '10ms'")
     writer, other = await race.begin(race.a), await race.begin(race.c)
     await race.a.execute("LOCK TABLE fencepost.source_log IN SHARE MODE")
     await race.c.execute("LOCK TABLE fencepost.source_leases IN EXCLUSIVE MODE")
-    bump = await race.waits(race.b, sources.raise_source(race.b, SOURCE, "test"))
+    raised = await race.waits(race.b, sources.raise_source(race.b, SOURCE, "test"))
     compared = await race.waits(race.a, race.a.fetchval("SELECT fencepost.issued($1)", SOURCE))
     await other.commit()
     assert await compared == ISSUED
-    assert not bump.done(), "it gave up, or did not wait for the writer"
+    assert not raised.done(), "it gave up, or did not wait for the writer"
     await writer.commit()
-    assert await bump == 1
+    assert await raised == 1
 
 
 async def a_new_generation_begins_above_the_old_one(race: Race) -> None:
-    await bumped(race.observer)
-    state = await sources.state(race.observer, SOURCE, "k")
+    await raise_generation(race.observer)
+    state = await bounds(race)
     assert (state.generation, state.issued) == (1, FIRST)
     [known] = await sources.list_known(race.observer)
     assert known.describe() == "generation 1, nothing issued yet"
     assert await sources.raise_source(race.observer, SOURCE, "above", (7 << 48) + 3) == 8
     await issue(race.observer, (7 << 48) + 9)
-    assert (await sources.state(race.observer, SOURCE, "k")).issued == 8 << 48, "of another generation"
+    assert (await bounds(race)).issued == 8 << 48, "of another generation"
 
 
 SCENARIOS = [

@@ -44,7 +44,7 @@ async def issued(connection: Connection) -> int:
 
 
 async def refusal_of(work: Awaitable[object]) -> str:
-    """What PostgreSQL says against it; "" when it says nothing."""
+    """PostgreSQL's error; "" when there is none."""
     try:
         await work
     except asyncpg.PostgresError as error:
@@ -150,8 +150,8 @@ async def mark_that_a_policy_hides(connect: Connect) -> None:
         await db.execute("GRANT ALL ON SCHEMA public TO keeper")
         await db.execute(settle_sql("keeper"))
         await db.execute("SET ROLE keeper")
-        said = await refusal_of(protect(db, "t", source="builtin"))
-        assert "row-level security" in said, said
+        output = await refusal_of(protect(db, "t", source="builtin"))
+        assert "row-level security" in output, output
     finally:
         await db.execute("RESET ROLE")
         await db.execute(settle_sql(await db.fetchval("SELECT current_user::text")))

@@ -1,8 +1,8 @@
 """A gateway with a lock service behind it, each on its real server."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,12 @@ import httpx
 import pytest
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import EACH_BENCH, start_bench
+from tests.sources.scripted import NAME, Scripted, Stage
 from tests.support.in_process import in_process
+from tests.support.interleave import Connect
+from tests.support.racing import open_gateway
 
+from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.protecting.protect import protect
 
 
@@ -87,3 +91,23 @@ async def api(bench: Bench, database: str, stack: AsyncExitStack) -> Api:
     client = await stack.enter_async_context(in_process(database, sources=f"{name}={bench.url}"))
     await orders(database, source=name)
     return Api(client, name, database)
+
+
+@pytest.fixture
+def make(connect: Connect, database: str) -> Callable[..., Any]:
+    """Give a function that opens leases over a scripted service; its arguments are those of `Scripted`."""
+
+    @asynccontextmanager
+    async def staged(**service: Any) -> AsyncIterator[Stage]:
+        scripted, troubles, quarantined = Scripted(**service), list[str](), list[str]()
+        async with open_gateway(database, pool_size=4) as gateway:
+            locks = SourceLocks(
+                NAME, "mock", scripted, gateway.database, failed=troubles.append, quarantined=quarantined.append
+            )
+            await locks.open()
+            try:
+                yield Stage(locks, scripted, await connect(), gateway.database, troubles, quarantined)
+            finally:
+                await locks.close()
+
+    return staged

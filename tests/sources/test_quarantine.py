@@ -1,4 +1,4 @@
-"""A lock service that forgets what it handed out is frozen, until an operator raises its generation (R12)."""
+"""A lock service that forgets what it handed out is quarantined, until an operator raises its generation (R12)."""
 
 import asyncio
 import shutil
@@ -15,10 +15,12 @@ from tests.conformance import etcd_bench, zookeeper_bench
 from tests.conformance.redis_bench import DURABLE, redis_server
 from tests.sources.conftest import Api, orders
 from tests.support.in_process import in_process
-from tests.support.interleave import eventually
-from tests.support.servers import free_port
 
 from fencepost.cli.main import main
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("lock services that are restored")
 
 NAME = "lock_service"
 
@@ -119,7 +121,7 @@ async def available(api: Api, lock: str, **asked: object) -> httpx.Response:
     return await eventually(ask, within=60, what="the service")
 
 
-async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, service: Restorable) -> None:
+async def test_an_old_snapshot_that_is_restored_quarantines_the_source(api: Api, service: Restorable) -> None:
     await api.grant("orders/before")
     await service.save()
     held = (await available(api, "orders/k", tokens=20)).json()
@@ -131,7 +133,7 @@ async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, ser
     assert (behind.exit_code, "it has not come as far as" in behind.output) == (1, True), behind.output
     refused = await available(api, "orders/other", wait_ms=10_000)
     assert (refused.status_code, refused.json()["code"]) == (503, "FP015")
-    assert f"fencepost source bump {NAME}" in refused.json()["hint"]
+    assert f"fencepost source raise {NAME}" in refused.json()["hint"]
     again = await api.post("orders/another")
     assert again.json()["code"] == "FP015", "also for those that ask later"
     minted = await api.on(held, "tokens")
@@ -139,18 +141,21 @@ async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, ser
     assert (await api.write(held["tokens"][1])).status_code == 200, "granted tokens go on"
 
     ready = await api.client.get("/readyz")
-    assert (ready.status_code, ready.json()["sources"][NAME].startswith("frozen at generation 0: ")) == (200, True)
-    assert f'fencepost_source_frozen{{source="{NAME}"}} 1.0' in (await api.client.get("/metrics")).text
+    assert (ready.status_code, ready.json()["sources"][NAME].startswith("quarantined at generation 0: ")) == (200, True)
+    assert f'fencepost_source_quarantined{{source="{NAME}"}} 1.0' in (await api.client.get("/metrics")).text
     listed = await fencepost(api, "source")
-    assert (listed.exit_code, "frozen at generation 0" in listed.output) == (1, True)
+    assert (listed.exit_code, "quarantined at generation 0" in listed.output) == (1, True)
     status = await fencepost(api, "status")
-    assert f"source {NAME}: frozen at generation 0" in status.output
-    assert f"source {NAME}: frozen at generation 0" in (await fencepost(api, "doctor", "--sources", configured)).output
+    assert f"source {NAME}: quarantined at generation 0" in status.output
+    assert (
+        f"source {NAME}: quarantined at generation 0"
+        in (await fencepost(api, "doctor", "--sources", configured)).output
+    )
 
-    assert (await fencepost(api, "source", "bump", NAME, "--reason", " ")).exit_code == 2
-    assert (await fencepost(api, "source", "bump", "nobody", "--reason", "x")).exit_code == 1
-    bumped = await fencepost(api, "source", "bump", NAME, "--reason", "restored the backup of Tuesday")
-    assert (bumped.exit_code, f"{NAME} is at generation 1" in bumped.output) == (0, True)
+    assert (await fencepost(api, "source", "raise", NAME, "--reason", " ")).exit_code == 2
+    assert (await fencepost(api, "source", "raise", "nobody", "--reason", "x")).exit_code == 1
+    raised = await fencepost(api, "source", "raise", NAME, "--reason", "restored the backup of Tuesday")
+    assert (raised.exit_code, f"{NAME} is at generation 1" in raised.output) == (0, True)
     assert (await api.on(held, "renew")).status_code == 410, "leases of the generation before are over"
     anew = await api.grant("orders/after", wait_ms=10_000)
     assert int(anew["token"]) > 2**48
@@ -160,12 +165,18 @@ async def test_an_old_snapshot_that_is_restored_freezes_the_source(api: Api, ser
     sound = await fencepost(api, "doctor", "--sources", configured)
     assert f"source {NAME}: generation 1, issued" in sound.output
     assert "it has not come as far" not in sound.output
-    assert f'fencepost_source_frozen{{source="{NAME}"}} 0.0' in (await api.client.get("/metrics")).text
+    assert f'fencepost_source_quarantined{{source="{NAME}"}} 0.0' in (await api.client.get("/metrics")).text
     connection = await asyncpg.connect(api.database)
-    told = await connection.fetch("SELECT event, generation, detail FROM fencepost.source_log ORDER BY at")
+    log = await connection.fetch(
+        "SELECT event, generation, detail FROM fencepost.source_log WHERE source = $1 ORDER BY at", NAME
+    )
     await connection.close()
-    assert [(row["event"], row["generation"]) for row in told] == [("registered", 0), ("frozen", 0), ("raised", 1)]
-    assert told[2]["detail"] == "restored the backup of Tuesday"
+    assert [(row["event"], row["generation"]) for row in log] == [
+        ("registered", 0),
+        ("quarantined", 0),
+        ("raised", 1),
+    ]
+    assert log[2]["detail"] == "restored the backup of Tuesday"
 
 
 async def test_a_stale_token_of_an_earlier_generation_does_not_get_to_rows_without_a_mark(
@@ -174,7 +185,7 @@ async def test_a_stale_token_of_an_earlier_generation_does_not_get_to_rows_witho
     """A row that the new generation has not written has an old mark, and an old token may be above that."""
     held = await api.grant("orders/k", tokens=3)
     assert (await api.write(held["tokens"][0])).status_code == 200
-    assert (await fencepost(api, "source", "bump", NAME, "--reason", "a drill")).exit_code == 0
+    assert (await fencepost(api, "source", "raise", NAME, "--reason", "a drill")).exit_code == 0
     refused = await api.write(held["tokens"][1])
     assert (refused.status_code, refused.json()["code"]) == (409, "FP001")
     created = await api.client.put(

@@ -1,4 +1,4 @@
-"""What a lock service refuses is said with its reason, and grants nothing."""
+"""What a lock service refuses is answered with its reason, and grants nothing."""
 
 from tests.support.in_process import in_process
 

@@ -15,13 +15,18 @@ SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take th
 MORE = 12.0  # seconds that everything else may take on a busy machine, PostgreSQL's own end included
 
 
-@pytest.fixture(params=["zookeeper", "advisory"])
+LIVE_BY_SESSION = ("zookeeper", "advisory")
+"""Benches of sources whose holds live by the gateway's sessions."""
+
+
+@pytest.fixture(params=LIVE_BY_SESSION)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a service whose holds live by the gateway's sessions."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 
+@pytest.mark.long("lock services that are paused")
 async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Bench, short_dir: Path) -> None:
     arguments = ("--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN))
     async with serving(short_dir, *arguments) as gateway, httpx.AsyncClient(base_url=gateway.url, timeout=30) as client:
@@ -36,9 +41,9 @@ async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Benc
             assert await gateway.ended(within=SHUTDOWN + MORE) == 0
         finally:
             await bench.resume()
-        said = gateway.errors.read_text()
-    assert f"could not release {HOLDS} of its locks" in said
-    assert "orders/0, orders/1, orders/10, " in said
+        output = gateway.errors.read_text()
+    assert f"could not release {HOLDS} of its locks" in output
+    assert "orders/0, orders/1, orders/10, " in output
 
 
 async def test_holds_of_a_service_that_answers_are_released(bench: Bench, short_dir: Path) -> None:

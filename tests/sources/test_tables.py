@@ -70,7 +70,7 @@ async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
     await connection.close()
     refused = await api.post("orders/k")
     assert (refused.status_code, refused.json()["code"]) == (503, "FP015"), "Redis counts from elsewhere"
-    assert (await run(database, "source", "bump", NAME, "--reason", "new here")).exit_code == 0
+    assert (await run(database, "source", "raise", NAME, "--reason", "new here")).exit_code == 0
     granted = await api.grant("orders/k")
     assert (await api.write(granted["token"])).status_code == 200
 
@@ -90,12 +90,12 @@ async def test_a_source_that_is_in_use_is_not_moved_by_another_table(
     with pytest.raises(asyncpg.PostgresError, match="which is in use, has issued none above") as refused:
         await protect(connection, "jobs", source=NAME)
     assert refused.value.hint is not None
-    assert "fencepost source bump" in refused.value.hint
+    assert "fencepost source raise" in refused.value.hint
     assert (await api.write(held["tokens"][1])).status_code == 200
     assert (await api.post("orders/another")).status_code == 201
     mark = re.search(r"--above (\d+)", refused.value.hint)
     assert mark is not None
-    assert (await run(database, "source", "bump", NAME, "--above", mark[1], "--reason", "jobs move")).exit_code == 0
+    assert (await run(database, "source", "raise", NAME, "--above", mark[1], "--reason", "jobs move")).exit_code == 0
     await protect(connection, "jobs", source=NAME)
     await connection.close()
     moved = await api.grant("jobs/1")
@@ -103,7 +103,7 @@ async def test_a_source_that_is_in_use_is_not_moved_by_another_table(
     assert (await api.write(moved["token"])).status_code == 200
 
 
-async def test_protecting_a_table_in_a_long_transaction_keeps_nobody_from_a_lock(
+async def test_protecting_a_table_in_a_long_transaction_delays_no_lock(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
     client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
@@ -125,7 +125,7 @@ async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) ->
     assert (refused.exit_code, "redlock does not know which numbers it has issued" in refused.output) == (1, True)
 
 
-async def test_a_service_of_which_nobody_has_a_token_begins_above_another_sources_marks(
+async def test_a_service_that_has_issued_no_token_begins_above_another_sources_marks(
     bench: Bench, database: str, stack: AsyncExitStack
 ) -> None:
     client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
@@ -167,7 +167,7 @@ async def test_a_scope_may_be_a_lock_services(bench: Bench, database: str, stack
     new = await api.grant("account/42", claim=["account/42"], tokens=2)
     assert (await write(old["tokens"][2], 3)).json()["code"] == "FP001"
     assert (await write(new["token"], 3)).status_code == 200
-    assert (await run(database, "source", "bump", NAME, "--reason", "a drill")).exit_code == 0
+    assert (await run(database, "source", "raise", NAME, "--reason", "a drill")).exit_code == 0
     stale = await write(new["tokens"][1], 1)
     assert (stale.status_code, stale.json()["code"]) == (409, "FP001")
 
@@ -182,12 +182,12 @@ async def test_doctor_asks_the_services(bench: Bench, database: str) -> None:
     dead = await run(database, "doctor", FENCEPOST_SOURCES=f"{NAME}=redis://127.0.0.1:1/0")
     assert (dead.exit_code, "ERROR    source redis: " in dead.output) == (1, True)
     connection = await asyncpg.connect(database)
-    await connection.execute("SELECT fencepost.source_freeze('redis', 'a test')")
+    await connection.execute("SELECT fencepost.source_quarantine('redis', 'a test')")
     await connection.execute("UPDATE fencepost.protected SET source = 'external'")
     await connection.close()
-    frozen = await run(database, "doctor", FENCEPOST_SOURCES=f"{NAME}={bench.url}")
-    assert (frozen.exit_code, "frozen at generation 0: a test" in frozen.output) == (1, True)
-    assert "its source is external, and its functions" in frozen.output
+    quarantined = await run(database, "doctor", FENCEPOST_SOURCES=f"{NAME}={bench.url}")
+    assert (quarantined.exit_code, "quarantined at generation 0: a test" in quarantined.output) == (1, True)
+    assert "its source is external, and its functions" in quarantined.output
 
 
 async def test_the_client_takes_a_source(bench: Bench, database: str) -> None:
@@ -217,6 +217,6 @@ async def test_fencepost_lock_takes_a_source(bench: Bench, database: str) -> Non
             *(sys.executable, "-m", "fencepost", *command, "echo $FENCE_TOKEN $FENCEPOST_LEASE"),
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await process.communicate()
-        token, lease = said.decode().split()
-        assert (process.returncode, int(token) > 0, lease) == (0, True, "redis-1")
+        message, _ = await process.communicate()
+        token, lease = message.decode().split()
+        assert (process.returncode, int(token) > 0, lease) == (0, True, f"redis-{2**47 + 1}")

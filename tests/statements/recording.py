@@ -104,9 +104,9 @@ class Recorder:
         """Write all down, sorted by the statement."""
         blocks = []
         for sql, (arguments, labels) in sorted(self._found.items()):
-            told = [f"-- {label}" for label in labels]
-            told += [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
-            blocks.append("\n".join([*told, _lines(re.sub(r"\s+", " ", sql.strip())), ""]))
+            answered = [f"-- {label}" for label in labels]
+            answered += [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
+            blocks.append("\n".join([*answered, _lines(re.sub(r"\s+", " ", sql.strip())), ""]))
         return "\n".join(blocks)
 
 

@@ -23,7 +23,7 @@ _DIFFERS_EACH_TIME = frozenset({"date", "x-request-id", "server"})
 
 @dataclass
 class Raw:
-    """An answer, as its bytes said it."""
+    """An answer, as its bytes are."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -69,6 +69,7 @@ class Api:
             sent["Prefer"] = prefer
         if content is None and body is not None:
             content = json.dumps(body).encode()
+        if content:
             sent.setdefault("Content-Type", "application/json")
         answer = await self.http.request(method, f"/v1/{path}", content=content, headers=sent)
         await self.check(answer)
@@ -96,7 +97,7 @@ class Api:
         assert all(problem[name] is None or isinstance(problem[name], str) for name in _STRINGS_OR_NULL)
         assert problem["message"] == problem["detail"]
         assert isinstance(problem["retryable"], bool)
-        retryable = status in (423, 503) or problem["code"] == "FP013"
+        retryable = status in (408, 423, 503) or problem["code"] == "FP013"
         assert (headers.get("retry-after") is not None) is retryable
         assert problem["retryable"] is retryable
         assert b"Traceback" not in content
@@ -118,7 +119,7 @@ class Api:
         announce: bool = True,
     ) -> Raw:
         """Send exactly these bytes as path and headers; an error's form is checked."""
-        lines = [f"{method} ".encode() + path + b" HTTP/1.1", b"Host: gateway", b"Connection: close"]
+        lines = [f"{method} ".encode() + path + b" HTTP/1.1", b"Host: localhost", b"Connection: close"]
         lines += [name + b": " + value for name, value in headers]
         if body and announce:
             lines += [b"Content-Type: application/json", f"Content-Length: {len(body)}".encode()]

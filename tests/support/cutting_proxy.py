@@ -1,4 +1,8 @@
-"""A TCP proxy that cuts connections: when told, when it sees certain bytes, or at a byte chosen by chance."""
+"""A TCP proxy that cuts connections: on demand, when it sees certain bytes, or at a byte chosen by chance.
+
+For what a `Link` of the harness does not do: mute a connection at certain bytes of any protocol and keep it open, and
+cut each connection at a byte of its own.
+"""
 
 import asyncio
 import contextlib
@@ -30,9 +34,9 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.cuts = 0
         self.cutting = True
-        self.refusing = self.muting = False
+        self.refusing = False
         self.mute_after: bytes | None = None
-        """Once a client has sent this, it hears nothing any more on that connection."""
+        """Once a client has sent this, it gets nothing any more on that connection."""
         self.mute_skips = 0
         """How often it may be sent before that."""
         self.muted = asyncio.Event()
@@ -47,21 +51,14 @@ class CuttingProxy:
             writer.transport.abort()
             return
         link = _Link(writer, far_writer, self._budget())
-        link.muted = self.muting
         self._links.add(link)
         for pump in (self._pump(link, reader, far_writer, to_server=True), self._pump(link, far_reader, writer)):
             self._spawn(pump)
 
     def cut_all(self, *, half_open: bool = True) -> None:
-        """End every client's side now; the server hears of it only unless `half_open`."""
+        """End every client's side now; the server notices only unless `half_open`."""
         for link in list(self._links):
             self._cut(link, half_open=half_open)
-
-    def mute_all(self) -> None:
-        """Let nothing that a server says reach its client, on the connections that there are and on new ones."""
-        self.muting = True
-        for link in self._links:
-            link.muted = True
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-from tests.support.interleave import eventually
 
 from fencepost.storage import demo
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import eventually
 
 WITHIN = 60.0  # seconds
 
@@ -31,7 +31,7 @@ CREATE TRIGGER record AFTER UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCTIO
 
 @dataclass(frozen=True)
 class Accepted:
-    """A write that the database took: its token, and the term that the writer said."""
+    """A write that the database took: its token, and the term that the writer gave."""
 
     mark: int
     term: int
@@ -42,15 +42,15 @@ class Candidate:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.told: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._reading = asyncio.create_task(self._read())
 
-    async def hears(self, what: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        """Return the first thing of this kind that it tells, or has told."""
+    async def printed(self, what: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        """Return the first line of this kind that it prints, or has printed."""
 
         def found() -> list[dict[str, Any]]:
-            return [each for each in self.told if what in each and where(each)]
+            return [each for each in self.lines if what in each and where(each)]
 
         async with self._news:
             await asyncio.wait_for(self._news.wait_for(found), WITHIN)
@@ -72,7 +72,7 @@ class Candidate:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             async with self._news:
-                self.told.append(json.loads(line))
+                self.lines.append(json.loads(line))
                 self._news.notify_all()
 
 
@@ -113,7 +113,7 @@ class Contest:
             await connection.close()
 
     async def goes_on(self) -> None:
-        """Return once another write was accepted, whoever leads."""
+        """Return once another write was accepted, whichever leads."""
         so_far = len(await self.history())
 
         async def more() -> bool:

@@ -38,7 +38,7 @@ class Events:
         return await asyncio.wait_for(self._next(), WITHIN)
 
     async def ended(self) -> None:
-        """Return once the stream has ended as it should, and told nothing more."""
+        """Return once the stream has ended as it should, and sent nothing more."""
 
         async def to_the_end() -> list[str]:
             return [line async for line in self._lines if line and not line.startswith(":")]

@@ -11,9 +11,10 @@ The observer must be outside of a transaction: inside one, pg_stat_activity does
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from fencepost.testing.servers.waiting import eventually
 
 if TYPE_CHECKING:
     import asyncpg
@@ -24,26 +25,9 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Connect: TypeAlias = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 """The type of the fixture `connect`: each call gives a new connection to the test's database."""
 
-_INTERVAL = 0.01  # seconds
-
 _WAITS_FOR_LOCK = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND wait_event_type = 'Lock')
 """
-
-
-async def eventually(
-    condition: Callable[[], Awaitable[T | None]], *, within: float = 30.0, what: str = "the condition"
-) -> T:
-    """Ask again and again until the answer is truthy, and return it; TimeoutError after `within` seconds.
-
-    The only place where tests wait by the clock.
-    """
-    deadline = time.monotonic() + within
-    while not (answer := await condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come true within {within} s")
-        await asyncio.sleep(_INTERVAL)
-    return answer
 
 
 async def blocked(connection_or_pid: "Connection | int", observer: Connection) -> None:
@@ -56,17 +40,17 @@ async def blocked(connection_or_pid: "Connection | int", observer: Connection) -
     await eventually(waits, what=f"backend {pid} waiting for a lock")
 
 
-async def blocks_somebody(holder: Connection, observer: Connection) -> None:
+async def blocks_another_session(holder: Connection, observer: Connection) -> None:
     """Return once some backend waits for a lock that this one holds; TimeoutError if none ever does."""
     waited_for = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))"
     pid = holder.get_server_pid()
-    await eventually(lambda: observer.fetchval(waited_for, pid), what=f"somebody waiting for backend {pid}")
+    await eventually(lambda: observer.fetchval(waited_for, pid), what=f"a session that waits for backend {pid}")
 
 
 async def start(observer: Connection, statement: Coroutine[Any, Any, T], pid: int) -> asyncio.Task[T]:
     """Run a statement of the backend `pid` as a task; return the task once it waits for a lock or is done.
 
-    A test says which of the two it expects with `task.done()`.
+    A test checks which of the two it expects with `task.done()`.
     """
     task = asyncio.create_task(statement)
 

@@ -42,16 +42,16 @@ class Said(logging.Handler):
 def leasing_shop(server: PostgresServer, template: str) -> Iterator[tuple[Shop, Said]]:
     """Serve a shop that logs all it can, with small caps; afterwards no secret, nor its hash, is in what it logged."""
     limits = {"max_ttl": 100.0, "max_wait": 50.0, "max_tokens": 7, "max_waiters": 3}
-    said = Said()
+    output = Said()
     with running_shop(server, template, log_level="debug", access_log=True, **limits) as shop:
-        logging.getLogger().addHandler(said)
+        logging.getLogger().addHandler(output)
         try:
-            yield shop, said
+            yield shop, output
         finally:
-            logging.getLogger().removeHandler(said)
+            logging.getLogger().removeHandler(output)
     for secret in SECRETS:
-        assert secret not in said.text, "a secret in the logs"
-        assert digest(secret) not in said.text, "a secret's hash in the logs"
+        assert secret not in output.text, "a secret in the logs"
+        assert digest(secret) not in output.text, "a secret's hash in the logs"
 
 
 def new_secret() -> str:

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
-from tests.support.interleave import Connection, eventually
+from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 
 from fencepost.locks.builtin.leases import PostgresLocks
@@ -16,6 +16,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, LockRequest
+from fencepost.testing.servers.waiting import eventually
 
 if TYPE_CHECKING:
     from fencepost.locks.leases import AcquireResult
@@ -24,11 +25,11 @@ T = TypeVar("T")
 
 
 class Side:
-    """One gateway's token source. `failures`: what it had to say about its queue and its listener."""
+    """One gateway's token source. `failures`: what it reported of its queue and its listener."""
 
-    def __init__(self, database: Database, most: int) -> None:
+    def __init__(self, database: Database) -> None:
         self.failures: list[str] = []
-        self.queue = Queue(database, most, self.failures.append)
+        self.queue = Queue(database, self.failures.append)
         self.locks = PostgresLocks(database, self.queue)
         self.listening = asyncio.Event()
         self._asked: set[asyncio.Task[AcquireResult]] = set()
@@ -68,10 +69,10 @@ async def out_of_line(observer: Connection, secret: str, *, within: float = 5.0)
 
 
 @asynccontextmanager
-async def open_side(dsn: str, *, most: int = 1000, pool_size: int = 4) -> AsyncIterator[Side]:
-    """Run one gateway's token source until the block ends; afterwards nobody of it waits."""
+async def open_side(dsn: str, *, pool_size: int = 4) -> AsyncIterator[Side]:
+    """Run one gateway's token source until the block ends; afterwards no request of it waits."""
     database = await Database.open(dsn, Limits(pool_size=pool_size))
-    side = Side(database, most)
+    side = Side(database)
 
     def listening() -> None:
         side.listening.set()

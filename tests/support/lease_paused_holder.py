@@ -29,11 +29,11 @@ async def main() -> None:
             unfenced = await plain.fetchval("SELECT note FROM public.unfenced WHERE order_id = 'order-123'")
             say("read")
             await loop.run_in_executor(None, sys.stdin.readline)
-            told = await write(client, lease, note)
+            answered = await write(client, lease, note)
             await plain.execute(
                 "UPDATE public.unfenced SET note = $1 WHERE order_id = 'order-123'", f"{unfenced}, and the paused one's"
             )
-            say(json.dumps(told))
+            say(json.dumps(answered))
     await plain.close()
 
 

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from asyncpg.transaction import Transaction
-from tests.support.interleave import Connect, Connection, eventually, start
+from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest
+from fencepost.testing.servers.waiting import eventually
 
 T = TypeVar("T")
 
@@ -191,13 +192,15 @@ class LeaseRace:
         }
 
     async def listen(self, connection: Connection, gateway: UUID | None = None) -> "asyncio.Queue[UUID]":
-        """Hear which visits of this gateway, or of another one, are woken. `told` gives what was committed so far."""
-        heard: asyncio.Queue[UUID] = asyncio.Queue()
+        """Listen for visits of this gateway, or of another one, that are woken. `notified` gives what was committed so
+        far.
+        """
+        seen: asyncio.Queue[UUID] = asyncio.Queue()
         await connection.add_listener(
             f"fencepost_{(gateway or self.gateway).hex}",
-            lambda *notification: heard.put_nowait(UUID(str(notification[-1]))),
+            lambda *notification: seen.put_nowait(UUID(str(notification[-1]))),
         )
-        return heard
+        return seen
 
 
 async def step_back(connection: Connection, by: str = "1 hour") -> None:
@@ -205,10 +208,10 @@ async def step_back(connection: Connection, by: str = "1 hour") -> None:
     await connection.execute(STEPPED_BACK.replace("$1", f"interval '{by}'"))
 
 
-async def told(connection: Connection, heard: "asyncio.Queue[UUID]") -> list[UUID]:
-    """What a listener has heard. PostgreSQL delivers notifications before the answer of the next statement."""
+async def notified(connection: Connection, seen: "asyncio.Queue[UUID]") -> list[UUID]:
+    """What a listener has received. PostgreSQL delivers notifications before the answer of the next statement."""
     await connection.execute("SELECT 1")
-    return [heard.get_nowait() for _ in range(heard.qsize())]
+    return [seen.get_nowait() for _ in range(seen.qsize())]
 
 
 async def open_lease_race(connect: Connect) -> LeaseRace:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import uvicorn
 
+from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.settings import Settings
 from fencepost.wiring import create_app
 
@@ -20,7 +21,10 @@ STOP_SECONDS = 20.0
 def serving(settings: Settings) -> Iterator[str]:
     """Run a gateway until the block ends; yields its base URL. A start that fails raises."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        app = create_app(settings)
+        config = uvicorn.Config(
+            app, http=GuardedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), name="gateway")
         thread.start()

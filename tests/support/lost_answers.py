@@ -1,4 +1,4 @@
-"""A gateway whose connection to the database breaks half-open before the answer (R15): the backend hears nothing of it,
+"""A gateway whose connection to the database breaks half-open before the answer (R15): the backend gets nothing of it,
 and goes on.
 """
 
@@ -6,13 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from asyncpg.transaction import Transaction
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.interleave import eventually
 from tests.support.racing import Race, gateway_pid, open_gateway
 
 from fencepost.gateway.gateway import Gateway
+from fencepost.testing.servers.waiting import eventually
 
+_LONG = pytest.mark.long("other pairs of rule and way of a write whose answer is lost")
+RULES_AND_BATCHES = [
+    pytest.param(("strict", "alone"), id="strict-alone"),
+    pytest.param(("epoch", "in batches"), id="epoch-in batches"),
+    pytest.param(("strict", "in batches"), id="strict-in batches", marks=_LONG),
+    pytest.param(("epoch", "alone"), id="epoch-alone", marks=_LONG),
+]
+"""Parameters of a race: its rule, and whether a write has its transaction alone or shares it. `make test` runs each
+rule and each way once.
+"""
 TOKEN = b"\x00\x00\x00\x1f"
 """How the token 31 is sent, in binary."""
 

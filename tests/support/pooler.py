@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.support.postgres import new_directory
-from tests.support.servers import Server, free_port, listens
+
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.server import Server
 
 SETTINGS = "extra_float_digits, idle_session_timeout, statement_timeout, client_connection_check_interval"
 KEEPALIVES = "tcp_keepalives_idle, tcp_keepalives_interval, tcp_keepalives_count, tcp_user_timeout"
@@ -40,7 +42,7 @@ async def pooled(dsn: str, mode: str, *, ignored: bool = False, options: str = "
         yield dsn.replace(f":{parts.port}/", f":{port}/")
     finally:
         server.stop()
-        shutil.rmtree(home)
+        remove_directory(home)
 
 
 def _user() -> str:

@@ -24,29 +24,33 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
 from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.reads import Reads
 from fencepost.gateway.turns import Turns
 from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
-from fencepost.gateway.writes.plans import Body, KeyedWrite
-from fencepost.gateway.writes.verdicts import judge
+from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.writes.rounds import judge
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Limits, session_settings
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.protecting.protect import protect
+from fencepost.storage.queues.progress import is_queue
 from fencepost.storage.statements import asking
 from fencepost.storage.statements import keyed as statements
+from fencepost.storage.statements.answers import Shown, shown
 from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
 from fencepost.storage.statements.many import ManyOutcome, write_matching
 from fencepost.storage.statements.marks import Appeared, claim_absent
-from fencepost.storage.statements.parameters import Bound, RowWrite
+from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.statements.query import Condition, Field
-from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.cache import CatalogCache
-from fencepost.storage.tables.catalog import Fence, ProtectedTable, quote
+from fencepost.storage.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
 from fencepost.storage.tables.load import load
 
 T = TypeVar("T")
@@ -110,8 +114,8 @@ class Race:
         return self.rule == "strict"
 
     @property
-    def target(self) -> str:
-        return render_select(self.table, None, Bound())
+    def target(self) -> Shown:
+        return shown(self.table, None, 1_000_000)
 
     # Stepping
 
@@ -201,6 +205,10 @@ class Race:
             case None:
                 return "again"
 
+    def shown(self, mark: int) -> str | None:
+        """How a 409 shows a mark: under epoch a write with it would be accepted."""
+        return str(mark) if self.strict else None
+
     def equal(self, when_strict: str) -> str:
         """What becomes of a token that equals the mark: `when_strict`, or "again" under epoch."""
         return when_strict if self.strict else "again"
@@ -265,7 +273,10 @@ async def open_race(
     """Make a table, protect it, and bring everybody to the line. The built-in source has issued ISSUED tokens."""
     observer = await owner(connect)
     await observer.execute(ddl)
-    await protect(observer, name, rule=rule, source=source)
+    if is_queue(source):
+        await protect(observer, name, rule=rule, queue=source)
+    else:
+        await protect(observer, name, rule=rule, source=source)
     if source == "builtin":
         await observer.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
     table = await protected_table(observer, name)
@@ -274,23 +285,27 @@ async def open_race(
 
 async def protected_table(connection: Connection, name: str) -> ProtectedTable:
     """Look at a table as it is now."""
-    table = (await load(connection, [], 1)).tables[name]
+    table = (await load(connection, EVERYTHING, 1)).tables[name]
     assert isinstance(table, ProtectedTable)
     return table
 
 
 @asynccontextmanager
 async def open_gateway(
-    dsn: str, *, pool_size: int = 1, max_rows: int = 100, lock_timeout: float = 10.0
+    dsn: str, *, pool_size: int = 1, max_rows: int = 100, lock_timeout: float = 10.0, batch_pool_size: int = 4
 ) -> AsyncIterator[Gateway]:
     """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
-    database = await Database.open(dsn, Limits(pool_size=pool_size, lock_timeout=lock_timeout))
+    limits = Limits(pool_size=pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size)
+    database = await Database.open(dsn, limits)
     try:
-        catalog = CatalogCache(database, [], lambda _: None)
+        catalog = CatalogCache(database)
         await catalog.reload()
-        locks = PostgresLocks(database, Queue(database, 10, print))
+        locks = PostgresLocks(database, Queue(database, print))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
-        yield Gateway(database, catalog, lambda _: None, max_rows, locks, GroupCommit(database), turns)
+        reads = Reads(pool_size, lock_timeout)
+        gathered = GatheredReads(database, reads)
+        group = GroupCommit(database)
+        yield Gateway(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7)
     finally:
         await database.close()
 
@@ -319,7 +334,7 @@ def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -
     return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
 
 
-def told(answer: Outcome) -> str:
+def result_of(answer: Outcome) -> str:
     """Sum an answer up: ok, created, or the problem's code."""
     if isinstance(answer, Problem):
         return answer.name

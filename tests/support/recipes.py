@@ -1,4 +1,4 @@
-"""The recipes of docs: code blocks after `<!-- recipe: NAME -->`. What a page says is what runs."""
+"""The recipes of docs: code blocks after `<!-- recipe: NAME -->`. The lines of a page are what runs."""
 
 import os
 import re

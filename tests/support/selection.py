@@ -16,9 +16,9 @@ from collections import Counter
 import pytest
 from tests.support.postgres import SERVERS, first_server
 
-ONE_SERVER = frozenset({"client", "cli", "conformance", "sources"})
+ONE_SERVER = frozenset({"client", "cli", "conformance", "queues", "sources", "testing", "torture"})
 CHOSEN_BY = ("postgres", "bin_dir", "server_name")
-"""The parameters that say which PostgreSQL a test runs on: the session's, or one that the test starts."""
+"""The parameters that choose which PostgreSQL a test runs on: the session's, or one that the test starts."""
 KUBE = ".ci/kube-apiserver"
 LEFT = pytest.StashKey[dict[str, int]]()
 """How many tests of which kind were left to `make test-all`."""

@@ -1,20 +1,31 @@
 """Running `fencepost serve` as a process, and making sure that nothing of it is left."""
 
 import asyncio
+import atexit
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from tests.support.interleave import eventually
-from tests.support.processes import all_gone, descendants, mentioning
+import pytest
+from tests.support.processes import all_gone
+
+from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.processes import descendants, mentioning
+from fencepost.testing.servers.waiting import eventually
 
 STARTS_WITHIN = 60.0  # seconds
+
+workers = pytest.mark.parametrize(
+    "workers", [pytest.param("1", marks=pytest.mark.long("tests with one worker process")), "2"]
+)
+"""For tests of the processes of `fencepost serve`: with several, the parent has more to do."""
 
 
 @dataclass
@@ -58,9 +69,44 @@ def launch(*arguments: str, errors: Path, prefix: tuple[str, ...] = (), **variab
         )
 
 
+@cache
+def demo_data() -> Path:
+    """Make the data directory of a gateway that has run once and has ended, with the demo table: a copy of it starts in
+    half the time. It is made once, and removed when the tests end.
+    """
+    stack = ExitStack()
+    atexit.register(stack.close)
+    directory = stack.enter_context(server_directory())
+    given = ("--port", "0", "--data-dir", str(directory / "data"), "--demo")
+    with launch(*given, errors=directory / "stderr") as process:
+        greeting = read_greeting(process)
+        assert "http://" in greeting, (greeting, (directory / "stderr").read_text())
+        process.terminate()
+    assert process.returncode == 0, (directory / "stderr").read_text()
+    return directory / "data"
+
+
+def copy_demo_data(to: Path) -> None:
+    """Copy it, owners and all: PostgreSQL may run as another user."""
+    subprocess.run(["cp", "--archive", demo_data(), to], check=True)
+
+
 @asynccontextmanager
 async def serving(directory: Path, *arguments: str, **variables: str) -> AsyncIterator[Gateway]:
-    """Run the gateway on an embedded server in `directory`; afterwards nothing of it is left."""
+    """Run the gateway on an embedded server in `directory`; afterwards nothing of it is left.
+
+    Where there is no data yet it begins with a copy of `demo_data`.
+    """
+    own = "--database-url" not in arguments and "FENCEPOST_DATABASE_URL" not in variables
+    if own and not (directory / "data").exists():
+        await asyncio.to_thread(copy_demo_data, directory / "data")
+    async with serving_as_it_is(directory, *arguments, **variables) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def serving_as_it_is(directory: Path, *arguments: str, **variables: str) -> AsyncIterator[Gateway]:
+    """Run it on the data that `directory` has: on none, as at a first start, it makes its own."""
     errors = directory / "stderr"
     given = ("--port", "0", "--data-dir", str(directory / "data"), "--demo", *arguments)
     process = launch(*given, errors=errors, prefix=(), **variables)
@@ -89,7 +135,7 @@ def read_greeting(process: subprocess.Popen[str]) -> str:
 
 
 def refused(*arguments: str, directory: Path, prefix: tuple[str, ...] = (), **variables: str) -> tuple[int, str]:
-    """Run a serve that must fail; return its exit code and what it said. It says nothing on stdout."""
+    """Run a serve that must fail; return its exit code and what it printed to stderr. It prints nothing to stdout."""
     process = launch(*arguments, errors=directory / "stderr", prefix=prefix, **variables)
     try:
         out, _ = process.communicate(timeout=STARTS_WITHIN)

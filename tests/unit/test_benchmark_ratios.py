@@ -1,4 +1,4 @@
-"""What a run says of what was wanted."""
+"""What a run reports of the ratios that were wanted."""
 
 import pytest
 from benchmarks import cells
@@ -57,12 +57,12 @@ def test_every_ratio_is_of_cells_that_a_run_measures() -> None:
     assert {side.name for ratio in (*WANTED, *OTHERS) for side in (ratio.of, ratio.to)} <= measured
 
 
-def test_names_tell_cells_and_ratios_apart() -> None:
+def test_names_distinguish_cells_and_ratios() -> None:
     assert len({cell.name for cell in CELLS}) == len(CELLS)
     assert len({ratio.name for ratio in (*WANTED, *OTHERS)}) == len((*WANTED, *OTHERS))
 
 
-def test_a_peer_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_installed_shows_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _program: None)
     lacks = missing("etcd-benchmark")
     assert lacks is not None

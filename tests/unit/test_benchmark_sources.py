@@ -1,4 +1,4 @@
-"""What a run over the token sources says, and that docs/sources.md says the same."""
+"""What a run over the token sources reports, and that docs/sources.md has the same."""
 
 import asyncio
 import json
@@ -59,9 +59,9 @@ def test_what_was_left_out_is_named() -> None:
 
 
 @pytest.mark.parametrize(("busy", "verdict"), [(0.1, "quiet"), (0.11, "not quiet")])
-def test_a_run_beside_others_says_so(busy: float, verdict: str) -> None:
-    said = source_report.noise(made(builtin=[one(1, 1), one(1, 1, busy=busy)]))
-    assert said.partition(": ")[2].startswith(verdict)
+def test_a_run_beside_others_reports_it(busy: float, verdict: str) -> None:
+    output = source_report.noise(made(builtin=[one(1, 1), one(1, 1, busy=busy)]))
+    assert output.partition(": ")[2].startswith(verdict)
 
 
 def test_percentiles_are_of_what_was_measured() -> None:

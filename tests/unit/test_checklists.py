@@ -6,13 +6,17 @@ import tomllib
 
 import pytest
 from tests.conformance.conftest import BENCHES
+from tests.sources.test_shutdown import LIVE_BY_SESSION
 from tests.unit.test_docs_names import ROOT, tracked
+from tests.unit.test_docs_sources import URLS
 
 from fencepost import alembic
 from fencepost.cli.protect import protect as command
-from fencepost.locks.registry import KINDS, kind_of
+from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
 from fencepost.settings import Settings
+from fencepost.storage.protecting import table, target
 from fencepost.storage.protecting.protect import plan_protect
+from fencepost.storage.tables.load import PROTECTED
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
@@ -36,8 +40,20 @@ def test_a_source_has_its_page_its_bench_and_its_extra(scheme: str) -> None:
     assert extra is None or extra in re.findall(r"\w+", of_all), f"add {extra} to the extra sources in pyproject.toml"
 
 
+def test_sources_whose_holds_live_by_a_session_are_stopped_in_a_test() -> None:
+    context = SourceContext("it", "postgresql://x@127.0.0.1/x")
+    by_session = {
+        kind_of(URLS[scheme]).removeprefix("postgres-")
+        for scheme in KINDS
+        if not make(URLS[scheme], context).capabilities.ttl_from_server
+    }
+    assert by_session == set(LIVE_BY_SESSION), "tests/sources/test_shutdown.py: LIVE_BY_SESSION"
+
+
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_a_setting_is_read_somewhere(name: str) -> None:
+    stands_for = name.removesuffix("_file")  # which has what the other may have, if there is another
+    name = stands_for if stands_for in Settings.model_fields else name
     readers = [path for path in tracked() if path.parts[0] == "app" and path.suffix == ".py"]
     used = any(re.search(rf"\bsettings\.{name}\b", (ROOT / path).read_text("utf-8")) for path in readers)
     assert used, f"nothing in app/ reads settings.{name}"
@@ -52,3 +68,62 @@ def test_what_a_table_can_be_protected_with_is_an_option_and_an_argument(name: s
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
     shown = any(f"{spelled} " in pages or f"{spelled}`" in pages for spelled in option.opts)
     assert shown, f"no page in docs/ shows {option.opts[-1]}: docs/protect.md"
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_a_setting_is_explained_on_a_page(name: str) -> None:
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    spelled = (f"FENCEPOST_{name.upper()}", f"--{name.replace('_', '-')}")
+    named = any(re.search(rf"{re.escape(each)}(?![\w-])", pages) for each in spelled)
+    assert named, f"no page in docs/ names {' or '.join(spelled)}: docs/operations.md"
+
+
+RAISED = re.compile(r"ERRCODE = '(FP\w{3})'")
+NOT_BY_DIRECT_SQL = {"FP000", "FP403"}
+"""Raised in the gateway's own statements only."""
+
+
+def raised() -> set[str]:
+    """Collect the SQLSTATEs of our own that functions of the schema raise."""
+    texts = [(ROOT / path).read_text("utf-8") for path in tracked() if path.parts[0] in ("app", "migrations")]
+    return {code for text in texts for code in RAISED.findall(text)}
+
+
+@pytest.mark.parametrize("code", sorted(raised()))
+def test_an_sqlstate_of_ours_is_read_documented_and_tested(code: str) -> None:
+    def names_it(path: str) -> bool:
+        return code in (ROOT / path).read_text("utf-8")
+
+    readers = ("app/fencepost/gateway/refusals.py", "app/fencepost/storage/errors.py")
+    assert any(map(names_it, readers)), f"{code}: _DETAIL_MEMBERS in gateway/refusals.py"
+    assert names_it("docs/direct-sql.md"), f"{code}: the table of SQLSTATEs in docs/direct-sql.md"
+    tested = names_it("tests/direct_sql/test_errors.py")
+    assert tested != (code in NOT_BY_DIRECT_SQL), f"{code}: its message in tests/direct_sql/test_errors.py"
+
+
+def columns_of_protected() -> set[str]:
+    text = (ROOT / "migrations/schema/protected.sql").read_text("utf-8")
+    body = text.partition("CREATE TABLE fencepost.protected (\n")[2].partition("\n);")[0]
+    return set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
+
+
+BY_DEFAULT = {"protected_at", "protected_by"}
+"""Who protected a table first, and when."""
+KEPT_BY_TRIGGERS = {"relation", "partitions"}
+"""What the row is found by; and what event triggers keep up to date, by which the protection does not change."""
+
+
+def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
+    columns = columns_of_protected()
+    assert {"name", "max_jump"} <= columns
+    text = inspect.getsource(table)
+    inserted = re.search(r"INSERT INTO fencepost\.protected \(([^)]*)\)", re.sub(r'"\s*f"', "", text))
+    assert inserted is not None
+    stored = set(re.findall(r"\w+", inserted[1]))
+    changed = {into for into, of in re.findall(r"(\w+) = excluded\.(\w+)", text) if into == of}
+    assert stored == columns - BY_DEFAULT, "the INSERT in storage/protecting/table.py"
+    assert changed == stored - {"relation"}, "its ON CONFLICT in storage/protecting/table.py"
+    read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
+    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in storage/tables/load.py"
+    now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(target)))
+    assert now == read, "the query of Registration in storage/protecting/target.py"

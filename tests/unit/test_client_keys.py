@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.client.jsontext import dumps, loads
+from fencepost.client.http.jsontext import dumps, loads
 from fencepost.client.keys import canonical, resource_of, row_path
 from fencepost.fencing.resource import decode_key, decode_segment, parse_resource
 
@@ -48,7 +48,7 @@ def test_a_key_as_a_path(key: str | int | UUID | tuple[str | int, ...], path: st
 
 
 @pytest.mark.parametrize("key", ["", ".", ".."])
-def test_a_key_that_a_path_cannot_carry_says_what_to_do(key: str) -> None:
+def test_a_key_that_a_path_cannot_carry_is_refused_with_advice(key: str) -> None:
     with pytest.raises(ValueError, match="by a filter"):
         row_path("orders", key)
 

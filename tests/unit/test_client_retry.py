@@ -1,4 +1,4 @@
-"""What is sent again, and what never. The transport is a mock that fails as it is told; time stands still."""
+"""What is sent again, and what never. The transport is a mock that fails as the test sets it; time stands still."""
 
 import asyncio
 import json
@@ -121,7 +121,7 @@ async def test_a_refusal_is_never_tried_again(refusal: Exception, kind: type[Api
     assert len(mock.requests) == 2
 
 
-async def test_trying_ends_and_the_last_error_is_told() -> None:
+async def test_trying_ends_and_the_last_error_is_reported() -> None:
     mock = Mock(REFUSED)
     async with client(mock, Retry(attempts=3)) as c:
         with pytest.raises(Unavailable, match=r"GET /v1/data/orders/1 could not be sent: ConnectError: refused"):
@@ -160,7 +160,7 @@ def granted(status: int) -> httpx.Response:
 async def test_an_acquire_is_repeated_with_the_same_secret_and_a_repeated_grant_is_renewed_before_it_is_trusted() -> (
     None
 ):
-    """The answer to the first request was lost for 40 s: its lease may be over, whatever the second answer says."""
+    """The answer to the first request was lost for 40 s: its lease may be over, whatever the second answer is."""
     clock = Hurried()
     mock = Mock(CUT, lambda: granted(200), lambda: httpx.Response(200, json={}), lambda: httpx.Response(204))
     async with Client("http://mock", transport=mock, clock=clock) as c, c.lock("a") as lease:
@@ -227,13 +227,21 @@ async def test_long_waits_are_sliced_and_keep_their_place() -> None:
     assert clock.slept == []
 
 
-async def test_a_gateway_that_lets_nobody_wait_is_not_stormed() -> None:
+async def test_a_gateway_that_lets_no_request_wait_is_not_stormed() -> None:
     clock = Hurried()
     mock = Mock(HELD)
     async with Client("http://mock", transport=mock, clock=clock) as c:
         with pytest.raises(ApiError):
             await c.lock("a", wait=60).__aenter__()
     assert 30 <= len(mock.requests) <= 40
+
+
+async def test_a_wait_that_fits_one_request_ends_when_the_gateway_ends_it() -> None:
+    mock = Mock(HELD)
+    async with Client("http://mock", transport=mock, clock=Hurried()) as c:
+        with pytest.raises(ApiError):
+            await c.lock("a", wait=25).__aenter__()
+    assert len(mock.requests) == 1
 
 
 async def test_exactly_one_of_lease_and_token() -> None:
@@ -255,7 +263,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
         Client(url)
 
 
-async def test_a_closed_client_says_so() -> None:
+async def test_a_closed_client_reports_it() -> None:
     mock = Mock(ok)
     async with client(mock) as c:
         pass

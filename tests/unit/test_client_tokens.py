@@ -8,8 +8,8 @@ from tests.client.manual_clock import ManualClock, settled
 from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 
 from fencepost.client import BadRequest, FencepostError, LeaseLost
-from fencepost.client.tokens import TokenPool
-from fencepost.client.turns import OperationTurns
+from fencepost.client.leases.tokens import TokenPool
+from fencepost.client.leases.turns import OperationTurns
 
 
 class Mint:
@@ -170,7 +170,7 @@ async def test_a_write_of_unknown_rows_excludes_all_others_and_is_not_overtaken(
     await asyncio.gather(*tasks)
 
 
-async def test_a_turn_that_is_given_up_lets_nobody_overtake_the_one_before() -> None:
+async def test_a_turn_that_is_given_up_lets_no_other_overtake_the_one_before() -> None:
     order = Order()
     first, second, third = order.enter("a1", "a"), order.enter("a2", "a"), order.enter("a3", "a")
     await settled()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.client.manual_clock import ManualClock, settled
 from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 
-from fencepost.client.trust import Timings, Trust
-from fencepost.client.watchdog import keep
+from fencepost.client.leases.trust import Timings, Trust
+from fencepost.client.leases.watchdog import keep
 
 
 def test_trust_ends_at_start_plus_ttl_minus_margin() -> None:

@@ -1,4 +1,4 @@
-"""The watchdog on a clock that a test moves, and a mock gateway that fails as it is told."""
+"""The watchdog on a clock that a test moves, and a mock gateway that fails as the test sets it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from tests.client.manual_clock import ManualClock, settled
 from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 
 from fencepost.client import LeaseLost, Retry
-from fencepost.client.lease import Lease
-from fencepost.client.watchdog import keep
+from fencepost.client.leases.lease import Lease
+from fencepost.client.leases.watchdog import keep
 
 NEVER = Fate(out=float("inf"))
 REFUSED = Fate(lost_out=True)
@@ -62,7 +62,7 @@ async def test_attempts_that_hang_leave_time_for_others(
     assert lease.trusted
 
 
-async def test_silence_ends_trust_by_the_clock_and_tells(
+async def test_silence_ends_trust_by_the_clock_and_is_reported(
     lease: Lease, gateway: ScriptedGateway, clock: ManualClock
 ) -> None:
     gateway.script.extend([NEVER] * 1000)
@@ -129,7 +129,7 @@ async def test_cancelling_a_wait_for_the_loss_is_harmless(
     assert (await lease.lost).reason == "gone"
 
 
-async def test_a_released_lease_says_so(lease: Lease, gateway: ScriptedGateway) -> None:
+async def test_a_released_lease_reports_it(lease: Lease, gateway: ScriptedGateway) -> None:
     await lease.release()
     assert (await lease.lost).reason == "released"
     assert not lease.trusted

@@ -41,6 +41,15 @@ def test_the_gateway_of_a_profile_names_all_nodes_and_waits_for_them(profile: st
     assert waits_for["migrate"]["condition"] == "service_completed_successfully"
 
 
+def test_gateways_know_their_callers_by_a_secret_that_is_the_users_own() -> None:
+    gateways = {name: service for name, service in SERVICES.items() if "--allow-remote" in service.get("command", [])}
+    assert gateways.keys() == {"gateway", *(f"gateway-{profile}" for profile in NODES)}
+    for service in gateways.values():
+        assert service["environment"]["FENCEPOST_JWT_SECRET"].startswith("${FENCEPOST_JWT_SECRET:?"), "no default"
+        assert service["environment"]["FENCEPOST_DATABASE_URL"]
+    assert "FENCEPOST_JWT_SECRET" not in SERVICES["migrate"]["environment"]
+
+
 def test_published_ports_are_of_the_hosts_loopback_and_differ() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)

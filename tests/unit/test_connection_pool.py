@@ -1,4 +1,4 @@
-"""Who gets which connection: the pool's rules, on connections that are made up, opened when the test says so."""
+"""Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ class Made:
     """A connection that nothing is connected to."""
 
     def __init__(self) -> None:
-        self.closed = self.in_transaction = False
+        self.closed = self.in_transaction = self.acting = False
         self.close_fails_with: Exception | None = None
 
     def is_closed(self) -> bool:
@@ -187,7 +187,7 @@ async def test_a_caller_that_leaves_as_its_connection_comes_loses_none() -> None
     assert await staying is one
 
 
-async def test_a_caller_that_left_the_line_stands_in_nobodys_way() -> None:
+async def test_a_caller_that_left_the_queue_delays_no_other() -> None:
     bench = Bench(1)
     one = await bench.lent()
     leaving = bench.asked()

@@ -1,13 +1,13 @@
-"""Who gets the next connection: a dispatcher with workers that do as the test says."""
+"""Who gets the next connection: a dispatcher with workers that do as the test lets them."""
 
 import socket
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.interleave import eventually
 
 from fencepost.cli.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
 from fencepost.cli.serving.listening import listen
+from fencepost.testing.servers.waiting import eventually
 
 
 class StubWorker:
@@ -22,10 +22,10 @@ class StubWorker:
         """Take what was handed over; return how many connections that makes in all."""
         while True:
             try:
-                said, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
+                output, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
             except BlockingIOError:
                 return len(self.connections)
-            if not said:
+            if not output:
                 return len(self.connections)
             self.connections.append(socket.socket(fileno=descriptors[0]))
 

@@ -1,4 +1,4 @@
-"""No package index has Fencepost: no document and no message may say that pip finds it there."""
+"""No package index has Fencepost: no document and no message may claim that pip finds it there."""
 
 import re
 import subprocess
@@ -19,8 +19,8 @@ def texts() -> dict[str, str]:
 def test_fencepost_is_installed_from_its_clone() -> None:
     assert BY_NAME.search("pip install 'fencepost[redis]'")
     assert BY_NAME.search("pip install fencepost")
-    said = {name: found[0] for name, text in texts().items() if (found := BY_NAME.search(text))}
-    assert said == {}
+    output = {name: found[0] for name, text in texts().items() if (found := BY_NAME.search(text))}
+    assert output == {}
 
 
 def test_extras_that_are_named_exist() -> None:

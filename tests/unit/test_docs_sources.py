@@ -1,4 +1,4 @@
-"""The table of docs/sources.md says what the sources say of themselves."""
+"""The table of docs/sources.md has what the sources declare of themselves."""
 
 import re
 from pathlib import Path

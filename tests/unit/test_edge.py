@@ -8,12 +8,19 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.http.edge import Edge
+from fencepost.http.sites import read_sites
 
 Done = list[tuple[str, str, int]]
 
 
 def scope(method: str = "GET", path: str = "/v1/data/orders", headers: Any = ()) -> Scope:
-    return {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": [(b"host", b"localhost"), *headers],
+    }
 
 
 async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
@@ -26,7 +33,13 @@ async def run(app: ASGIApp, given: Scope) -> tuple[list[Message], Done]:
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    edge = Edge(app, done=lambda *told: done.append(told[:3]), access_log=False)
+    edge = Edge(
+        app,
+        done=lambda *answered: done.append(answered[:3]),
+        access_log=False,
+        sites=read_sites("127.0.0.1", "", ""),
+        emit=lambda _: None,
+    )
     try:
         await edge(given, receive, send)
     except RuntimeError:
@@ -53,11 +66,11 @@ async def failing_after(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 async def test_an_answer_gets_the_request_id_and_is_counted_once() -> None:
     sent, done = await run(answering(204), scope(headers=[(b"x-request-id", b"mine")]))
-    assert sent[0]["headers"] == [(b"x-request-id", b"mine")]
+    assert sent[0]["headers"] == [(b"x-request-id", b"mine"), (b"x-content-type-options", b"nosniff")]
     assert done == [("GET", "/v1/data", 204)]
 
 
-async def test_a_failure_before_the_answer_is_a_500_that_tells_nothing() -> None:
+async def test_a_failure_before_the_answer_is_a_500_that_shows_nothing() -> None:
     sent, done = await run(failing_before, scope(headers=[(b"x-request-id", b"mine")]))
     assert (sent[0]["status"], done) == (500, [("GET", "/v1/data", 500)])
     assert (b"x-request-id", b"mine") in sent[0]["headers"]

@@ -1,38 +1,44 @@
-"""Watching elections: who shares a poller, who is told what, and what ends it."""
+"""Watching elections: who shares a poller, who gets which change, and what ends it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.support.interleave import eventually
 
 from fencepost.election.state import Election, Leader
-from fencepost.election.watching import Subscription, Watches
+from fencepost.election.watching import Key, Subscription, Watches
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
+from fencepost.quota import Quota
 from fencepost.storage.leases.builtin import LeaseId
+from fencepost.testing.servers.waiting import eventually
 
+E: Key = ("builtin", "e")
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")
 
 
 def led(term: int, *, remaining_ms: int = 1000) -> Election:
-    return Election("e", "builtin", Leader(term, "a", LeaseId("builtin", term), "then", "later", remaining_ms))
+    return Election("e", "builtin", Leader("a", LeaseId("builtin", term), "then", "later", remaining_ms))
 
 
 class Polls:
-    """What is asked who leads: each look takes the next answer, and waits until there is one."""
+    """What is asked who leads: each look takes the next answer, for all that it asks about; it waits for one."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Election | Problem | Exception] = asyncio.Queue()
-        self.looks = 0
+        self.asked: list[set[Key]] = []
 
-    async def look(self) -> Election | Problem:
-        self.looks += 1
+    async def look(self, asked: Sequence[Key]) -> Mapping[Key, Election | Problem]:
+        self.asked.append(set(asked))
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return dict.fromkeys(asked, answer)
+
+
+def quota(most: int = 100, of_one: int = 100) -> Quota:
+    return Quota(most, of_one, "FENCEPOST_MAX_WATCHERS")
 
 
 @pytest.fixture
@@ -45,23 +51,39 @@ async def soon(what: Awaitable[object]) -> object:
     return await asyncio.wait_for(what, 30)
 
 
-async def test_all_subscribers_of_an_election_share_one_poller(polls: Polls) -> None:
-    watches = Watches()
+async def test_all_elections_that_are_watched_are_asked_about_by_one_question(polls: Polls) -> None:
+    watches = Watches(quota())
     async with AsyncExitStack() as stack:
-        subscriptions = [await stack.enter_async_context(watches.subscribe("e", polls.look)) for _ in range(50)]
-        other = await stack.enter_async_context(watches.subscribe("other", Polls().look))
-        assert (watches.count, watches.watched) == (51, 2)
-        polls.answers.put_nowait(led(1))
-        found = await asyncio.gather(*(soon(each.next()) for each in subscriptions))
-        assert found == [led(1)] * 50
-        assert await other.next(0) is None
-        assert polls.looks <= 2
+        subscriptions = [await stack.enter_async_context(watches.subscribe(E, polls.look)) for _ in range(50)]
+        others = [await stack.enter_async_context(watches.subscribe(("etcd", str(n)), polls.look)) for n in range(20)]
+        assert (watches.count, watches.watched) == (70, 21)
+        for term in (1, 2):
+            polls.answers.put_nowait(led(term))
+            found = await asyncio.gather(*(soon(each.next()) for each in (*subscriptions, *others)))
+            assert found == [led(term)] * 70
+            assert polls.asked[term - 1] == {E, *(("etcd", str(n)) for n in range(20))}
+        assert len(polls.asked) <= 3
     assert (watches.count, watches.watched) == (0, 0)
 
 
-async def test_only_another_leader_is_news_and_who_comes_late_hears_the_latest(polls: Polls) -> None:
-    watches = Watches()
-    async with watches.subscribe("e", polls.look) as one:
+async def test_who_begins_to_watch_another_one_does_not_wait_for_the_next_look(
+    polls: Polls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.election.watching.EVERY", 3600)
+    watches = Watches(quota())
+    async with watches.subscribe(E, polls.look) as one:
+        polls.answers.put_nowait(led(1))
+        assert await soon(one.next()) == led(1)
+        async with watches.subscribe(("builtin", "other"), polls.look) as other:
+            polls.answers.put_nowait(led(2))
+            assert await soon(other.next()) == led(2)
+        assert await one.next(0) is None
+    assert polls.asked == [{E}, {("builtin", "other")}]
+
+
+async def test_only_another_leader_is_news_and_who_comes_late_gets_the_latest(polls: Polls) -> None:
+    watches = Watches(quota())
+    async with watches.subscribe(E, polls.look) as one:
         polls.answers.put_nowait(led(1))
         assert await soon(one.next()) == led(1)
         renewed = led(1, remaining_ms=5)
@@ -74,7 +96,7 @@ async def test_only_another_leader_is_news_and_who_comes_late_hears_the_latest(p
 
         await eventually(taken, what="both answers taken")
         assert await one.next(0) is None
-        async with watches.subscribe("e", polls.look) as late:
+        async with watches.subscribe(E, polls.look) as late:
             assert await soon(late.next()) == renewed
         for election in (led(2), Election("e", "builtin")):
             polls.answers.put_nowait(election)
@@ -90,11 +112,11 @@ async def ended_by_stop(_polls: Polls, watches: Watches) -> None:
 
 
 @pytest.mark.parametrize("end", [ended_by_problem, ended_by_stop])
-async def test_when_it_cannot_be_told_any_more_everybodys_subscription_ends(
+async def test_when_the_leader_cannot_be_known_any_more_every_subscription_ends(
     polls: Polls, end: Callable[[Polls, Watches], Awaitable[None]]
 ) -> None:
-    watches = Watches()
-    async with watches.subscribe("e", polls.look) as one, watches.subscribe("e", polls.look) as other:
+    watches = Watches(quota())
+    async with watches.subscribe(E, polls.look) as one, watches.subscribe(E, polls.look) as other:
         polls.answers.put_nowait(led(1))
         for each in (one, other):
             assert await soon(each.next()) == led(1)
@@ -105,18 +127,18 @@ async def test_when_it_cannot_be_told_any_more_everybodys_subscription_ends(
 
 
 async def test_after_a_problem_the_next_subscriber_asks_anew(polls: Polls) -> None:
-    watches = Watches()
-    async with watches.subscribe("e", polls.look) as one:
+    watches = Watches(quota())
+    async with watches.subscribe(E, polls.look) as one:
         polls.answers.put_nowait(AWAY)
         assert await soon(one.next()) == AWAY
-        async with watches.subscribe("e", polls.look) as next_one:
+        async with watches.subscribe(E, polls.look) as next_one:
             polls.answers.put_nowait(led(3))
             assert await soon(next_one.next()) == led(3)
     assert watches.watched == 0
 
 
 async def test_a_look_that_fails_fails_all_who_watch(polls: Polls) -> None:
-    async with Watches().subscribe("e", polls.look) as one:
+    async with Watches(quota()).subscribe(E, polls.look) as one:
         polls.answers.put_nowait(ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             await soon(one.next())
@@ -124,18 +146,32 @@ async def test_a_look_that_fails_fails_all_who_watch(polls: Polls) -> None:
 
 async def test_a_look_that_takes_too_long_is_a_problem(polls: Polls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fencepost.election.watching.LOOK_WITHIN", 0)
-    async with Watches().subscribe("e", polls.look) as one:
+    async with Watches(quota()).subscribe(E, polls.look) as one:
         assert isinstance(await soon(one.next()), Problem)
 
 
 async def test_too_many_and_too_late_are_refused(polls: Polls) -> None:
-    watches = Watches(most=1)
-    async with watches.subscribe("e", polls.look), watches.subscribe("e", polls.look) as refused:
+    watches = Watches(quota(1))
+    async with watches.subscribe(E, polls.look), watches.subscribe(E, polls.look) as refused:
         assert isinstance(await refused.next(), Problem)
         assert watches.count == 1
-    async with watches.subscribe("e", polls.look) as one:
+    async with watches.subscribe(E, polls.look) as one:
         assert isinstance(one, Subscription)
         watches.stop()
-    async with watches.subscribe("e", polls.look) as late:
+    async with watches.subscribe(E, polls.look) as late:
         assert isinstance(await late.next(), Problem)
     assert watches.count == 0
+
+
+async def test_one_caller_leaves_room_for_others(polls: Polls) -> None:
+    watches = Watches(quota(3, 2))
+    async with AsyncExitStack() as stack:
+
+        async def subscribed(caller: str) -> bool:
+            one = await stack.enter_async_context(watches.subscribe(E, polls.look, caller))
+            return not isinstance(await one.next(0), Problem)
+
+        asked = [await subscribed(caller) for caller in ("10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")]
+        assert asked == [True, True, False, True, False]
+    async with watches.subscribe(E, polls.look, "10.0.0.1") as again:
+        assert await again.next(0) is None

@@ -79,7 +79,7 @@ FUNCTION_GONE = "cache lookup failed for function 20838"
 
 
 @pytest.mark.parametrize(
-    ("error", "of_an_old_plan"),
+    ("error", "of_an_old_query_plan"),
     [
         (asyncpg.InternalServerError(FUNCTION_GONE), True),
         (asyncpg.InternalServerError(f"trigger: {FUNCTION_GONE}"), False),
@@ -89,8 +89,10 @@ FUNCTION_GONE = "cache lookup failed for function 20838"
     ],
     ids=lambda each: f"{each}",
 )
-def test_a_function_that_was_dropped_makes_a_session_new(error: asyncpg.PostgresError, of_an_old_plan: bool) -> None:
+def test_a_function_that_was_dropped_makes_a_session_new(
+    error: asyncpg.PostgresError, of_an_old_query_plan: bool
+) -> None:
     """Only PostgreSQL's own words for it, which it does not translate."""
     with pytest.raises(RefusedError) as caught, map_errors(writing=True):
         raise error
-    assert caught.value.of_an_old_plan is of_an_old_plan
+    assert caught.value.of_an_old_query_plan is of_an_old_query_plan

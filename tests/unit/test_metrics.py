@@ -10,25 +10,43 @@ from prometheus_client.parser import text_string_to_metric_families
 from fencepost.observe.events import (
     Accepted,
     BatchesFail,
+    CallerRefused,
     CatalogLoaded,
     ConnectionTrouble,
+    ConsumerFailed,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
     Event,
     HolderUnknown,
+    KeysFetched,
+    KeysNotFetched,
     LeaseAsked,
     ListenerLost,
     OriginJudged,
     Pruned,
     PruningFailed,
+    QueueBlocked,
     QueueFailed,
     Refused,
-    SourceFroze,
+    RequestTurnedAway,
+    SealKeysRead,
+    SealKeysUnreadable,
+    SourceQuarantined,
     SourceTrouble,
 )
+from fencepost.observe.instruments import QueueFigures
 from fencepost.observe.metrics import Metrics
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 MOVES: dict[Event, str] = {
+    CallerRefused("jwt:issuer|ann", "FP045", "The lock is not for it."): (
+        'fencepost_callers_refused_total{code="FP045"} 1.0'
+    ),
+    RequestTurnedAway("FP031", "Host: a is not served.", "10.0.0.7"): (
+        'fencepost_requests_turned_away_total{code="FP031"} 1.0'
+    ),
     Refused("orders", "patch", "FP001", "older", "orders/1", 33, 34): (
         'fencepost_operations_total{table="orders",verb="patch",verdict="FP001"} 1.0'
     ),
@@ -42,8 +60,17 @@ MOVES: dict[Event, str] = {
     Pruned("marks", 3): 'fencepost_records_pruned_total{what="marks"} 3.0',
     PruningFailed("late"): "fencepost_pruning_failures_total 1.0",
     BatchesFail("no privilege"): "fencepost_batch_failures_total 1.0",
-    SourceFroze("etcd", "backwards"): 'fencepost_source_frozen{source="etcd"} 1.0',
+    SourceQuarantined("etcd", "backwards"): 'fencepost_source_quarantined{source="etcd"} 1.0',
+    SealKeysRead(("one",)): "fencepost_seal_keys_read_total 1.0",
+    SealKeysUnreadable("gone"): "fencepost_seal_key_failures_total 1.0",
+    KeysFetched(2, ()): "fencepost_jwks_changes_total 1.0",
+    KeysNotFetched("away"): "fencepost_jwks_failures_total 1.0",
     SourceTrouble("etcd", "gone"): 'fencepost_source_troubles_total{source="etcd"} 1.0',
+    ConsumerPaused("kafka:q", "away"): 'fencepost_queue_paused{queue="kafka:q"} 1.0',
+    ConsumerResumed("kafka:q"): 'fencepost_queue_paused{queue="kafka:q"} 0.0',
+    ConsumerFailed("kafka:q", "Traceback"): 'fencepost_queue_faults_total{queue="kafka:q"} 1.0',
+    QueueBlocked("kafka:q", "t/a", 0, 7, "its row is locked"): 'fencepost_queue_blocked_total{queue="kafka:q"} 1.0',
+    DeadLettered("kafka:q", "t/a", 0, 7, "no column x"): 'fencepost_queue_dead_lettered_total{queue="kafka:q"} 1.0',
 }
 """What the exposition has after the event. Accepted is not hashable, and has a test of its own."""
 
@@ -80,9 +107,11 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
     metrics.pool(5, 3)
     metrics.silence(0)
     metrics.writes_waiting(0)
-    metrics.source("etcd", 0, frozen=False)
+    metrics.source("etcd", 0, quarantined=False)
     metrics.locks(1, 1)
     metrics.size("marks", 1, 1)
+    metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4))
+    metrics.dead_letters("kafka:q", 1)
     assert documented == exposed(metrics)
 
 

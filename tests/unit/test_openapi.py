@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jsonschema_rs
 import pytest
@@ -11,55 +11,16 @@ from fastapi.openapi.utils import get_openapi
 
 # Internal to schemathesis, and the only copy of the OpenAPI 3.1 metaschema at hand; an update may move it.
 from schemathesis.specs.openapi.definitions import OPENAPI_31
+from tests.unit.catalog_tables import SCALARS, column, table
 
-from fencepost.fencing.problem_types import ProblemType
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.problem_types import PROBLEM_TYPES
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Rule
 from fencepost.http.openapi.document import build_openapi
-from fencepost.http.openapi.types import column_schema, value_schema
-from fencepost.storage.tables.catalog import Catalog, Column, Fence, Table, TableKind
+from fencepost.http.requests.preferences import HONOURED, Route, read_preferences
+from fencepost.storage.tables.catalog import Catalog
 
 Document = dict[str, Any]
-
-SCALARS = (
-    "bool", "int2", "int4", "int8", "numeric", "float4", "float8", "text", "varchar", "bpchar", "name", "uuid",
-    "date", "time", "timetz", "timestamp", "timestamptz", "interval", "bytea", "json", "jsonb", "money", "inet",
-    "cidr", "macaddr", "bit", "varbit", "point", "int4range", "tstzrange", "tsvector", "xml", "oid", "a_composite",
-)  # fmt: skip
-
-
-def column(  # noqa: PLR0913  a catalog's column has that many properties
-    name: str,
-    base_name: str = "text",
-    *,
-    nullable: bool = True,
-    default: str | None = None,
-    generated: bool = False,
-    identity: Literal["", "always", "by default"] = "",
-    comment: str | None = None,
-    enum_labels: tuple[str, ...] = (),
-    max_length: int | None = None,
-) -> Column:
-    sql = base_name.removeprefix("_") + ("[]" if base_name.startswith("_") else "")
-    return Column(
-        name, sql, sql, base_name, nullable, default, generated, identity, comment, enum_labels, max_length
-    )  # fmt: skip
-
-
-def table(
-    name: str,
-    *columns: Column,
-    key: tuple[str, ...] = (),
-    rule: Rule | None = "strict",
-    intact: bool = True,
-    kind: TableKind = "table",
-    comment: str | None = None,
-) -> Table:
-    fence = Fence(name, rule, "external", "fencepost.f_delete", intact) if rule else None
-    everything = [*columns, *([column("last_fence_token", "int8", nullable=False)] if rule else [])]
-    schema, _, relation = name.rpartition(".")
-    by_name = {one.name: one for one in everything}
-    return Table(1, schema or "public", relation, name, kind, comment, False, by_name, key, fence)
 
 
 ORDERS = table(
@@ -121,6 +82,14 @@ def system() -> Document:
 
     @app.post("/v1/claims", tags=["fences"])
     async def claims(body: dict[str, str]) -> dict[str, str]:
+        return body
+
+    @app.get("/v1/locks", tags=["locks"])
+    async def locks() -> dict[str, str]:
+        return {}
+
+    @app.post("/v1/leases", tags=["locks"])
+    async def leases(body: dict[str, str]) -> dict[str, str]:
         return body
 
     return get_openapi(title="x", version="0", routes=app.routes, tags=[{"name": "fences", "description": "Fences."}])
@@ -219,7 +188,74 @@ def test_every_write_needs_a_token_and_no_read_takes_one(document: Document) -> 
             assert ("428" in operation["responses"]) == (method != "get")
 
 
-def test_every_column_is_told_with_its_comment_enum_default_and_length(document: Document) -> None:
+WITHOUT_EXAMPLE = {
+    "wrong-token-source", "lock-held", "lease-lost", "source-unavailable", "source-failed",  # system routes
+    "write-not-found", "resource-stopped", "lock-forbidden",
+    "no-such-route", "method-not-allowed",  # no route
+    "wrong-host", "cross-site", "request-too-slow", "head-too-large", "too-many-connections",  # before any route
+    "internal-error",
+}  # fmt: skip
+"""Problems that no route of a table answers with, or only when the gateway is broken."""
+
+
+def test_every_problem_is_an_example_of_an_answer(document: Document) -> None:
+    shown = {
+        name
+        for name, answer in document["components"]["responses"].items()
+        if name != "Queued"
+        for name in answer["content"]["application/problem+json"]["examples"]
+    }
+    slugs = {kind.slug for kind in PROBLEM_TYPES}
+    assert shown == slugs - WITHOUT_EXAMPLE, "add it to ERRORS of http/openapi/answers.py, or to WITHOUT_EXAMPLE"
+
+
+def test_a_gateway_with_authentication_promises_its_refusals(system: Document) -> None:
+    refusals = {"401", "429"}
+    for path, method, operation in operations(build_openapi(CATALOG, system, version="1.2.3", authenticated=True)):
+        promised = refusals & operation["responses"].keys()
+        assert promised == (set() if operation.get("security") == [] else refusals), (method, path)
+
+
+ROUTES: dict[tuple[str, str], Route] = {
+    ("/v1/data/orders", "get"): "list",
+    ("/v1/data/orders", "post"): "insert",
+    ("/v1/data/orders", "patch"): "many",
+    ("/v1/data/orders", "delete"): "many",
+    ("/v1/data/orders/{order_id}", "get"): "row",
+    ("/v1/data/orders/{order_id}", "patch"): "one",
+    ("/v1/data/orders/{order_id}", "put"): "one",
+    ("/v1/data/orders/{order_id}", "delete"): "one",
+    ("/v1/locks", "get"): "look",
+    ("/v1/claims", "post"): "claim",
+    ("/v1/leases", "post"): "lease",
+}
+
+
+@pytest.mark.parametrize(("path", "method"), ROUTES, ids=[f"{method} {path}" for path, method in ROUTES])
+def test_prefer_lists_all_that_the_route_honours(document: Document, path: str, method: str) -> None:
+    route = ROUTES[path, method]
+    references = [each.get("$ref", "") for each in document["paths"][path][method]["parameters"]]
+    prefer = [found for each in references if (found := resolve(document, each or "#/info")).get("name") == "Prefer"]
+    assert len(prefer) == 1
+    listed = prefer[0]["schema"]["enum"]
+    for spelled in listed:
+        read = read_preferences(spelled.encode(), route)
+        assert read.queued if spelled == "respond-async" else read.applied == spelled.encode()
+    for name, routes in HONOURED.items():
+        there = [each for each in listed if each == name or each.startswith(f"{name}=")]
+        assert bool(there) == (route in routes), name
+        assert (f"`{name}" in prefer[0]["description"]) == (route in routes), name
+
+
+def test_every_kind_of_route_is_looked_at_for_prefer() -> None:
+    assert set(ROUTES.values()) == set(get_args(Route))
+
+
+def test_routes_outside_of_v1_have_no_prefer(document: Document) -> None:
+    assert "parameters" not in document["paths"]["/healthz"]["get"]
+
+
+def test_every_column_is_described_with_its_comment_enum_default_and_length(document: Document) -> None:
     row = document["components"]["schemas"]["orders"]["properties"]
     assert row["order_id"]["description"].startswith("What the customer quotes.")
     assert row["status"]["enum"] == ["new", "it's shipped"]
@@ -299,66 +335,3 @@ def test_the_prefilled_example_is_the_demo_row(document: Document) -> None:
     assert item["patch"]["parameters"][0]["example"] == "order-123"
     assert item["patch"]["requestBody"]["content"]["application/json"]["example"] == {"status": "it's shipped"}
     assert document["components"]["parameters"]["FenceToken"]["example"] == "34"
-
-
-@pytest.mark.parametrize("name", SCALARS)
-def test_every_type_takes_null_only_where_its_column_does(name: str) -> None:
-    anything = name in ("json", "jsonb")
-    for base in (name, f"_{name}"):
-        takes = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
-        refuses = jsonschema_rs.Draft202012Validator(value_schema(column("c", base, nullable=False)))
-        assert takes.is_valid(None)
-        assert refuses.is_valid(None) == (anything and base == name)
-
-
-@pytest.mark.parametrize(
-    ("base_name", "default", "expected"),
-    [
-        ("text", "'new'::text", "new"),
-        ("text", "'it''s'::text", "it's"),
-        ("varchar", "'a'::character varying(3)", "a"),
-        ("int4", "0", 0),
-        ("int4", "'-1'::integer", -1),
-        ("int4", "(-1)", -1),
-        ("numeric", "0.5", 0.5),
-        ("numeric", "'NaN'::numeric", "NaN"),
-        ("bool", "false", False),
-        ("jsonb", "'{\"a\": [1]}'::jsonb", {"a": [1]}),
-        ("date", "'2026-01-01'::date", "2026-01-01"),
-    ],
-)
-def test_a_literal_default_is_told_as_json(base_name: str, default: str, expected: object) -> None:
-    assert column_schema(column("c", base_name, default=default))["default"] == expected
-
-
-@pytest.mark.parametrize(
-    ("base_name", "default"),
-    [
-        ("timestamptz", "now()"),
-        ("int8", "nextval('s'::regclass)"),
-        ("text", "('a'::text || 'b'::text)"),
-        ("text", "lower('A'::text)"),
-        ("date", "('now'::text)::date"),
-        ("text", "NULL::text"),
-        ("_text", "'{}'::text[]"),
-        ("date", "('2026-01-01'::date + 1)"),
-        ("uuid", "gen_random_uuid()"),
-    ],
-)
-def test_a_computed_default_is_told_in_words_only(base_name: str, default: str) -> None:
-    schema = column_schema(column("c", base_name, default=default))
-    assert "default" not in schema
-    assert default in schema["description"]
-
-
-@pytest.mark.parametrize("base", ["numeric", "float4", "float8"])
-def test_numbers_that_json_cannot_write_are_strings(base: str) -> None:
-    validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
-    assert all(map(validator.is_valid, (1.5, 2, "NaN", "Infinity", "-Infinity", None)))
-    assert not validator.is_valid("1.5")
-
-
-def test_arrays_may_nest() -> None:
-    validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", "_int4")))
-    assert all(map(validator.is_valid, ([], [1, None], [[1], [2]], None)))
-    assert not validator.is_valid(["a"])

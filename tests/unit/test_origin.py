@@ -17,7 +17,7 @@ def origin(
 
 
 def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
-    """Ask, hear the answer at once, and write if one may."""
+    """Ask, get the answer at once, and write if one may."""
     watch.compare_position(answer, watch.met)
     watch.accepts(answer)
     return watch.problem(answer)
@@ -89,10 +89,10 @@ def test_connections_that_were_accepted_before_a_restore_are_asked_again() -> No
 
 
 def test_a_change_is_reported_once() -> None:
-    told: list[OriginStatus] = []
-    watch = Watch(told.append)
+    answered: list[OriginStatus] = []
+    watch = Watch(answered.append)
     for answer in (origin(5), origin(6), origin(5), origin(4)):
         watch.compare_position(answer, watch.met)
         watch.accepts(answer)
         watch.judge(answer)
-    assert [standing.accepted for standing in told] == [True, False]
+    assert [standing.accepted for standing in answered] == [True, False]

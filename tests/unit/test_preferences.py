@@ -4,7 +4,7 @@ import pytest
 
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.headers import by_name
-from fencepost.http.requests.preferences import NONE, Preferences, read_preferences
+from fencepost.http.requests.preferences import HONOURED, NONE, Preferences, read_preferences
 
 
 def read(prefer: str, route: str = "many") -> Preferences:
@@ -78,12 +78,18 @@ def test_what_is_not_done_is_refused_by_name(prefer: str, named: str) -> None:
     assert named in refused(prefer)
 
 
+def test_a_refusal_lists_every_preference_that_is_honoured() -> None:
+    names = {each.partition("=")[0] for each in HONOURED}
+    listed = refused("max-afected=1").partition("Known are ")[2].removesuffix(".")
+    assert set(listed.replace(" and ", ", ").split(", ")) == names
+
+
 def test_a_read_affects_nothing_and_has_one_answer() -> None:
     assert read("return=minimal, max-affected=1", "row") == Preferences(most=1)
     assert "count" in refused("count=exact", "row")
 
 
-def test_of_two_headers_that_say_different_things_none_is_chosen() -> None:
+def test_of_two_headers_that_differ_none_is_chosen() -> None:
     for name in (b"content-type", b"accept-profile", b"content-profile"):
         with pytest.raises(RequestError):
             by_name([(name, b"a"), (name, b"b")])

@@ -10,8 +10,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
+from tools import problems_page
 
-from fencepost.fencing.problem_types import PROBLEM_TYPES, ProblemType
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.problem_types import PROBLEM_TYPES
 from fencepost.http.problems.examples import example_problem
 from fencepost.http.problems.pages import problem_page, problem_routes
 from fencepost.http.routes import docs
@@ -30,7 +32,7 @@ def nasty_table() -> Table:
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     catalog = Catalog(1, {NASTY: nasty_table()})
     app = Starlette(routes=[*problem_routes(), *docs_routes(lambda: catalog, version="1.2.3", demo=False)])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 
@@ -39,7 +41,7 @@ def text_of(response: Response) -> str:
 
 
 @pytest.mark.parametrize("kind", PROBLEM_TYPES, ids=lambda kind: kind.slug)
-def test_every_problem_has_a_page_that_says_all(kind: ProblemType) -> None:
+def test_every_problem_has_a_complete_page(kind: ProblemType) -> None:
     text = text_of(problem_page(kind))
     for part in (kind.title, kind.meaning, kind.action, str(kind.status), f'"type": "/problems/{kind.slug}"'):
         assert part.replace("`", "") in text
@@ -53,6 +55,18 @@ def test_every_problem_has_an_example_of_its_own(kind: ProblemType) -> None:
     assert example.type is kind
     assert example.detail != f"{kind.title}.", f"{kind.slug} has no example in http/problems/examples.py"
     assert json.dumps(example.body())
+
+
+def test_the_page_in_docs_is_what_the_tool_writes() -> None:
+    assert problems_page.PAGE.read_text("utf-8") == problems_page.render(), "run `make format`"
+
+
+@pytest.mark.parametrize("kind", PROBLEM_TYPES, ids=lambda kind: kind.slug)
+def test_the_page_in_docs_has_every_problem(kind: ProblemType) -> None:
+    page = problems_page.PAGE.read_text("utf-8")
+    section = page.partition(f"\n## {kind.slug}\n")[2].partition("\n## ")[0]
+    for part in (kind.title, kind.meaning, kind.action, str(kind.status), kind.code or "SQLSTATE"):
+        assert part in " ".join(section.split())
 
 
 def test_a_type_without_an_example_is_shown_by_its_title() -> None:

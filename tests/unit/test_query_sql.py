@@ -203,12 +203,14 @@ def test_an_unknown_column_is_named_with_its_table(raw: str) -> None:
         Selected(Field("n"), cast="int) FROM x --"),
         Selected(Field("n"), cast="text\n"),
         Selected(Field("n"), cast='"int"'),
+        Selected(Field("n"), cast="int int"),
+        Selected(Field("n"), cast="nothing"),
         Selected(Field("n"), alias=""),
         Selected(Field("n"), alias="é" * 32),
         Selected(Field("j", (JsonStep("", as_text=False),))),
     ],
 )
-def test_a_selected_column_that_sql_cannot_say_is_refused(item: Selected) -> None:
+def test_a_selected_column_that_sql_cannot_express_is_refused(item: Selected) -> None:
     with pytest.raises(QueryError, match=r"^select: "):
         render_select(TABLE, (item,), Bound())
 

@@ -7,8 +7,7 @@ import asyncpg
 import pytest
 
 from fencepost.fencing.token import Token
-from fencepost.gateway.writes.rounds import Answer, Verdict, decide_alone
-from fencepost.gateway.writes.verdicts import ROUNDS
+from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, decide_alone
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.statements.parameters import RowWrite

@@ -1,4 +1,4 @@
-"""Which source a URL names, and what is said of one that names none."""
+"""Which source a URL names, and the error for one that names none."""
 
 import pytest
 

@@ -10,7 +10,7 @@ async def test_time_counts_from_the_first_signal() -> None:
     clock = ManualClock()
     stopping = Stopping(30, clock.now)
     await clock.advance(100)
-    assert stopping.left() == 30, "nobody has asked"
+    assert stopping.left() == 30, "no stop was requested"
     stopping.ask()
     await clock.advance(10)
     stopping.ask()

@@ -28,7 +28,7 @@ def is_a_token(raw: bytes) -> bool:
 @example(raw=b"9223372036854775808")
 @example(raw=b"34\n")
 @example(raw=b"")
-def test_bytes_are_a_token_iff_the_definition_says_so(raw: bytes) -> None:
+def test_bytes_are_a_token_iff_the_definition_has_it(raw: bytes) -> None:
     if is_a_token(raw):
         assert parse_token(raw) == int(raw)
     else:

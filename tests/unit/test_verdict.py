@@ -1,4 +1,4 @@
-"""Verdicts: what a mark says to a token."""
+"""Verdicts: how a mark judges a token."""
 
 from hypothesis import given
 from hypothesis import strategies as st

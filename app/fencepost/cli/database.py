@@ -8,6 +8,7 @@ import asyncpg
 import click
 
 from fencepost.embedded.data_directory import running_url
+from fencepost.embedded.process import EmbeddedServerError
 from fencepost.settings import Settings
 from fencepost.storage.connections import session
 from fencepost.storage.connections.engine import UNREADABLE_URL
@@ -22,7 +23,10 @@ def database_url(settings: Settings) -> str:
     """Return the database's URL: the one that is set, or that of the embedded server running in the data directory."""
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
-    url = running_url(settings.data_dir)
+    try:
+        url = running_url(settings.data_dir)
+    except EmbeddedServerError as error:
+        raise click.ClickException(str(error)) from error
     if url is None:
         raise click.ClickException(
             "no database: set --database-url or FENCEPOST_DATABASE_URL. (Without one, this command looks for the "

@@ -2,6 +2,7 @@
 
 import click
 
+from fencepost.cli.api_token import read_api_token
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
@@ -17,11 +18,13 @@ _EPILOG = f"""{EXIT_CODES}
 The command's environment:
   FENCEPOST_TERM          the term: a later leader's is larger
   FENCEPOST_ELECTION      NAME
-  FENCE_TOKEN             the term again, as a token: for one write of each resource
+  FENCE_TOKEN             a token: for one write of each resource
+  FENCE_SEALED_TOKEN      the same with its seal, where the gateway seals tokens
   FENCE_LOCK              election/NAME, the lock that the leader holds
   FENCEPOST_URL           the gateway
   FENCEPOST_LEASE         the lease's id
   FENCEPOST_LEASE_SECRET  what `fencepost mint` draws more tokens with
+  FENCEPOST_API_TOKEN_FILE  as we have it, or --api-token-file; FENCEPOST_API_TOKEN is taken away
 """
 
 
@@ -44,10 +47,12 @@ def elect(  # noqa: PLR0913 - one for each option
     name: str,
     command: tuple[str, ...],
     url: str,
+    api_token_file: str | None,
     ttl: float,
     wait: float | None,
     no_wait: bool,
     again: bool,
+    writes: tuple[str, ...],
     source: str | None,
     owner: str | None,
     grace: float | None,
@@ -64,10 +69,13 @@ def elect(  # noqa: PLR0913 - one for each option
         raise click.UsageError("NAME: an election has a name")
     job = Job(
         url=url,
+        token=read_api_token(api_token_file),
+        token_file=api_token_file,
         names=(f"election/{name}",),
         claims=(),
         owner=owner,
         source=source,
+        writes=writes,
         ttl=ttl,
         wait=wait_for(wait, no_wait=no_wait),
         grace=grace_for(ttl, grace),

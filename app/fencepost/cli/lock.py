@@ -2,6 +2,7 @@
 
 import click
 
+from fencepost.cli.api_token import read_api_token
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
@@ -16,10 +17,12 @@ _EPILOG = f"""{EXIT_CODES}
 \b
 The command's environment:
   FENCE_TOKEN             a fresh token: for one write of each resource
+  FENCE_SEALED_TOKEN      the same with its seal, where the gateway seals tokens
   FENCE_LOCK              NAME
   FENCEPOST_URL           the gateway
   FENCEPOST_LEASE         the lease's id
   FENCEPOST_LEASE_SECRET  what `fencepost mint` draws more tokens with
+  FENCEPOST_API_TOKEN_FILE  as we have it, or --api-token-file; FENCEPOST_API_TOKEN is taken away
 """
 
 
@@ -42,12 +45,14 @@ def lock(  # noqa: PLR0913 - one for each option
     name: str,
     command: tuple[str, ...],
     url: str,
+    api_token_file: str | None,
     ttl: float,
     wait: float | None,
     no_wait: bool,
     also: tuple[str, ...],
     claim: bool,
     claim_resource: tuple[str, ...],
+    writes: tuple[str, ...],
     source: str | None,
     owner: str | None,
     grace: float | None,
@@ -64,10 +69,13 @@ def lock(  # noqa: PLR0913 - one for each option
     names = (name, *also)
     job = Job(
         url=url,
+        token=read_api_token(api_token_file),
+        token_file=api_token_file,
         names=names,
         claims=(*names, *claim_resource) if claim else claim_resource,
         owner=owner,
         source=source,
+        writes=writes,
         ttl=ttl,
         wait=wait_for(wait, no_wait=no_wait),
         grace=grace_for(ttl, grace),

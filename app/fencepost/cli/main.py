@@ -8,17 +8,25 @@ import click
 from fencepost import __version__
 
 _MODULES: Final = {
+    "check": "check",
+    "consume": "consume",
+    "dead": "dead",
     "doctor": "status",
     "elect": "elect",
     "fence": "fence",
     "generation": "generation",
+    "key": "key",
     "lock": "lock",
     "migrate": "migrate",
     "mint": "mint",
     "protect": "protect",
+    "queue": "queue",
+    "release": "release",
+    "report": "report",
     "serve": "serve",
     "source": "source",
     "status": "status",
+    "torture": "torture",
     "unprotect": "protect",
 }
 

@@ -8,6 +8,7 @@ from fencepost.cli.options import settings_options
 from fencepost.settings import Settings
 from fencepost.storage.protecting import partitions
 from fencepost.storage.schema import migrate as migration
+from fencepost.storage.schema import revisions
 from fencepost.storage.schema.owner import act_sql
 from fencepost.storage.tables.catalog import quote
 
@@ -21,26 +22,50 @@ GRANTS = (
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
     " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
     " fencepost.idem_begin_each(text, text[], bytea[]),"
-    " fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[]),"
+    " fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[]),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
-    " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer),"
+    " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[]),"
     " fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),"
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
     " fencepost.lease(bigint), fencepost.lost(bigint),"
-    " fencepost.issued_to(bigint), fencepost.lock_states(text, text, integer), fencepost.lock_counts() TO {role}",
+    " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]),"
+    " fencepost.lock_counts() TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"
     " fencepost.source_state(text, text),"
     " fencepost.source_repeated(bytea), fencepost.source_draw(text, bigint, integer),"
-    " fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer),"
+    " fencepost.source_grant(text, text, bytea, text, text[], text, bigint[], bigint, bigint, integer, integer,"
+    " text[]),"
     " fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]),"
     " fencepost.source_hold(text, bigint, bytea), fencepost.source_lease(text, bigint, bytea),"
     " fencepost.source_renewed(bigint, bytea, integer, integer),"
     " fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint), fencepost.source_end(bigint, boolean),"
     " fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint), fencepost.source_lost(text, bigint),"
-    " fencepost.source_lock_states(text, text, text, integer), fencepost.source_verified(text, bigint),"
+    " fencepost.source_lock_states(text, text[], text, integer, text[]), fencepost.source_verified(text, bigint),"
     " fencepost.source_forget(double precision, integer) TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.queue_register(text, text),"
+    " fencepost.queue_check(text, text, bigint[], bigint[], bigint, bigint[], bigint[]),"
+    " fencepost.queue_quarantine(text, text, bigint),"
+    " fencepost.queue_note_progress(text, bigint, integer[], bigint[], double precision[], bigint[], bigint[],"
+    " bigint[], bigint[], text[], text[], double precision[]),"
+    " fencepost.queue_committed(text, bigint, bigint[]),"
+    " fencepost.queue_is_committed(text, bigint, integer, bigint),"
+    " fencepost.queue_known(), fencepost.queue_stop(text, text, text), fencepost.queue_clear(text, text, text),"
+    " fencepost.queue_close(text, text), fencepost.queue_stopped_by(text), fencepost.queue_results(text[], bytea),"
+    " fencepost.queue_record(text, bytea, integer, text[], bytea) TO {role}",
+    "GRANT EXECUTE ON FUNCTION"
+    " fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]), fencepost.queue_state(),"
+    " fencepost.queue_decided(), fencepost.queue_at(integer, bigint),"
+    " fencepost.queue_join(text, text, integer, boolean),"
+    " fencepost.queue_own(text, integer, integer[]),"
+    " fencepost.queue_take(text, integer[], integer[], bigint[], integer, bigint),"
+    " fencepost.queue_done(integer[], bigint[]),"
+    " fencepost.queue_leave(text), fencepost.queue_buried(text, integer), fencepost.queue_exhume(text),"
+    " fencepost.queue_bury(text, text, integer, bigint, bytea, text[], bytea[], bytea, double precision),"
+    " fencepost.queue_dead_count() TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.api_keys_of(text[]), fencepost.api_keys_used(text[]) TO {role}",
+    "GRANT EXECUTE ON FUNCTION fencepost.add_refusals(text[], text[], bigint[], text[]) TO {role}",
     "GRANT SELECT ON fencepost.generations TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.origin(), fencepost.prune_horizon(),"
     " fencepost.prune_marks(bigint, xid8, double precision, text, integer), fencepost.sizes() TO {role}",
@@ -80,6 +105,6 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
         return await partitions.lacks_event_triggers(connection)
 
     unwatched = on_database(settings, grant_all)
-    click.echo(f"the schema fencepost is at revision {migration.newest()}")
+    click.echo(f"the schema fencepost is at revision {revisions.newest()}")
     if unwatched:
         click.echo(f"note: {partitions.MISSING}.")

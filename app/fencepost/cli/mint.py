@@ -6,26 +6,23 @@ from urllib.parse import quote
 
 import click
 
+from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.options import DEFAULT_URL
-from fencepost.client import ApiError, Retry, SystemClock
-from fencepost.client.acquiring import SECRET_HEADER
-from fencepost.client.exchange import Call, Exchange
+from fencepost.cli.locking.options import DEFAULT_URL, lost_exit_code_option
+from fencepost.client import ApiError, Retry, SystemClock, Token, Unauthenticated
+from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
+from fencepost.client.http.exchange import Call, Exchange
+from fencepost.client.leases.acquiring import SECRET_HEADER
 
 _ANSWER_SECONDS = 10.0
 
 
 @click.command()
 @click.argument("count", type=click.IntRange(min=1), default=1)
-@click.option(
-    "--lost-exit-code",
-    type=click.IntRange(0, 255),
-    default=exit_codes.LOST,
-    show_default=True,
-    metavar="N",
-    help="When the lock was lost.",
-)
-def mint(count: int, lost_exit_code: int) -> None:
+@click.option("--sealed", is_flag=True, help="Print them with their seals, for tables that want them: X-Fence-Token.")
+@api_token_option
+@lost_exit_code_option
+def mint(count: int, sealed: bool, api_token_file: str | None, lost_exit_code: int) -> None:
     """Print COUNT fresh fencing tokens, one a line, for the command of `fencepost lock` that calls this.
 
     Under the rule strict each write of a resource needs a token of its own. A later token is larger, and larger than
@@ -38,17 +35,23 @@ def mint(count: int, lost_exit_code: int) -> None:
     if not lease or not secret:
         raise click.UsageError("FENCEPOST_LEASE and FENCEPOST_LEASE_SECRET are not set: `fencepost lock` sets them")
     url = os.environ.get("FENCEPOST_URL") or DEFAULT_URL
+    api_token = read_api_token(api_token_file)
     try:
-        tokens = asyncio.run(_mint(url, lease, secret, count))
+        tokens = asyncio.run(_mint(url, api_token, lease, secret, count, sealed=sealed))
     except ApiError as error:
         click.echo(f"fencepost mint: {error}", err=True)
+        if isinstance(error, Unauthenticated) and api_token is None:
+            click.echo(
+                f"fencepost mint: `fencepost lock` hands on {FILE_VARIABLE}, and not {TOKEN_VARIABLE}: use a file",
+                err=True,
+            )
         raise SystemExit(exit_codes.of_error(error, lost=lost_exit_code)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     click.echo("\n".join(tokens))
 
 
-async def _mint(url: str, lease: str, secret: str, count: int) -> list[str]:
+async def _mint(url: str, api_token: Token | None, lease: str, secret: str, count: int, *, sealed: bool) -> list[str]:
     async with Exchange(
         url,
         retry=Retry(),
@@ -58,6 +61,7 @@ async def _mint(url: str, lease: str, secret: str, count: int) -> list[str]:
         verify=True,
         transport=None,
         decimals=False,
+        token=api_token,
     ) as exchange:
         call = Call(
             method="POST",
@@ -67,4 +71,6 @@ async def _mint(url: str, lease: str, secret: str, count: int) -> list[str]:
             upkeep=True,
         )
         answer = await exchange.repeat(call)
-        return [str(token) for token in answer.body["tokens"]]
+        if sealed and "sealed_tokens" not in answer.body:
+            raise ValueError(f"--sealed: {url} seals no tokens: it has no FENCEPOST_SEAL_KEYS_FILE")
+        return [str(token) for token in answer.body["sealed_tokens" if sealed else "tokens"]]

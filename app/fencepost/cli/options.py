@@ -26,7 +26,8 @@ def settings_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...
     The command gets them, together with the variables and defaults, as the keyword argument `settings`. A bad
     value ends the command with one line and exit code 2.
     """
-    chosen = names or tuple(Settings.model_fields)
+    known = tuple(Settings.model_fields)
+    chosen = tuple(name for name in known if not names or name in names or name.removesuffix("_file") in names)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -55,6 +56,9 @@ def to_environment(settings: Settings) -> dict[str, str]:
     variables = {}
     for name in Settings.model_fields:
         value = getattr(settings, name)
+        # It has been read, and may be another one by the time that a process begins.
+        if name.removesuffix("_file") in Settings.model_fields.keys() - {name}:
+            value = None
         if isinstance(value, SecretStr):
             value = value.get_secret_value()
         variables[variable(name)] = "" if value is None else str(value)
@@ -77,15 +81,15 @@ def _option(name: str, field: FieldInfo) -> Callable[[Callable[..., Any]], Calla
     if field.annotation is bool:
         return click.option(f"{flag(name)}/{flag('no_' + name)}", name, default=None, help=text)
     # Values stay text: Settings judges them, so that an option and a variable fail in the same words.
-    return click.option(flag(name), name, default=None, metavar=_metavar(field.annotation), help=text)
+    return click.option(flag(name), name, default=None, metavar=_metavar(name, field.annotation), help=text)
 
 
-def _metavar(annotation: Any) -> str:
+def _metavar(name: str, annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"[{'|'.join(get_args(annotation))}]"
     kinds = {int: "INTEGER", float: "SECONDS", Path: "PATH"}
     if SecretStr in get_args(annotation):
-        return "URL"
+        return "SECRET" if name.endswith("_secret") else "URL"
     return kinds.get(annotation, "TEXT")
 
 
@@ -98,5 +102,5 @@ def _display(default: object) -> str:
 def _explain(detail: Any) -> str:
     name = str(detail["loc"][0])
     # A database URL holds a password.
-    shown = "" if name == "database_url" else f", not {str(detail['input'])!r}"
+    shown = "" if SecretStr in get_args(Settings.model_fields[name].annotation) else f", not {str(detail['input'])!r}"
     return f"bad value for {flag(name)} ({variable(name)}): {detail['msg']}{shown}"

@@ -33,6 +33,12 @@ _WAIT = click.option(
     "not known to have issued is refused.",
 )
 @click.option(
+    "--queue",
+    metavar="NAME",
+    help="The table takes all its writes by this queue, and positions in it for tokens: postgres:default, kafka:TOPIC, "
+    "redis:STREAM. Instead of --source, --scope, --verify and --max-*.",
+)
+@click.option(
     "--verify/--no-verify",
     default=None,
     help="The gateway asks the source about tokens of locks that were not taken through it, before a mark is raised.",
@@ -69,6 +75,11 @@ _WAIT = click.option(
     default=None,
     help="The gateway refuses writes to this table that carry no Idempotency-Key.",
 )
+@click.option(
+    "--sealed/--no-sealed",
+    default=None,
+    help="The gateway takes sealed tokens only, and only for what their seals are bound to (FENCEPOST_SEAL_KEYS_FILE).",
+)
 @_SQL
 @_WAIT
 def protect(  # noqa: PLR0913, PLR0917 - one for each option
@@ -76,6 +87,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     settings: Settings,
     rule: Rule | None,
     source: str | None,
+    queue: str | None,
     verify: bool | None,
     above: int | None,
     max_token: int | None,
@@ -83,6 +95,7 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
     scope: str | None,
     no_scope: bool,
     requires_key: bool | None,
+    sealed: bool | None,
     sql: bool,
     wait: float,
 ) -> None:
@@ -98,14 +111,15 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
 
     async def plan(connection: asyncpg.Connection) -> ProtectPlan:
         made = await plan_protect(
-            connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump
+            connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump, queue, sealed
         )
         if not sql:
             await apply(connection, made, wait=wait)
         return made
 
     made = on_database(settings, plan)
-    click.echo(made.script() if sql else f"{made.name} is protected: writes need a token", nl=not sql)
+    need = "a token" if queue is None else f"to go by {queue}"
+    click.echo(made.script() if sql else f"{made.name} is protected: writes need {need}", nl=not sql)
 
 
 @click.command()

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import asyncpg
 import click
@@ -44,23 +44,52 @@ def serve(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     from fencepost.cli.serving.server import run_gateway  # noqa: PLC0415
+    from fencepost.http.sites import read_sites  # noqa: PLC0415
+    from fencepost.identity_wiring import check_authentication  # noqa: PLC0415
+    from fencepost.queue_wiring import read_queues  # noqa: PLC0415
+    from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415
     from fencepost.source_wiring import check_sources  # noqa: PLC0415
 
     check_sources(settings)
-    # The port comes first: when it is busy, nothing else has been touched.
-    with (
-        listen(settings.host, settings.port, allow_remote=settings.allow_remote) as listener,
-        _database(settings) as (url, embedded),
-    ):
-        resolved = settings.model_copy(update={"database_url": SecretStr(url), "port": listener.getsockname()[1]})
+    read_queues(settings)
+    read_seal_keys(settings)
+    read_sites(settings.host, settings.allowed_hosts, settings.cors_origins)
+    read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
+    authenticated = check_authentication(settings)
+    # The ports come first: when one is busy, nothing else has been touched.
+    with _listeners(settings) as listeners, _database(settings) as (url, embedded):
+        ports = dict(zip(("port", "admin_port"), (each.getsockname()[1] for each in listeners), strict=False))
+        resolved = settings.model_copy(update={"database_url": SecretStr(url), **ports})
         os.environ.update(to_environment(resolved))
         token = asyncio.run(_prepare(url, embedded=embedded is not None, demo=settings.demo))
         run_gateway(
             resolved,
-            listener,
-            on_ready=lambda: click.echo(_greeting(settings, listener, token, embedded=embedded is not None)),
+            listeners,
+            on_ready=lambda: click.echo(
+                _greeting(settings, listeners, token, embedded=embedded is not None, authenticated=authenticated)
+            ),
             database_runs=lambda: embedded is None or embedded.running,
         )
+
+
+@contextlib.contextmanager
+def _listeners(settings: Settings) -> Iterator[list[socket.socket]]:
+    """Listen on the main port, and on the admin port if there is one. Raises ListenError."""
+    with contextlib.ExitStack() as stack:
+        main = stack.enter_context(listen(settings.host, settings.port, allow_remote=settings.allow_remote))
+        listeners = [main]
+        if settings.admin_port is not None:
+            if settings.admin_port == main.getsockname()[1]:
+                raise ListenError(
+                    f"--port and --admin-port are both {settings.admin_port}: the two need different ones"
+                )
+            admin = listen(
+                settings.admin_host, settings.admin_port, allow_remote=settings.allow_remote, prefix="admin-"
+            )
+            listeners.append(stack.enter_context(admin))
+            if admin.getsockname()[1] == main.getsockname()[1]:  # of two free ones, on two addresses
+                raise ListenError("--port and --admin-port took the same free port: start again")
+        yield listeners
 
 
 @contextlib.contextmanager
@@ -78,11 +107,11 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
 
     Returns the token for the demo's curl line.
     """
+    from fencepost.gateway_wiring import check_database  # noqa: PLC0415
     from fencepost.startup import StartupError  # noqa: PLC0415
     from fencepost.storage.demo import load  # noqa: PLC0415
     from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
     from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
-    from fencepost.wiring import check_database  # noqa: PLC0415
 
     if embedded:
         await upgrade(url)
@@ -95,13 +124,17 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
         raise StartupError(f"the demo table cannot be made: {error}") from error
 
 
-def _greeting(settings: Settings, listener: socket.socket, token: int | None, *, embedded: bool) -> str:
-    url = base_url(listener)
+def _greeting(
+    settings: Settings, listeners: Sequence[socket.socket], token: int | None, *, embedded: bool, authenticated: bool
+) -> str:
+    url = base_url(listeners[0])
     lines = [f"Fencepost {__version__} serves {url}", f"  docs  {url}/docs"]
+    lines += [f"  admin {base_url(admin)}" for admin in listeners[1:]]
     if embedded:
         lines.append(f"  data  {settings.data_dir}")
     if token is not None:
-        lines.append(f"  try   {_TRY.format(url=url, token=token)}")
+        known = ' -H "Authorization: Bearer $JWT"' if authenticated else ""
+        lines.append(f"  try   {_TRY.format(url=url, token=token)}{known}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""`fencepost source`: the lock services that tokens come from, and `bump`, an operator's word for one of them."""
+"""`fencepost source`: the lock services and queues that tokens come from, and `raise`, by which an operator ends a
+quarantine.
+"""
 
 import asyncpg
 import click
@@ -10,6 +12,7 @@ from fencepost.settings import Settings
 from fencepost.source_wiring import read_source
 from fencepost.startup import StartupError
 from fencepost.storage.leases import sources
+from fencepost.storage.queues.progress import is_queue
 from fencepost.storage.upkeep import raising
 
 
@@ -19,7 +22,7 @@ from fencepost.storage.upkeep import raising
 def source(context: click.Context, settings: Settings) -> None:
     """List the token sources that were ever configured, how far their tokens got, and which tables take them.
 
-    Exit code 1 when one of them is frozen.
+    Exit code 1 when one of them is quarantined.
     """
     context.obj = settings
     if context.invoked_subcommand is not None:
@@ -30,8 +33,8 @@ def source(context: click.Context, settings: Settings) -> None:
         click.echo(f"{each.name} ({each.kind}): {each.describe()}; {tables}")
     if not known:
         click.echo("no sources beside the built-in one: fencepost serve --sources NAME=URL")
-    if frozen := [each.name for each in known if each.frozen is not None]:
-        click.echo(f"when it counts on from a number you vouch for: fencepost source bump {frozen[0]} --reason …")
+    if quarantined := [each.name for each in known if each.quarantined is not None]:
+        click.echo(f"when it counts on from a number you vouch for: fencepost source raise {quarantined[0]} --reason …")
         raise SystemExit(1)
 
 
@@ -53,7 +56,7 @@ def add(settings: Settings, source: str) -> None:
     click.echo(f"{configured.name} is known: {configured.kind}")
 
 
-@source.command()
+@source.command("raise")
 @click.argument("name")
 @click.option("--reason", required=True, help="Why; it is recorded.")
 @click.option(
@@ -64,12 +67,15 @@ def add(settings: Settings, source: str) -> None:
     help="Also above this one: a mark of a table that is to be pinned to the source.",
 )
 @click.pass_obj
-def bump(settings: Settings, name: str, reason: str, above: int) -> None:
+def raise_generation(settings: Settings, name: str, reason: str, above: int) -> None:
     """Raise the generation of the source NAME: its tokens go on from above all that were ever given out.
 
     For a lock service that was restored from a backup, failed over without its last writes, or set up anew. Tokens of
     earlier generations are stale from now on, and leases of the source are over. Writes that are under way end first.
     Gateways need no restart.
+
+    For a queue: its log was made again, got other partitions, or lost messages. What waits in it is applied under
+    tokens of the new generation.
     """
     if not reason.strip():
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
@@ -84,7 +90,8 @@ def bump(settings: Settings, name: str, reason: str, above: int) -> None:
             raise click.ClickException(message) from error
 
     raised = on_database(settings, act)
+    after = "What waits in it gets tokens of this generation." if is_queue(name) else "All its leases are over."
     click.echo(
-        f"{name} is at generation {raised}: its tokens begin at {raised << GENERATION_BITS}, older ones are"
-        " stale. All its leases are over."
+        f"{name} is at generation {raised}: its tokens begin at {raised << GENERATION_BITS}, older ones are stale."
+        f" {after}"
     )

@@ -7,8 +7,11 @@ import asyncpg
 import click
 
 from fencepost.cli.database import database_url, on_database
-from fencepost.cli.doctor_sources import examine_sources, read_configured_sources
+from fencepost.cli.doctor_queues import examine_queues, read_configured_queues
+from fencepost.cli.doctor_seals import examine_seals
+from fencepost.cli.doctor_sources import examine_sources, read_configured_sources, read_names_of_queues
 from fencepost.cli.options import settings_options
+from fencepost.cli.tables import print_table
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.settings import Settings
 from fencepost.storage.inspecting import break_glass as inspect_glass
@@ -28,13 +31,17 @@ from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.builtin import LockState
 from fencepost.storage.leases.sources import KnownSource
-from fencepost.storage.upkeep import pruning
+from fencepost.storage.queues import progress
+from fencepost.storage.queues.progress import KnownQueue
+from fencepost.storage.upkeep import pruning, refusals
 from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 from fencepost.storage.upkeep.pruning import Size
+from fencepost.storage.upkeep.refusals import CallersRefusals
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
 _USES = ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON")
+_REFUSALS = ("DAY", "CALLER", "CODE", "TIMES", "LAST")
 _MOST_LOCKS = 1000
 _MOST_USES = 5
 _KILO = 1024
@@ -65,7 +72,9 @@ class _Snapshot:
     sizes: list[Size]
     floors: list[tuple[str, int]]
     broken_glass: list[BreakGlassUse]
+    refusals: list[CallersRefusals]
     sources: list[KnownSource]
+    queues: list[KnownQueue]
 
 
 async def _look(connection: asyncpg.Connection) -> _Snapshot:
@@ -76,7 +85,9 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
         await pruning.count_marks(connection),
         await pruning.raised_floors(connection),
         await inspect_glass.newest_uses(connection, _MOST_USES),
+        await refusals.newest(connection, _MOST_USES),
         await sources.list_known(connection),
+        await progress.known(connection),
     )
 
 
@@ -98,19 +109,47 @@ def status(settings: Settings, as_json: bool) -> None:
     _print_tables(seen)
     for source in seen.sources:
         click.echo(f"source {source.name}: {source.describe()}")
+    for queue in seen.queues:
+        click.echo(f"queue {queue.name}: {_queue(queue)}")
     if seen.locks:
         click.echo()
-        _print_table(_LOCKS, [_lock(state) for state in seen.locks])
+        print_table(_LOCKS, [_lock(state) for state in seen.locks])
         if len(seen.locks) == _MOST_LOCKS:
             click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
+    if seen.refusals:
+        click.echo("\nrefused for who the caller is (fencepost.refusals has all):")
+        print_table(_REFUSALS, [(r.day, r.caller, r.code, str(r.count), r.detail) for r in seen.refusals])
     if seen.broken_glass:
         click.echo("\nwritten without a token, behind broken glass (fencepost.break_glass_log has all):")
-        _print_table(_USES, [_use(each) for each in seen.broken_glass])
+        print_table(_USES, [_use(each) for each in seen.broken_glass])
+
+
+def _queue(queue: KnownQueue) -> str:
+    """Say how far a queue is decided, as its consumers recorded: by how many messages when they last looked."""
+    parts, of_all = [], queue.partitions
+    lags = [each.lag for each in of_all if each.lag is not None]
+    if lags:
+        parts.append(f"lag {sum(lags)}")
+    if oldest := [each.oldest_s for each in of_all if each.oldest_s is not None]:
+        parts.append(f"oldest {max(oldest):.0f} s")
+    counted = {
+        "applied": sum(each.applied for each in of_all),
+        "refused": sum(each.refused for each in of_all),
+        "failed": sum(each.failed for each in of_all),
+        "redelivered": sum(each.redelivered for each in of_all),
+    }
+    parts += [f"{what} {count}" for what, count in counted.items()]
+    if queue.stopped:
+        parts.append(f"{queue.stopped} resources stopped")
+    parts += [each.describe() for each in queue.blocked]
+    if queue.quarantined is not None:
+        parts.append(f"quarantined: {queue.quarantined}")
+    return ", ".join(parts)
 
 
 def _print_tables(seen: _Snapshot) -> None:
     if seen.protected:
-        _print_table(
+        print_table(
             _TABLES,
             [(p.name, p.rule, _source(p), ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in seen.protected],
         )
@@ -126,9 +165,10 @@ def _print_tables(seen: _Snapshot) -> None:
 
 
 def _source(table: Protected) -> str:
-    """Name the source, with the ceiling of an external table where one was set."""
+    """Name the source, with the ceiling of an external table where one was set, and whether tokens are sealed."""
     bounds = [f"to {table.max_token}"] if table.max_token not in (None, str(HIGHEST_TOKEN)) else []
     bounds += [f"jumps to {table.max_jump}"] if table.max_jump is not None else []
+    bounds += ["sealed"] if table.sealed else []
     return table.source + (f" ({', '.join(bounds)})" if bounds else "")
 
 
@@ -150,7 +190,9 @@ def _as_json(seen: _Snapshot) -> dict[str, object]:
             for state in seen.locks
         ],
         "sources": [{**asdict(each), "issued": str(each.issued)} for each in seen.sources],
+        "queues": [asdict(each) for each in seen.queues],
         "broken_glass": [asdict(each) for each in seen.broken_glass],
+        "refusals": [asdict(each) for each in seen.refusals],
     }
 
 
@@ -178,19 +220,24 @@ def _lock(state: LockState) -> tuple[str, ...]:
     return (state.name, state.owner or "", str(state.lease_id), str(state.last_token), left, waiting)
 
 
-def _print_table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
-    widths = [max(len(line[n]) for line in [header, *lines]) for n in range(len(header))]
-    for line in [header, *lines]:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
 @click.command()
-@settings_options("database_url", "data_dir", "sources", "workers", "pool_size", "batch_pool_size")
+@settings_options(
+    "database_url",
+    "data_dir",
+    "sources",
+    "queues",
+    "workers",
+    "pool_size",
+    "batch_pool_size",
+    "lease_pool_size",
+    "seal_keys_file",
+)
 def doctor(settings: Settings) -> None:
-    """Find faults: server, schema, every protected table, and the lock services that are configured. Exit code 1 when
-    there is an error.
+    """Find faults: server, schema, every protected table, the lock services and queues that are configured. Exit code
+    1 when there is an error.
     """
-    configured = read_configured_sources(settings)
+    configured, queues = read_configured_sources(settings), read_names_of_queues(settings)
+    logs = read_configured_queues(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspect.examine_server(connection)
@@ -204,12 +251,10 @@ def doctor(settings: Settings) -> None:
             except asyncpg.LockNotAvailableError:
                 findings.append(Finding("error", "locks", _LOCKED))
             findings.append(await inspect_session.examine_session(database_url(settings)))
-            findings.append(
-                await inspect_session.examine_room(
-                    connection, settings.workers, settings.pool_size, settings.batch_pool_size
-                )
-            )
-            findings += await examine_sources(connection, configured)
+            findings.append(await inspect_session.examine_room(connection, settings.workers, settings.pool_sizes))
+            findings += await examine_sources(connection, configured, queues)
+            findings += await examine_queues(logs)
+            findings += await examine_seals(connection, settings)
         return findings
 
     findings = on_database(settings, look, migrated=False)

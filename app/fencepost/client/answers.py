@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from fencepost.client.problem import as_time
+from fencepost.client.fence_token import FenceToken, read_tokens
+from fencepost.client.problem import as_time, as_token
 
 Row: TypeAlias = dict[str, Any]
 """A row: columns by name, values as JSON has them."""
@@ -13,45 +14,64 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An accepted claim. `row` is None where the key has no row; the mark is raised all the same."""
+    """An accepted claim. `row` is None where the key has no row; the mark is raised all the same. It is None where the
+    answer was repeated to another token than the one that made it.
+    """
 
     resource: str
-    mark: int
+    mark: int | None
     row: Row | None
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "Claimed":
         """Read an answer's member."""
-        return cls(body["resource"], int(body["mark"]), body["row"])
+        return cls(body["resource"], as_token(body["mark"]), body["row"])
 
 
 @dataclass(frozen=True, slots=True)
 class StoryEvent:
-    """One thing that is known of a resource. `at` is None where only the token is kept."""
+    """One thing that is known of a resource. `at` is None where only the token is kept. `token` is None where the rule
+    accepts it still: then the gateway does not show it.
+    """
 
     event: str
-    token: int
+    token: int | None
     at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class FenceState:
-    """What is known of a resource. The mark of one that was never written is 0. `tables`: those of a scope."""
+    """What is known of a resource. The mark of one that was never written is 0; under the rule epoch any other
+    is None: it equals a token that is accepted still. `tables`: those of a scope.
+    """
 
     resource: str
-    mark: int
+    mark: int | None
     rule: Literal["strict", "epoch"]
     source: str
     row_exists: bool
     story: tuple[StoryEvent, ...]
     tables: tuple[str, ...] = ()
+    sealed: bool = False
+    """Whether only sealed tokens may write it."""
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "FenceState":
         """Read GET /v1/fences."""
-        story = tuple(StoryEvent(each["event"], int(each["token"]), as_time(each.get("at"))) for each in body["story"])
+        story = tuple(
+            StoryEvent(each["event"], as_token(each["token"]), as_time(each.get("at"))) for each in body["story"]
+        )
         tables = tuple(body.get("tables", ()))
-        return cls(body["resource"], int(body["mark"]), body["rule"], body["source"], body["row_exists"], story, tables)
+        return cls(
+            body["resource"],
+            as_token(body["mark"]),
+            body["rule"],
+            body["source"],
+            body["row_exists"],
+            story,
+            tables,
+            body.get("sealed", False),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +91,6 @@ class LockState:
     held: bool
     lease_id: str | None
     owner: str | None
-    token: int | None
     granted_at: datetime | None
     expires_at: datetime | None
     remaining: float | None
@@ -80,7 +99,7 @@ class LockState:
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "LockState":
         """Read an element of GET /v1/locks."""
-        token, remaining = body.get("token"), body.get("remaining_ms")
+        remaining = body.get("remaining_ms")
         waiters = (
             Waiter(found["owner"], as_time(found["since"]), as_time(found["until"])) for found in body["waiters"]
         )
@@ -89,7 +108,6 @@ class LockState:
             held=body["held"],
             lease_id=body.get("lease_id"),
             owner=body.get("owner"),
-            token=None if token is None else int(token),
             granted_at=as_time(body.get("granted_at")),
             expires_at=as_time(body.get("expires_at")),
             remaining=None if remaining is None else remaining / 1000,
@@ -108,7 +126,7 @@ class GrantAnswer:
     locks: tuple[str, ...]
     owner: str
     ttl: float
-    tokens: tuple[int, ...]
+    tokens: tuple[FenceToken, ...]
     granted_at: datetime | None
     expires_at: datetime | None
     claims: tuple[Claimed, ...]
@@ -124,7 +142,7 @@ class GrantAnswer:
             locks=tuple(body["locks"]),
             owner=body["owner"],
             ttl=body["ttl_ms"] / 1000,
-            tokens=tuple(int(token) for token in body["tokens"]),
+            tokens=read_tokens(body),
             granted_at=as_time(body["granted_at"]),
             expires_at=as_time(body["expires_at"]),
             claims=tuple(Claimed.read(claim) for claim in body["claims"]),

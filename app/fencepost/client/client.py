@@ -1,30 +1,40 @@
 """The asynchronous client of one gateway. Works on asyncio."""
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Self
 
 import httpx
 
 from fencepost import __version__
-from fencepost.client import calls
-from fencepost.client.acquire_request import FIRST_TOKENS, Claims, Names, default_owner, make_acquire_request
-from fencepost.client.answers import Claimed, FenceState, LockState, Row
-from fencepost.client.calls import Filters, SelectQuery
+from fencepost.client.answers import Claimed, FenceState, LockState
 from fencepost.client.clock import Clock, SystemClock
-from fencepost.client.electing import Elections
-from fencepost.client.exchange import Exchange
-from fencepost.client.keys import Key, resource_of
-from fencepost.client.lease import Lease, claim_call
-from fencepost.client.lock import Background, Lock
-from fencepost.client.retry import DEFAULT_RETRY, Retry
-from fencepost.client.writing import Writer
+from fencepost.client.elections.campaign import Elections
+from fencepost.client.http.credentials import Token
+from fencepost.client.http.exchange import Exchange
+from fencepost.client.http.retry import DEFAULT_RETRY, Retry
+from fencepost.client.leases.acquire_request import (
+    FIRST_TOKENS,
+    Claims,
+    Names,
+    Writes,
+    default_owner,
+    make_acquire_request,
+)
+from fencepost.client.leases.lease import Lease, claim_call
+from fencepost.client.leases.lock import Background, Lock
+from fencepost.client.queued.submit import Submit
+from fencepost.client.rows import calls
+from fencepost.client.rows.rows import Rows
+from fencepost.client.rows.writer import Writer
 
 
-class Client(Elections):
+class Client(Elections, Rows):
     """A client of the gateway at `url`, for one event loop. Close it: `async with Client(url) as c:` does.
 
+    token: a token or API key, sent as `Authorization: Bearer …`; or a callable that gives one, asynchronous or not
+        (`token_from_file(…)`). It is asked again when a JWT ends soon, and when the gateway answers 401.
     owner: the holder's name, as others see it; default `user@host:pid`.
     retry: how often a request is tried again, where that is safe.
     timeout: seconds for an answer (5 at most to connect); an acquire's wait comes on top.
@@ -42,6 +52,7 @@ class Client(Elections):
         self,
         url: str,
         *,
+        token: Token | None = None,
         owner: str | None = None,
         retry: Retry = DEFAULT_RETRY,
         timeout: float = 30.0,
@@ -62,6 +73,7 @@ class Client(Elections):
             verify=verify,
             transport=transport,
             decimals=decimals,
+            token=token,
         )
         self._writer = Writer(self._exchange)
 
@@ -92,6 +104,7 @@ class Client(Elections):
         margin: float | None = None,
         cancel_on_loss: bool = False,
         source: str | None = None,
+        writes: Writes = (),
     ) -> Lock:
         """Give a lock, or several that are taken together, for an `async with`. Times in seconds.
 
@@ -103,11 +116,15 @@ class Client(Elections):
         margin: stop trusting the lease so long before it expires; default 5 % of ttl, at least 20 ms.
         cancel_on_loss: when the lease is lost, cancel the body; the `async with` raises LeaseLost then.
         source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
+        writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
+            what is claimed: resources, or `orders/*`.
 
         ValueError for timings that make no sense.
         """
         owner = owner or self._owner
-        request = make_acquire_request(name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source)
+        request = make_acquire_request(
+            name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source, writes=writes
+        )
         return Lock(self._exchange, self._background, request, margin=margin, cancel_on_loss=cancel_on_loss)
 
     async def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
@@ -119,6 +136,13 @@ class Client(Elections):
             found += page
             if len(page) < calls.LOCKS_PER_PAGE:
                 return found
+
+    # Queues
+
+    @property
+    def submit(self) -> Submit:
+        """Writes that are queued instead of done at once: `client.submit.patch("orders", "order-1", {…})`."""
+        return Submit(self._exchange, self._writer)
 
     # Fences
 
@@ -134,174 +158,3 @@ class Client(Elections):
     async def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""
         return FenceState.read((await self._exchange.repeat(calls.fence(resource))).body)
-
-    # Rows
-
-    async def get(self, table: str, key: Key, *, select: str | None = None) -> Row:
-        """Return one row; RowNotFound if there is none."""
-        row: Row = (await self._exchange.repeat(calls.get(table, key, select))).body
-        return row
-
-    async def select(
-        self,
-        table: str,
-        filters: Filters = (),
-        *,
-        select: str | None = None,
-        order: str | None = None,
-        limit: int | None = None,
-        offset: int | None = None,
-    ) -> list[Row]:
-        """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
-        query = SelectQuery(filters, select, order, limit, offset)
-        rows: list[Row] = (await self._exchange.repeat(calls.select(table, query))).body
-        return rows
-
-    @overload
-    async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row: ...
-
-    @overload
-    async def post(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]: ...
-
-    @overload
-    async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row | list[Row]: ...
-
-    async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row | list[Row]:
-        """Insert a row, or several in one transaction; returns what was stored."""
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: calls.post(table, rows, fresh)
-        )
-        stored: list[Row] = answer.body
-        return stored[0] if isinstance(rows, Mapping) else stored
-
-    async def patch(
-        self,
-        table: str,
-        key: Key,
-        changes: Mapping[str, Any],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row:
-        """Change columns of one row; returns the row. RowNotFound if there is none."""
-        resource = resource_of(table, key)
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: calls.patch(table, key, changes, fresh)
-        )
-        row: Row = answer.body
-        return row
-
-    async def put(
-        self,
-        table: str,
-        key: Key,
-        row: Mapping[str, Any],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row:
-        """Create or replace one row; columns that are left out get their defaults. Returns the row."""
-        resource = resource_of(table, key)
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: calls.put(table, key, row, fresh)
-        )
-        stored: Row = answer.body
-        return stored
-
-    async def delete(
-        self,
-        table: str,
-        key: Key,
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> None:
-        """Delete one row; its mark stays. RowNotFound if there is none."""
-        resource = resource_of(table, key)
-        await self._writer.write(resource, lease, token, idempotency_key, lambda fresh: calls.delete(table, key, fresh))
-
-    async def patch_where(
-        self,
-        table: str,
-        filters: Filters,
-        changes: Mapping[str, Any],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: calls.patch_where(table, filters, changes, fresh)
-        )
-        rows: list[Row] = answer.body
-        return rows
-
-    async def patch_rows(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
-        columns of the key and those to change, all have the same. RowNotFound if a row is not there.
-        """
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: calls.patch_rows(table, rows, fresh)
-        )
-        changed: list[Row] = answer.body
-        return changed
-
-    async def delete_where(
-        self,
-        table: str,
-        filters: Filters,
-        *,
-        lease: Lease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: calls.delete_where(table, filters, fresh)
-        )
-        rows: list[Row] = answer.body
-        return rows

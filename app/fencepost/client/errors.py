@@ -1,29 +1,32 @@
 """Every error that the client raises by itself.
 
     FencepostError
-    └── ApiError                the gateway's answer, in `problem`; or what came instead of an answer
-        ├── StaleToken          FP001  a newer token was accepted here: stop
-        ├── SpentToken          FP002  strict: this token was already used here
-        ├── TokenRequired       FP003  no token on a protected table
-        ├── WrongTokenSource    FP008  the mark comes from another token source
-        ├── UnissuedToken       FP018  the table's source has never issued this token
-        ├── SourceFailed        FP025  the lock service refused, and will again
-        ├── LockHeld            FP011  another client holds the lock, and the wait is over
-        ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
-        ├── Forbidden           403    FP005 unprotected table, or no privilege
-        ├── NotFound            404    FP007 unknown table, FP019 no such route
-        │   └── RowNotFound     FP006
-        ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
-        ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
-        ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
-        └── OutcomeUnknown      FP009, FP013, or a write whose answer never came: it may have landed
+    ├── ApiError                the gateway's answer, in `problem`; or what came instead of an answer
+    │   ├── StaleToken          FP001  a newer token was accepted here: stop
+    │   ├── SpentToken          FP002  strict: this token was already used here
+    │   ├── TokenRequired       FP003  no token on a protected table, or no seal on a sealed one
+    │   ├── WrongTokenSource    FP008  the mark comes from another token source
+    │   ├── UnissuedToken       FP018  the table's source has never issued this token
+    │   ├── SourceFailed        FP025  the lock service refused, and will again
+    │   ├── LockHeld            FP011  another client holds the lock, and the wait is over
+    │   ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
+    │   ├── Unauthenticated     401    FP036 no JWT or API key, FP037 one that is not accepted: ended, revoked, unknown
+    │   ├── Forbidden           403    FP005 unprotected table, FP038 a credential for other things, or no privilege
+    │   │   └── SealRefused     FP041  the token's seal is for other resources, has ended, or is none
+    │   ├── NotFound            404    FP007 unknown table, FP019 no such route
+    │   │   └── RowNotFound     FP006
+    │   ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
+    │   ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
+    │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at once
+    │   ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
+    │   └── OutcomeUnknown      FP009, FP013, FP027, or a write whose answer never came: it may have landed
+    └── StillQueued             (a TimeoutError, too) a queued write is not decided yet
 
 Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
 `exchange.foreign_errors`.
 """
 # ruff: noqa: N818 - the public names: `except StaleToken` reads as what happened
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -99,7 +102,9 @@ class ApiError(FencepostError):
 
     @property
     def current_token(self) -> int | None:
-        """The mark that it was compared with."""
+        """The mark that it was compared with. None under the rule epoch: there the mark is a token that is accepted
+        still, and the gateway does not show it.
+        """
         return self.problem.token("current_token") if self.problem else None
 
     @property
@@ -130,7 +135,7 @@ class SpentToken(ApiError):
 
 
 class TokenRequired(ApiError):
-    """A write to a protected table carried no token (FP003)."""
+    """A write to a protected table carried no token, or one without a seal where the table wants it (FP003)."""
 
 
 class WrongTokenSource(ApiError):
@@ -188,8 +193,33 @@ class LeaseLost(ApiError):
         return self._text("lease_id")
 
 
+class Unauthenticated(ApiError):
+    """The request carried no JWT or API key (FP036), or one that the gateway does not accept (FP037). Nothing was done.
+
+    Where the client has a callable for them, it has asked it once more, and the new one was refused too.
+    """
+
+
 class Forbidden(ApiError):
-    """The table is not protected (FP005), or the gateway's database role may not do this."""
+    """The table is not protected (FP005), the JWT or API key is for other things (FP038), or the database role may not
+    do it.
+    """
+
+
+class SealRefused(Forbidden):
+    """The token's seal does not allow the write (FP041): it is bound to other resources, or has ended, or is none of
+    the gateway's. Nothing was done. Of a lease whose seals have ended the client has minted anew, and tried once more.
+    """
+
+    @property
+    def reason(self) -> str | None:
+        """`other-resource`, `other-source`, `ended`, `unknown-key` or `wrong-seal`."""
+        return self._text("reason")
+
+    @property
+    def outlived(self) -> bool:
+        """Whether tokens that are minted now would have a seal that is good."""
+        return self.reason in ("ended", "unknown-key")
 
 
 class NotFound(ApiError):
@@ -231,52 +261,19 @@ class OutcomeUnknown(ApiError):
     """The key that it was sent with. None for a lease's own claims."""
 
 
-_BY_CODE: Final[dict[str, type[ApiError]]] = {
-    "FP001": StaleToken,
-    "FP002": SpentToken,
-    "FP003": TokenRequired,
-    "FP006": RowNotFound,
-    "FP008": WrongTokenSource,
-    "FP009": OutcomeUnknown,
-    "FP011": LockHeld,
-    "FP012": LeaseLost,
-    "FP013": OutcomeUnknown,
-    "FP018": UnissuedToken,
-    "FP025": SourceFailed,
-}
-_BY_STATUS: Final[dict[int, type[ApiError]]] = {
-    400: BadRequest,
-    403: Forbidden,
-    404: NotFound,
-    405: BadRequest,
-    406: BadRequest,
-    413: BadRequest,
-    415: BadRequest,
-    422: BadRequest,
-}
-_SERVER_FAILED: Final = 500
-_UNAVAILABLE: Final = 503
-_INTERNAL_ERROR: Final = "FP023"
-_INTEGRITY = re.compile(r"23[0-9A-Z]{3}")
+class WriteFailed(ApiError):
+    """A queued write was refused for what is in it, and is a dead letter: `fencepost dead show` has it. It has not
+    been done, and will not be unless an operator retries it. `problem` is what the write would have been answered.
+    """
+
+    def __init__(self, write_id: str, reason: ApiError) -> None:
+        super().__init__(f"write {write_id} failed, and is a dead letter: {reason}", reason.problem)
+        self.write_id = write_id
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["WriteFailed"], tuple[str, ApiError]]:
+        return type(self), (self.write_id, self.reason)
 
 
-def error_of(problem: Problem, *, writes: bool = False) -> ApiError:
-    """Give the error for a problem. `writes`: if the write may have been done, the error is OutcomeUnknown."""
-    code = problem.code
-    kind = _BY_CODE.get(code or "") or _by_extent(problem, writes=writes) or _BY_STATUS.get(problem.status, ApiError)
-    if code and _INTEGRITY.fullmatch(code):
-        kind = ConstraintViolated
-    detail = problem.text("detail") or f"the answer was {problem.status}"
-    return kind(f"{detail} ({code})" if code else detail, problem)
-
-
-def _by_extent(problem: Problem, *, writes: bool) -> type[ApiError] | None:
-    """Sort the gateway's failures: nothing was done, or it is unknown what was done."""
-    if problem.code is not None and problem.status == _UNAVAILABLE and problem.retryable:
-        return Unavailable
-    if problem.status < _SERVER_FAILED or problem.code not in (None, _INTERNAL_ERROR):
-        return None
-    # The gateway's own failure, or a proxy's 502 or 504: the write may have been done.
-    if writes:
-        return OutcomeUnknown
-    return Unavailable if problem.code is None else None
+class StillQueued(FencepostError, TimeoutError):
+    """A queued write was not decided within the time that was given. It may be decided at any moment."""

@@ -15,7 +15,6 @@ class Superseded:
 
     holder: str | None
     lease_id: str | None
-    token: int | None
     locks: tuple[str, ...]
     granted_at: datetime | None
     issued_at: datetime | None
@@ -81,7 +80,6 @@ def _read_superseded(found: Mapping[str, Any]) -> Superseded:
     return Superseded(
         holder=text("holder"),
         lease_id=text("lease_id"),
-        token=as_token(found.get("token")),
         locks=tuple(str(name) for name in locks) if isinstance(locks, list) else (),
         granted_at=as_time(found.get("granted_at")),
         issued_at=as_time(found.get("issued_at")),

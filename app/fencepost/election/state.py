@@ -15,12 +15,16 @@ class Leader:
     is renewed, `remaining_ms` what was left of it.
     """
 
-    term: int
     owner: str
     lease_id: LeaseId
     since: str
     expires_at: str
     remaining_ms: int
+
+    @property
+    def term(self) -> int:
+        """The number of the lease. It is no token: observers could write with one."""
+        return self.lease_id.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ def election_of(source: str, state: LockState) -> Election | None:
 def _leader(source: str, state: LockState) -> Leader | None:
     if state.lease_id is None:
         return None
-    members = (state.first_token, state.owner, state.granted_at, state.expires_at, state.remaining_ms)
-    term, owner, since, expires_at, remaining_ms = members
-    if term is None or owner is None or since is None or expires_at is None or remaining_ms is None:
+    members = (state.owner, state.granted_at, state.expires_at, state.remaining_ms)
+    owner, since, expires_at, remaining_ms = members
+    if owner is None or since is None or expires_at is None or remaining_ms is None:
         raise RuntimeError(f"the lease of {state.name} lacks something: {members}")
-    return Leader(term, owner, LeaseId(source, state.lease_id), since, expires_at, remaining_ms)
+    return Leader(owner, LeaseId(source, state.lease_id), since, expires_at, remaining_ms)

@@ -1,21 +1,24 @@
-"""Watching elections: many subscribers, one poller for each election that is watched in this process.
+"""Watching elections: many subscribers, one question for all elections that are watched in this process.
 
-A poller asks every half second. NOTIFY would not spare it that: a leader that is killed notifies no one.
-It begins with the first subscriber and ends with the last, or when it can no longer find out who leads: then the
-subscriptions end too. So as long as a subscription goes on, silence means that nothing has changed.
+It is asked every half second. NOTIFY would not spare it that: a leader that is killed notifies no one. Who begins to
+watch an election that no one else watches is answered by a question of its own, at once.
+Watching begins with the first subscriber and ends with the last. When it cannot be found out any more who leads an
+election, its subscriptions end. So as long as a subscription goes on, silence means that nothing has changed.
 
 A subscriber that is slow, or came late, gets the present state, and not the terms that began and ended in between.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from fencepost.election.state import Election
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
+from fencepost.quota import UNKNOWN, Quota
 
 EVERY: Final = 0.5
 """Seconds between two looks."""
@@ -23,44 +26,35 @@ LOOK_WITHIN: Final = 5.0
 """Seconds that a look may take."""
 RETRY_AFTER: Final = 1
 
-Look: TypeAlias = Callable[[], Awaitable[Election | Problem]]
-"""Asks how an election stands."""
+Key: TypeAlias = tuple[str, str]
+"""An election: its source and its name."""
+Look: TypeAlias = Callable[[Sequence[Key]], Awaitable[Mapping[Key, Election | Problem]]]
+"""Asks how elections stand; the answer has each of them."""
 
 
+@dataclass(eq=False)
 class _Watch:
-    """One election, asked about again and again."""
+    """One election that is watched."""
 
-    def __init__(self, look: Look) -> None:
-        self.subscribers = 0
-        self.state: Election | Problem | None = None
-        self.version = 0
-        """Rises when the leader is another one."""
-        self.news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._look = look
-        self.task = asyncio.create_task(self._poll())
+    subscribers: int = 0
+    state: Election | Problem | None = None
+    version: int = 0
+    """Rises when the leader is another one."""
+    news: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    async def _poll(self) -> None:
-        while not isinstance(self.state, Problem):
-            try:
-                async with asyncio.timeout(LOOK_WITHIN):
-                    found = await self._look()
-            except TimeoutError:
-                found = Problem(
-                    DATABASE_UNAVAILABLE,
-                    f"PostgreSQL did not answer within {LOOK_WITHIN:g} s who leads.",
-                    retry_after=1,
-                )
-            self._notify(found)
-            if not isinstance(found, Problem):
-                await asyncio.sleep(EVERY)
-
-    def _notify(self, found: Election | Problem) -> None:
+    def notify(self, found: Election | Problem) -> None:
+        """Take an answer; it is news if another one leads."""
         before, self.state = self.state, found
         if isinstance(before, Election) and isinstance(found, Election) and before.led_by == found.led_by:
             return
         self.version += 1
         self.news.set_result(None)
         self.news = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: BaseException) -> None:
+        """Have all subscriptions raise this."""
+        self.news.set_exception(error)
+        self.news.exception()  # no one need be there to see it
 
 
 class Subscription:
@@ -78,34 +72,34 @@ class Subscription:
         watch = self._watch
         if isinstance(watch, Problem):
             return watch
-        if watch.version == self._seen and not watch.task.done():
-            waited_for = {watch.news, watch.task, self._stopping}
+        if watch.version == self._seen:
             limit = None if within == math.inf else within
-            await asyncio.wait(waited_for, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({watch.news, self._stopping}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if self._stopping.done():
             return _stopping_problem()
         if watch.version == self._seen:
-            if watch.task.done():
-                watch.task.result()  # raises what it failed with
+            if watch.news.done():
+                watch.news.result()  # raises what looking failed with
             return None
         self._seen = watch.version
         return watch.state
 
 
 class Watches:
-    """The elections that are watched at this process, by any key that is unique."""
+    """The elections that are watched at this process."""
 
-    def __init__(self, most: int = 1000) -> None:
-        self._most = most
-        self._watches: dict[object, _Watch] = {}
-        self._count = 0
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._watches: dict[Key, _Watch] = {}
+        self._poller: asyncio.Task[None] | None = None
+        self._new = asyncio.Event()
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
 
     @property
     def count(self) -> int:
         """How many subscribers there are."""
-        return self._count
+        return self._quota.count
 
     @property
     def watched(self) -> int:
@@ -113,37 +107,93 @@ class Watches:
         return len(self._watches)
 
     @asynccontextmanager
-    async def subscribe(self, key: object, look: Look) -> AsyncIterator[Subscription]:
-        """Watch until the block ends. `look` is called unless this key is watched already."""
+    async def subscribe(self, key: Key, look: Look, caller: str = UNKNOWN) -> AsyncIterator[Subscription]:
+        """Watch until the block ends. `look` is called for all that are watched."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_future()
-        if self._stopped or self._count >= self._most:
-            yield Subscription(_stopping_problem() if self._stopped else self._too_many(), self._stopping)
+        if self._stopped:
+            yield Subscription(_stopping_problem(), self._stopping)
             return
+        with self._quota.place(caller) as full:
+            if full is not None:
+                yield Subscription(_too_many(full), self._stopping)
+                return
+            watch = self._join(key, look)
+            try:
+                yield Subscription(watch, self._stopping)
+            finally:
+                self._leave(key, watch)
+
+    def _join(self, key: Key, look: Look) -> _Watch:
         watch = self._watches.get(key)
-        if watch is None or watch.task.done():
-            watch = self._watches[key] = _Watch(look)
-        self._count += 1
+        if watch is None or isinstance(watch.state, Problem):  # those who have that one end
+            watch = self._watches[key] = _Watch()
+            self._new.set()
         watch.subscribers += 1
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll(look))
+        return watch
+
+    def _leave(self, key: Key, watch: _Watch) -> None:
+        watch.subscribers -= 1
+        if watch.subscribers:
+            return
+        if self._watches.get(key) is watch:
+            del self._watches[key]
+        if not self._watches and self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+
+    async def _poll(self, look: Look) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            all_of_them = loop.time() >= due
+            if all_of_them:
+                due = loop.time() + EVERY
+            self._new.clear()
+            asked = {
+                key: watch
+                for key, watch in self._watches.items()
+                if watch.state is None or (all_of_them and not isinstance(watch.state, Problem))
+            }
+            if asked:
+                await self._ask(look, asked)
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._new.wait()
+            except TimeoutError:
+                continue
+
+    async def _ask(self, look: Look, asked: Mapping[Key, _Watch]) -> None:
+        found: Mapping[Key, Election | Problem]
         try:
-            yield Subscription(watch, self._stopping)
-        finally:
-            self._count -= 1
-            watch.subscribers -= 1
-            if watch.subscribers == 0:
-                watch.task.cancel()
+            async with asyncio.timeout(LOOK_WITHIN):
+                found = await look(list(asked))
+        except TimeoutError:
+            silent = Problem(
+                DATABASE_UNAVAILABLE, f"PostgreSQL did not answer within {LOOK_WITHIN:g} s who leads.", retry_after=1
+            )
+            found = dict.fromkeys(asked, silent)
+        except Exception as error:  # noqa: BLE001 - it is raised to all who watch
+            for key, watch in asked.items():
+                watch.fail(error)
                 if self._watches.get(key) is watch:
                     del self._watches[key]
-
-    def _too_many(self) -> Problem:
-        detail = f"{self._most} streams of elections are open at this gateway, and it opens no more."
-        return Problem(DATABASE_UNAVAILABLE, detail, retry_after=RETRY_AFTER)
+            return
+        for key, watch in asked.items():
+            watch.notify(found[key])
 
     def stop(self) -> None:
         """End all subscriptions, and begin no more."""
         self._stopped = True
         if self._stopping is not None and not self._stopping.done():
             self._stopping.set_result(None)
+
+
+def _too_many(full: str) -> Problem:
+    detail = f"This gateway opens no more streams of elections: there are {full}."
+    return Problem(DATABASE_UNAVAILABLE, detail, retry_after=RETRY_AFTER)
 
 
 def _stopping_problem() -> Problem:

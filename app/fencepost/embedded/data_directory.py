@@ -19,6 +19,7 @@ import shutil
 import time
 from pathlib import Path
 
+from fencepost.embedded.files import open_inside, read_inside
 from fencepost.embedded.process import Account, EmbeddedServerError
 
 _OUR_FILES = {"lock", "password", "url", "url.new", "pgdata", "pgdata.new", "postgresql.log", "lost+found"}
@@ -65,7 +66,7 @@ class DataDirectory:
     def check_version(self, major: str) -> None:
         """Raise EmbeddedServerError unless pgdata was made by this major version of PostgreSQL."""
         try:
-            found = (self.pgdata / "PG_VERSION").read_text().strip()
+            found = read_inside(self.path, "pgdata/PG_VERSION").strip()
         except FileNotFoundError:
             raise EmbeddedServerError(f"{self.pgdata} is not a PostgreSQL data directory") from None
         if found != major:
@@ -77,7 +78,7 @@ class DataDirectory:
     def password(self) -> str:
         """Read the superuser's password. Raises EmbeddedServerError when its file is lost."""
         try:
-            return self.password_file.read_text().strip()
+            return read_inside(self.path, self.password_file.name).strip()
         except FileNotFoundError:
             raise EmbeddedServerError(
                 f"{self.password_file} is missing, and without it no login is possible to {self.pgdata}"
@@ -116,6 +117,12 @@ class DataDirectory:
     def open_log(self) -> int:
         """Open PostgreSQL's log for appending; the caller closes the descriptor."""
         return self._open(self.log, os.O_WRONLY | os.O_APPEND)
+
+    def read_log(self, begin: int) -> str:
+        """Read PostgreSQL's log from a position on."""
+        with os.fdopen(open_inside(self.path, self.log.name, os.O_RDONLY), "rb") as file:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
 
     def _check_reachable(self) -> None:
         if blocking := self.account.blocking_directory(self.path):
@@ -157,8 +164,8 @@ class DataDirectory:
             os.fsync(descriptor)
 
     def _open(self, path: Path, flags: int) -> int:
-        """Open or make a private file. Symbolic links are refused: root must not write where they point."""
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        """Open or make a private file."""
+        descriptor = open_inside(self.path, path.name, flags | os.O_CREAT)
         if self.account.drop:
             os.fchown(descriptor, self.account.uid, self.account.gid)
         os.fchmod(descriptor, 0o600)
@@ -172,7 +179,7 @@ def running_url(path: Path) -> str | None:
     PermissionError when the directory belongs to another user.
     """
     try:
-        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = open_inside(path, "lock", os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -181,7 +188,7 @@ def running_url(path: Path) -> str | None:
     finally:
         os.close(lock)
     with contextlib.suppress(FileNotFoundError):  # it is just starting or stopping
-        return (path / "url").read_text().strip()
+        return read_inside(path, "url").strip()
     return None
 
 

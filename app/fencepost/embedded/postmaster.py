@@ -6,6 +6,8 @@ Its first line is the postmaster's pid, its eighth the state, `ready` once conne
 import os
 from pathlib import Path
 
+from fencepost.embedded.files import open_inside, read_inside
+
 _STATUS_LINE = 7
 
 
@@ -41,7 +43,8 @@ def disown_stale_pid_file(pgdata: Path) -> None:
     lines = _read(pgdata)
     if lines:
         lines[0] = str(os.getpid())
-        (pgdata / "postmaster.pid").write_text("\n".join(lines) + "\n")
+        with os.fdopen(open_inside(pgdata.parent, _name(pgdata), os.O_WRONLY | os.O_TRUNC), "w") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 def _recorded_pid(pgdata: Path) -> int | None:
@@ -54,6 +57,10 @@ def _recorded_pid(pgdata: Path) -> int | None:
 
 def _read(pgdata: Path) -> list[str]:
     try:
-        return (pgdata / "postmaster.pid").read_text().splitlines()
+        return read_inside(pgdata.parent, _name(pgdata)).splitlines()
     except FileNotFoundError:
         return []
+
+
+def _name(pgdata: Path) -> str:
+    return f"{pgdata.name}/postmaster.pid"

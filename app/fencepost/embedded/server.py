@@ -84,7 +84,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, with a new cluster if there is none, and return once it takes connections."""
-        require_main_thread()
+        self._require_lasting_thread()
         if self._child is not None:
             raise EmbeddedServerError(f"the embedded PostgreSQL in {self._data_dir} has already been started")
         account = Account.choose(self._data_dir)
@@ -105,6 +105,10 @@ class PostgresServer:
             self.stop()
             directory.close()
             raise
+
+    def _require_lasting_thread(self) -> None:
+        """Refuse a thread that may end before this process: the server would end with it."""
+        require_main_thread()
 
     def stop(self) -> None:
         """Shut the server down and free the data directory. Open transactions are rolled back.
@@ -142,7 +146,7 @@ class PostgresServer:
             if _await_ready(self._child, directory):
                 return port
             ended_with, self._child = self._child.returncode, None
-            output = _complaints(directory.log, log_begin)
+            output = _complaints(directory.read_log(log_begin))
             if "could not create any TCP/IP sockets" not in output:
                 raise EmbeddedServerError(
                     f"PostgreSQL did not start (exit status {ended_with}): {output or 'without a message'}"
@@ -241,10 +245,8 @@ def _free_port() -> int:
         return port
 
 
-def _complaints(log: Path, begin: int) -> str:
-    """Return PostgreSQL's complaints since `begin` on one line: its FATAL lines, else its last three."""
-    with log.open("rb") as file:
-        file.seek(begin)
-        lines = file.read().decode(errors="replace").splitlines()
+def _complaints(log: str) -> str:
+    """Give PostgreSQL's complaints on one line: its FATAL lines, else its last three."""
+    lines = log.splitlines()
     severe = [line for line in lines if any(word in line for word in ("FATAL:", "PANIC:", "could not", "HINT:"))]
     return " | ".join((severe or lines)[-3:])

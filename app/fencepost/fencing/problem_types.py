@@ -1,25 +1,21 @@
 """Every kind of error that a caller can meet: its code, status and page.
 
-Codes are added at the end and never reused. A refusal that comes from PostgreSQL itself carries its SQLSTATE as `code`
-instead; its ProblemType has no code of its own.
+Codes are added at the end and never reused. Those of queued writes are in queue_problem_types.py, those of requests
+that are refused unseen in edge_problem_types.py, those about callers in identity_problem_types.py, those of sealed
+tokens in seal_problem_types.py, refusals that come
+from PostgreSQL itself in database_problem_types.py.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class ProblemType:
-    """One kind of error. `meaning` and `action` are the text of its page under /problems/."""
-
-    code: str | None
-    status: int
-    slug: str
-    title: str
-    meaning: str
-    action: str
-    retryable: bool = False
-
+from fencepost.fencing.access_problem_types import ACCESS_PROBLEM_TYPES
+from fencepost.fencing.database_problem_types import DATABASE_PROBLEM_TYPES
+from fencepost.fencing.edge_problem_types import EDGE_PROBLEM_TYPES
+from fencepost.fencing.identity_problem_types import IDENTITY_PROBLEM_TYPES
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.queue_problem_types import QUEUE_PROBLEM_TYPES
+from fencepost.fencing.role_problem_types import ROLE_PROBLEM_TYPES
+from fencepost.fencing.seal_problem_types import SEAL_PROBLEM_TYPES
 
 STALE_TOKEN: Final = ProblemType(
     "FP001",
@@ -47,16 +43,19 @@ TOKEN_REQUIRED: Final = ProblemType(
     428,
     "token-required",
     "A write to a protected table needs a fencing token",
-    "The table is protected, and the request carried no X-Fence-Token.",
-    "Send the token that your lock service gave with the grant: X-Fence-Token: 34.",
+    "The table is protected, and the request carried no X-Fence-Token; or the table takes sealed tokens only, and the "
+    "token has no seal.",
+    "Send the token that your lock service gave with the grant: X-Fence-Token: 34. For a sealed table: what the "
+    "gateway gave as sealed_token, whole.",
 )
 MALFORMED_TOKEN: Final = ProblemType(
     "FP004",
     400,
     "malformed-token",
     "The fencing token cannot be read",
-    "A token is one header with a positive decimal integer of at most 9223372036854775807, in ASCII digits.",
-    "Send exactly one X-Fence-Token header with digits only.",
+    "A token is one header with a positive decimal integer of at most 9223372036854775807, in ASCII digits; and, where "
+    "it is sealed, a dot and its seal.",
+    "Send exactly one X-Fence-Token header, with digits only, or with a sealed token whole and unchanged.",
 )
 UNPROTECTED_TABLE: Final = ProblemType(
     "FP005",
@@ -164,8 +163,8 @@ SOURCE_QUARANTINED: Final = ProblemType(
     "connected to before. Or a lock service has handed out a number that is not above those before, "
     "after a restored backup, for example: then nothing is acquired or minted there.",
     "An operator decides: make sure that no other primary is alive, then run `fencepost generation raise --reason …` "
-    "on the database that shall go on; or `fencepost source bump NAME --reason …` for a lock service. Older tokens and "
-    "leases are void then; the gateway needs no restart.",
+    "on the database that shall go on; or `fencepost source raise NAME --reason …` for a lock service. Older tokens "
+    "and leases are void then; the gateway needs no restart.",
     retryable=True,
 )
 BAD_REQUEST: Final = ProblemType(
@@ -238,50 +237,6 @@ INTERNAL_ERROR: Final = ProblemType(
     "Report it with the request id. A write may have landed: ask GET /v1/fences?resource=….",
 )
 
-# Refusals by PostgreSQL: the code is the SQLSTATE.
-CONSTRAINT_VIOLATION: Final = ProblemType(
-    None,
-    409,
-    "constraint-violation",
-    "A constraint refused the write",
-    "The fence accepted the token, and a constraint of the table refused the data. The whole request was undone: the "
-    "token is not spent. A duplicate key or a missing reference is 409, another constraint 400.",
-    "The members constraint and column name what refused; mend the data.",
-)
-INVALID_VALUE: Final = ProblemType(
-    None,
-    400,
-    "invalid-value",
-    "A value does not fit its column",
-    "PostgreSQL could not take a value: wrong type, out of range, too long, or a generated column. Nothing changed.",
-    "The detail names the value, and the column where it is known.",
-)
-PERMISSION_DENIED: Final = ProblemType(
-    None,
-    403,
-    "permission-denied",
-    "The gateway's database role may not do this",
-    "PostgreSQL refused for lack of a privilege, or by a row security policy.",
-    "GRANT the privilege to the role in FENCEPOST_DATABASE_URL.",
-)
-DATABASE_BUSY: Final = ProblemType(
-    None,
-    503,
-    "database-busy",
-    "The database did not finish in time",
-    "The statement ran into a lock or time limit and was undone. Nothing was changed.",
-    "Try again. If it keeps happening, look for a long transaction that holds the row: in pg_stat_activity, and, if it"
-    " was prepared and not ended, in pg_prepared_xacts.",
-    retryable=True,
-)
-DATABASE_REFUSED: Final = ProblemType(
-    None,
-    400,
-    "database-refused",
-    "The database refused the statement",
-    "A trigger, a rule or PostgreSQL itself refused; the code is its SQLSTATE. Nothing was changed.",
-    "The detail is the database's own message.",
-)
 SOURCE_UNAVAILABLE: Final = ProblemType(
     "FP024",
     503,
@@ -302,7 +257,15 @@ SOURCE_FAILED: Final = ProblemType(
     "The detail names what is in the way. Trying again does not help before that is mended.",
 )
 
-PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = tuple(
-    kind for kind in list(globals().values()) if isinstance(kind, ProblemType)
+
+PROBLEM_TYPES: Final[tuple[ProblemType, ...]] = (
+    *(kind for kind in list(globals().values()) if isinstance(kind, ProblemType)),
+    *QUEUE_PROBLEM_TYPES,
+    *EDGE_PROBLEM_TYPES,
+    *IDENTITY_PROBLEM_TYPES,
+    *SEAL_PROBLEM_TYPES,
+    *ROLE_PROBLEM_TYPES,
+    *ACCESS_PROBLEM_TYPES,
+    *DATABASE_PROBLEM_TYPES,
 )
-"""All of them, in the order of this file."""
+"""All of them, in the order of their codes; those without one last."""

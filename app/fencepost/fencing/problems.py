@@ -5,6 +5,9 @@ One body serves two conventions, RFC 9457's `type title status detail` and Postg
 
 from dataclasses import dataclass, field
 
+from fencepost.fencing.caller import Access, Caller
+from fencepost.fencing.identity_problem_types import INSUFFICIENT_SCOPE
+from fencepost.fencing.problem_type import ProblemType
 from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     ROW_NOT_FOUND,
@@ -12,9 +15,8 @@ from fencepost.fencing.problem_types import (
     STALE_TOKEN,
     UNISSUED_TOKEN,
     WRONG_TOKEN_SOURCE,
-    ProblemType,
 )
-from fencepost.fencing.token import BUILTIN, GENERATION_BITS, Rule, Token
+from fencepost.fencing.token import BUILTIN, GENERATION_BITS, Rule, Token, shown_mark
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Refusal, Spent, Stale, Unissued
 
 
@@ -31,6 +33,8 @@ class Problem:
     resource: str | None = None
     presented_token: Token | None = None
     current_token: int | None = None
+    """The mark that the token was compared with. An answer shows it if `shows_mark`."""
+    shows_mark: bool = True
     retry_after: int | None = None
     extra: dict[str, object] = field(default_factory=dict)
 
@@ -57,7 +61,7 @@ class Problem:
             "hint": self.hint,
             "resource": self.resource,
             "presented_token": _text(self.presented_token),
-            "current_token": _text(self.current_token),
+            "current_token": _text(self.current_token if self.shows_mark else None),
             "retryable": self.type.retryable,
             **self.extra,
         }
@@ -71,13 +75,16 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
     """Make the problem that answers a refusal."""
     match verdict:
         case Stale(resource, presented, mark):
+            shown = shown_mark(rule, mark)
+            newer = "a newer one" if shown is None else f"token {shown}"
             return Problem(
                 STALE_TOKEN,
-                f"Token {presented} is stale for {resource}: token {mark} has been accepted since.",
+                f"Token {presented} is stale for {resource}: {newer} has been accepted since.",
                 hint="Do not retry. Acquire the lock again, claim or read the resource, and decide anew.",
                 resource=resource,
                 presented_token=presented,
                 current_token=mark,
+                shows_mark=shown is not None,
             )
         case Spent(resource, presented, mark):
             return Problem(
@@ -92,19 +99,24 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
         case Unissued():
             return _unissued_problem(verdict)
         case BeyondCeiling():
-            return _beyond_ceiling(verdict)
+            return _beyond_ceiling(verdict, rule)
         case MissingRow(resource):
             return Problem(ROW_NOT_FOUND, f"There is no row {resource}.", resource=resource)
 
 
-def _beyond_ceiling(verdict: BeyondCeiling) -> Problem:
+def _beyond_ceiling(verdict: BeyondCeiling, rule: Rule) -> Problem:
     """Make the problem of a token above the ceiling of an external table (R12)."""
     resource, presented, highest, jump = verdict.resource, verdict.presented, verdict.highest, verdict.max_jump
+    shown: dict[str, object] = {"highest": str(highest)}
     if jump is None:
         why = f"is above {highest}, the highest that its table takes"
         option = "--max-token N` sets the highest token that the table takes"
     else:
-        why = f"is more than {jump} above {highest - jump}, the mark or floor from which it would rise"
+        base = shown_mark(rule, highest - jump)
+        why = (
+            f"is more than {jump} above {'' if base is None else f'{base}, '}the mark or floor from which it would rise"
+        )
+        shown = shown if base is not None else {}
         option = "--max-jump N` sets how far a token may be above the mark"
     return Problem(
         UNISSUED_TOKEN,
@@ -113,16 +125,18 @@ def _beyond_ceiling(verdict: BeyondCeiling) -> Problem:
         f"{option}.",
         resource=resource,
         presented_token=presented,
-        extra={"highest": str(highest)},
+        extra=shown,
     )
 
 
 def _unissued_problem(verdict: Unissued) -> Problem:
-    """Make the problem of a token that its source does not know: not yet, or not in this generation (R12)."""
+    """Make the problem of a token that its source does not know: not yet, or not in this generation (R12). How far it
+    has counted is not said: the newest number is a live holder's token.
+    """
     resource, presented, issued, source = verdict.resource, verdict.presented, verdict.issued, verdict.source
     kind = UNISSUED_TOKEN
     if source == BUILTIN:
-        detail = f"was never issued: the built-in source has issued none above {issued}."
+        detail = "was never issued: the built-in source has not counted so far."
         hint = "Tokens of this table come from leases: POST /v1/leases, or `fencepost lock`."
     elif presented >> GENERATION_BITS > issued >> GENERATION_BITS:
         kind = WRONG_TOKEN_SOURCE
@@ -132,7 +146,7 @@ def _unissued_problem(verdict: Unissued) -> Problem:
         )
         hint = "Send the token as it came with the lease."
     else:
-        detail = f"was never issued, as far as is known here: the source {source} has issued none above {issued}."
+        detail = f"was never issued, as far as is known here: the source {source} has not counted so far."
         hint = (
             f'Acquire through POST /v1/leases with "source": "{source}". For locks that are taken elsewhere,'
             " `fencepost protect --verify` asks the source."
@@ -143,10 +157,17 @@ def _unissued_problem(verdict: Unissued) -> Problem:
         hint=hint,
         resource=resource,
         presented_token=presented,
-        extra={"issued": str(issued)},
     )
 
 
 def bad_request(detail: str, hint: str | None = None) -> Problem:
     """Refuse what cannot be understood; the detail names what and where."""
     return Problem(BAD_REQUEST, detail, hint=hint)
+
+
+def out_of_scope(caller: Caller, wanted: Access) -> Problem:
+    """Refuse what a caller's token or key is not for."""
+    has = ", ".join(sorted(caller.access)) or "none of read, write and lock"
+    return Problem(
+        INSUFFICIENT_SCOPE, f"This needs the scope {wanted}; the JWT or API key has {has}.", extra={"scope": wanted}
+    )

@@ -54,3 +54,8 @@ def accepts(rule: Rule, mark: int, token: Token) -> bool:
             return mark <= token
         case _:
             assert_never(rule)
+
+
+def shown_mark(rule: Rule, mark: int) -> int | None:
+    """Give a resource's mark for all to see; None: a write with this very number would be accepted (decision 0032)."""
+    return None if mark != NO_MARK and accepts(rule, mark, Token(mark)) else mark

@@ -75,7 +75,7 @@ def beyond(
     resource: str, token: Token, mark: int, floor: int, max_token: int | None, max_jump: int | None
 ) -> BeyondCeiling | None:
     """Compare a token with the ceiling of an external table: `fencepost.beyond` (R12). A token that raises nothing is
-    left to the mark, which has more to say.
+    left to the mark, whose refusal is more exact.
     """
     if token <= mark:
         return None

@@ -30,7 +30,7 @@ async def with_blocker(database: Database, table: Table | None, refused: Problem
         async with asyncio.timeout(WITHIN), database.connection() as connection:
             with map_errors(writing=False):
                 found = await prepared.lock_holders(connection, name)
-    except (StorageError, TimeoutError):  # too busy to say more than is known
+    except (StorageError, TimeoutError):  # too busy: no more can be found out
         found = []
     if not found:
         return replace(refused, hint=hint)

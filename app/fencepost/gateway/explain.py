@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fencepost.fencing.caller import EVERYBODY
+from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import NO_MARK
-from fencepost.gateway.claims.resources import scope_named
+from fencepost.fencing.token import NO_MARK, Rule, Token, accepts, shown_mark
+from fencepost.gateway.claims.resources import refuse_scope, scope_named
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import require_key, require_protected
-from fencepost.gateway.superseded import holder_of
+from fencepost.gateway.superseded import holder_of, is_visible
 from fencepost.gateway.writes.culprit import with_column
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.roles import as_gateway
 from fencepost.storage.errors import map_errors
 from fencepost.storage.leases.issued import Issued
 from fencepost.storage.statements.asking import ResourceState, read_resource
@@ -29,7 +33,7 @@ class Explained(Done):
     body: dict[str, object] | None = None
 
 
-async def explain(gateway: Gateway, resource: Resource, asked: Table) -> Outcome:
+async def explain(gateway: Gateway, resource: Resource, caller: str, asked: Table) -> Outcome:
     """Look a resource up."""
     table = require_protected(asked)
     if isinstance(table, Problem):
@@ -39,23 +43,28 @@ async def explain(gateway: Gateway, resource: Resource, asked: Table) -> Outcome
     if isinstance(named, Problem):
         return named
     if fence.scope is not None:
-        return await _of_scope(gateway, table, fence.scope, resource.key, named=named is not None)
+        return await _of_scope(gateway, table, fence.scope, resource.key, caller, named=named is not None)
     require_key(table, resource.key)
     async with (
-        gateway.database.connection() as connection,
+        gateway.read_connection(caller) as connection,
         with_column(connection, table, None, resource.key),
     ):
         with map_errors(writing=False):
             found = await read_resource(connection, table, resource.key)
-        tokens = {found.live, found.recorded} if fence.pinned else set()
-        holders = {token: await holder_of(connection, token, fence.source) for token in tokens if token}
+        if gateway.caller.role is not None and table.row_security and found.live is None:
+            return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(resource.key)}.")
+        tokens = {found.live, found.recorded} - {None} if fence.pinned else set()
+        async with as_gateway(connection, gateway.caller if tokens else EVERYBODY):
+            holders = {token: await _holder(gateway, connection, token, fence) for token in tokens if token}
     return Explained([], body=_body(found, fence, holders))
 
 
-async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: Key, *, named: bool) -> Outcome:
+async def _of_scope(
+    gateway: Gateway, table: ProtectedTable, scope: Scope, key: Key, caller: str, *, named: bool
+) -> Outcome:
     if not named:
         require_key(table, key)
-    async with gateway.database.connection() as connection:
+    async with gateway.read_connection(caller) as connection:
         with map_errors(writing=False):
             if named:
                 name = (await scopes_typed(connection, table, scope, [key]))[0]
@@ -66,33 +75,36 @@ async def _of_scope(gateway: Gateway, table: ProtectedTable, scope: Scope, key: 
                     f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
                     f"Ask for the scope: {scope.template}.",
                 )
+            sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
+        if refused := await refuse_scope(connection, gateway.caller, scope, sharing, name, writing=False):
+            return refused
+        with map_errors(writing=False):
             tables = await tables_of(connection, table.fence, scope)
             (found,) = await marks(connection, scope, [name])
-        known_token = found.recorded if table.fence.pinned else None
-        by = None if known_token is None else await holder_of(connection, known_token, table.fence.source)
-    story = (
-        [
-            {
-                "event": "last written or claimed",
-                "token": str(found.recorded),
-                "at": found.changed_at,
-                "by": by.body() if by else None,
-            }
-        ]
-        if found.recorded is not None
-        else []
-    )
+        token = found.recorded if table.fence.pinned else None
+        async with as_gateway(connection, gateway.caller if token else EVERYBODY):
+            by = None if token is None else await _holder(gateway, connection, token, table.fence)
+    written = None
+    if found.recorded is not None:
+        written = _entry("last written or claimed", found.recorded, found.mark, table.fence.rule, found.changed_at, by)
     body: dict[str, object] = {
         "resource": name,
-        "mark": str(found.mark),
+        "mark": _mark(table.fence.rule, found.mark),
         "rule": table.fence.rule,
         "source": table.fence.source,
+        "sealed": table.fence.sealed,
         **_ceiling(table.fence),
         "row_exists": False,
-        "story": story,
+        "story": [written] if written else [],
         "tables": tables,
     }
     return Explained([], body=body)
+
+
+async def _holder(gateway: Gateway, connection: Connection, token: int, fence: Fence) -> Issued | None:
+    """Look up whose token this is; None also where the caller may not see his locks."""
+    found = await holder_of(connection, token, fence.source)
+    return found if found is not None and is_visible(found, gateway.caller) else None
 
 
 def _ceiling(fence: Fence) -> dict[str, object]:
@@ -103,24 +115,35 @@ def _ceiling(fence: Fence) -> dict[str, object]:
     return {"max_token": str(fence.ceiling.max_token), "max_jump": None if jump is None else str(jump)}
 
 
-def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
-    def entry(event: str, token: int, at: str | None) -> dict[str, object]:
-        by = holders.get(token)
-        return {"event": event, "token": str(token), "at": at, "by": by.body() if by else None}
+def _mark(rule: Rule, mark: int) -> str | None:
+    shown = shown_mark(rule, mark)
+    return None if shown is None else str(shown)
 
+
+def _entry(event: str, token: int, mark: int, rule: Rule, at: str | None, by: Issued | None) -> dict[str, object]:
+    """Write a line of a resource's story. A token that its rule accepts still is not shown."""
+    shown = None if accepts(rule, mark, Token(token)) else str(token)
+    return {"event": event, "token": shown, "at": at, "by": by.body() if by else None}
+
+
+def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
     absent = found.recorded if found.row_absent else None
-    mark = found.live if found.live is not None else absent
+    known = found.live if found.live is not None else absent
+    mark = known if known is not None else NO_MARK
     story: list[dict[str, object]] = []
     if found.recorded is not None:
         event = "deleted, or claimed without a row" if found.row_absent else "created"
-        story.append(entry(event, found.recorded, found.changed_at))
+        by = holders.get(found.recorded)
+        story.append(_entry(event, found.recorded, mark, fence.rule, found.changed_at, by))
     if found.live is not None and found.live != found.recorded:
-        story.append(entry("last written or claimed", found.live, None))
+        by = holders.get(found.live)
+        story.append(_entry("last written or claimed", found.live, mark, fence.rule, None, by))
     return {
         "resource": found.resource,
-        "mark": str(mark if mark is not None else NO_MARK),
+        "mark": _mark(fence.rule, mark),
         "rule": fence.rule,
         "source": fence.source,
+        "sealed": fence.sealed,
         **_ceiling(fence),
         "row_exists": found.live is not None,
         "story": story,

@@ -1,18 +1,33 @@
 """The parts that use cases share: the database, the picture of its tables, locks, group commit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fencepost.election.watching import Watches
+from fencepost.fencing.access_problem_types import OF_CALLERS
+from fencepost.fencing.caller import EVERYBODY, Caller
+from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import BUILTIN
+from fencepost.gateway.gathered_reads import GatheredReads
+from fencepost.gateway.reads import Reads
+from fencepost.gateway.results import Results
+from fencepost.gateway.seals import Seals
 from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.observe.events import Emit
+from fencepost.observe.events import CallerRefused, Emit
+from fencepost.queues.log import Log
+from fencepost.quota import UNKNOWN, Quota
 from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections.allowed_roles import AllowedRoles
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.tables.cache import CatalogCache
+
+DEFAULT_QUEUE: Final = "postgres:default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +41,44 @@ class Gateway:
     locks: PostgresLocks
     group: GroupCommit
     turns: Turns
+    reads: Reads
+    gathered: GatheredReads
+    max_answer_bytes: int
+    waiters: Quota = field(default_factory=lambda: Quota(1000, 1000, "FENCEPOST_MAX_WAITERS"))
+    """Who waits for locks here."""
     sources: Mapping[str, SourceLocks] = field(default_factory=dict)
     """The lock services that are configured, by name."""
-    watches: Watches = field(default_factory=Watches)
+    watches: Watches = field(default_factory=lambda: Watches(Quota(1000, 1000, "FENCEPOST_MAX_WATCHERS")))
     """Who watches elections here."""
+    queues: Mapping[str, Log] = field(default_factory=dict)
+    """The logs that writes can be submitted to, by the names of their queues."""
+    results: Results = field(default_factory=lambda: Results(Quota(1000, 1000, "FENCEPOST_MAX_WATCHERS")))
+    """Who waits here for what becomes of queued writes."""
+    seals: Seals = field(default_factory=Seals)
+    """What makes and verifies the seals of tokens."""
+    default_queue: str = DEFAULT_QUEUE
+    """Where a write goes that is to be queued, to a table without a queue of its own."""
+    roles: AllowedRoles = field(default_factory=AllowedRoles)
+    """As whose roles it acts."""
+    caller: Caller = EVERYBODY
+    """Who asks. What a use case does on users' tables, it does as the caller."""
+
+    def of(self, caller: Caller) -> "Gateway":
+        """Give the same parts to the use cases of this caller's request."""
+        return self if caller is self.caller else replace(self, caller=caller)
+
+    def connection(self, *, writing: bool = False) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for statements on users' tables. Raises what Database.connection does."""
+        return self.database.connection(writing=writing, caller=self.caller)
+
+    def read_connection(self, whose: str = UNKNOWN) -> AbstractAsyncContextManager[Connection]:
+        """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError."""
+        return self.reads.connection(self.database, self.caller, whose)
+
+    def report_if_forbidden(self, refused: Problem) -> None:
+        """Have a refusal counted that is for who the caller is."""
+        if self.caller.name and refused.type in OF_CALLERS:
+            self.emit(CallerRefused(self.caller.name, refused.name, refused.detail))
 
     def locks_of(self, source: str) -> Leases | None:
         """Find whose leases those of a source are; None: it is not configured here."""

@@ -1,15 +1,32 @@
 """What a request must have before PostgreSQL is asked: a protected table, a token, columns, a key."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from fencepost.fencing.problem_types import (
     TOKEN_REQUIRED,
     UNPROTECTED_TABLE,
 )
 from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.seal import Binding, Presented, SealedToken
 from fencepost.fencing.token import Token
-from fencepost.storage.statements.query import QueryError, UnknownColumnError
-from fencepost.storage.tables.catalog import MARK_COLUMN, Fence, ProtectedTable, Table
+from fencepost.gateway.seals import Seals, no_keys, refused
+from fencepost.storage.statements.answers import Shown, nothing
+from fencepost.storage.statements.answers import shown as read_shown
+from fencepost.storage.statements.query import QueryError, Select, UnknownColumnError
+from fencepost.storage.statements.row_sql import encode_name
+from fencepost.storage.tables.catalog import MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
+
+
+def require_served(catalog: Catalog, table: Table) -> Problem | None:
+    """Refuse to read what is not protected, unless the gateway serves that, too."""
+    if catalog.reads(table):
+        return None
+    return Problem(
+        UNPROTECTED_TABLE,
+        f"{table.name} is not protected, and this gateway serves what is protected only.",
+        hint=f"fencepost protect {table.name}, or FENCEPOST_SERVE_UNPROTECTED=1 at the gateway: it is read then.",
+    )
 
 
 def require_protected(table: Table) -> ProtectedTable | Problem:
@@ -26,19 +43,71 @@ def require_protected(table: Table) -> ProtectedTable | Problem:
     return Problem(
         UNPROTECTED_TABLE,
         f"{table.name} is registered as protected, but its name, triggers, column or key have changed.",
-        hint=f"`fencepost doctor` says what is missing; `fencepost protect {table.name}` mends it.",
+        hint=f"`fencepost doctor` shows what is missing; `fencepost protect {table.name}` mends it.",
     )
 
 
-def require_token(table: Table, token: Token | None) -> Token | Problem:
-    """Refuse a write without token (R13): whether or not its row exists."""
-    if token is None:
+Authority = tuple[Token, Binding | None]
+"""The number of a token, and what its seal is bound to; None: it has no seal, and needs none."""
+
+
+def require_token(table: ProtectedTable, presented: Presented | None, seals: Seals) -> Authority | Problem:
+    """Refuse a write without token (R13), whether or not its row exists; and without a seal where the table wants one.
+    A seal that is there is verified in any case. Whether it is for what is written, the caller has to see to.
+    """
+    if presented is None:
         return Problem(
             TOKEN_REQUIRED,
             f"{table.name} is protected: the write carries no X-Fence-Token.",
-            hint="Send the token that your lock service gave with the grant.",
+            hint=_SEND_SEALED if table.fence.sealed else "Send the token that your lock service gave with the grant.",
         )
-    return token
+    if table.fence.sealed and seals.keys is None:
+        return no_keys(table.name)
+    if isinstance(presented, SealedToken):
+        return _require_seal(table, presented, seals)
+    if table.fence.sealed:
+        return Problem(
+            TOKEN_REQUIRED,
+            f"{table.name} takes sealed tokens only, and token {presented} has no seal.",
+            hint=_SEND_SEALED,
+            presented_token=presented,
+        )
+    return presented, None
+
+
+def _require_seal(table: ProtectedTable, presented: SealedToken, seals: Seals) -> Authority | Problem:
+    binding = seals.verify(presented)
+    if isinstance(binding, Problem):
+        return binding
+    if table.fence.pinned and binding.source != table.fence.source:
+        return refused(
+            presented.number,
+            "other-source",
+            f"is of the source {binding.source}, and {table.name} takes tokens of {table.fence.source}.",
+            f'Acquire with "source": "{table.fence.source}".',
+        )
+    return presented.number, binding
+
+
+def require_reach(table: ProtectedTable, authority: Authority) -> Problem | None:
+    """Refuse a DELETE under a seal that is not for all of the table, where foreign keys may take other rows of it with
+    the one that is named (ON DELETE CASCADE from a row to its children). A scope's own trigger sees to it.
+    """
+    number, binding = authority
+    fence = table.fence
+    if binding is None or not fence.deletes_own_rows or fence.scope is not None:
+        return None
+    if binding.covers_all(f"{encode_name(fence.name)}/"):
+        return None
+    return refused(
+        number,
+        "other-resource",
+        f"is not for all rows of {table.name}, and a foreign key takes others of them with a row that is deleted.",
+        f'Acquire with "writes": ["{encode_name(fence.name)}/*"].',
+    )
+
+
+_SEND_SEALED: Final = "Send `sealed_token` whole, as the gateway gave it with the lease: a number alone can be made up."
 
 
 def require_columns(table: Table, columns: Sequence[str]) -> None:
@@ -67,5 +136,36 @@ def require_once(fence: Fence, once: object | None) -> Problem | None:
         return None
     return bad_request(
         f"Idempotency-Key: writes to {fence.name} need one.",
-        "Choose a new one for every write, a UUID say, and send it again when you repeat the write.",
+        "Choose a new one for every write, for example a UUID, and send it again when you repeat the write.",
     )
+
+
+def not_with_queue(fence: Fence, what: str) -> Problem:
+    """Refuse what a table cannot take whose tokens are positions in a queue (R12)."""
+    return bad_request(
+        f"{fence.name} takes all its writes by the queue {fence.queue}, one row each: {what} cannot be one of them.",
+        "The place of a write in the queue is its token: send PATCH, PUT or DELETE of a row, or POST of one object,"
+        " without X-Fence-Token.",
+    )
+
+
+def ready_to_write(
+    table: Table, presented: Presented | None, columns: tuple[str, ...], once: object | None, seals: Seals
+) -> tuple[ProtectedTable, Authority] | Problem:
+    """Check what every write to a collection needs: a fence, columns that there are, a token."""
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
+    require_columns(table, columns)
+    if (keyless := require_once(protected.fence, once)) is not None:
+        return keyless
+    checked = require_token(protected, presented, seals)
+    return checked if isinstance(checked, Problem) else (protected, checked)
+
+
+def target_of(table: Table, select: Select, most: int, *, shown: bool) -> Shown:
+    """Read what the answer shows, in at most so many bytes; nothing if no row is shown. QueryError for an unknown
+    column in any case.
+    """
+    target = read_shown(table, select, most)
+    return target if shown else nothing(most)

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 
 from fencepost.fencing.problem_types import ROW_NOT_FOUND
-from fencepost.fencing.problems import Problem
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.token import shown_mark
 from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.gathered_reads import ReadLanes, read_lanes
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.preconditions import require_key
+from fencepost.gateway.preconditions import require_key, require_served
 from fencepost.gateway.writes.culprit import with_column
+from fencepost.quota import UNKNOWN
+from fencepost.storage.batches.batch_queue import Alone
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
-from fencepost.storage.statements.parameters import Bound, Key
+from fencepost.storage.statements.keyed import FencedRow
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import Query, Select
-from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.tables.catalog import Table
 
 
@@ -23,6 +27,7 @@ class ReadMany:
     table: str
     query: Query
     count: bool = False
+    caller: str = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +37,52 @@ class ReadOne:
     table: str
     key: Key
     select: Select = None
+    caller: str = UNKNOWN
 
 
 async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcome:
     """Read what matches, at most max_rows of it."""
+    if (unserved := require_served(gateway.catalog.current, table)) is not None:
+        return unserved
     reading.check(table, request.query)
-    async with gateway.database.connection() as connection:
-        with map_errors(writing=False):
-            rows, total = await reading.rows(connection, table, request.query, gateway.max_rows, count=request.count)
+    most = reading.Most(gateway.max_rows, gateway.max_answer_bytes, gateway.database.statement_timeout)
+    try:
+        async with gateway.read_connection(request.caller) as connection:
+            with map_errors(writing=False):
+                rows, total = await reading.rows(connection, table, request.query, most, count=request.count)
+    except reading.TooManyBytesError as error:
+        return bad_request(str(error), "?limit= takes fewer rows, ?select= fewer columns; FENCEPOST_MAX_ANSWER_BYTES.")
     return Done(rows, total=total)
 
 
 async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     """Read a row by its key."""
+    if (unserved := require_served(gateway.catalog.current, table)) is not None:
+        return unserved
     require_key(table, request.key)
-    render_select(table, request.select, Bound())
-    async with (
-        gateway.database.connection() as connection,
-        with_column(connection, table, None, request.key),
-    ):
-        with map_errors(writing=False):
-            row = await reading.row(connection, table, request.key, request.select)
+    lanes = table.kept(("read", request.select), lambda: _lanes(gateway, table, request.select))
+    if lanes is not None:
+        row = await gateway.gathered.read(lanes, gateway.caller, request.key, request.caller)
+        if not isinstance(row, Alone):
+            return _shown(table, request, row)
+    try:
+        async with (
+            gateway.read_connection(request.caller) as connection,
+            with_column(connection, table, None, request.key),
+        ):
+            with map_errors(writing=False):
+                row = await reading.row(connection, table, request.key, request.select, gateway.max_answer_bytes)
+    except reading.TooManyBytesError as error:
+        return bad_request(str(error), "?select= takes fewer columns; FENCEPOST_MAX_ANSWER_BYTES.")
+    return _shown(table, request, row)
+
+
+def _lanes(gateway: Gateway, table: Table, select: Select) -> ReadLanes | None:
+    reading.check_select(table, select)
+    return read_lanes(table, select, gateway.max_answer_bytes)
+
+
+def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
-    return Done([row.json], row.mark if table.fence else None)
+    return Done([row.json], shown_mark(table.fence.rule, row.mark) if table.fence else None)

@@ -4,27 +4,29 @@ import json
 import re
 from typing import Final
 
-from fencepost.fencing.problem_types import (
-    BAD_REQUEST,
+from fencepost.fencing.database_problem_types import (
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
     DATABASE_REFUSED,
-    DATABASE_UNAVAILABLE,
-    INTERNAL_ERROR,
     INVALID_VALUE,
     PERMISSION_DENIED,
+)
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.problem_types import (
+    BAD_REQUEST,
+    DATABASE_UNAVAILABLE,
+    INTERNAL_ERROR,
     SOURCE_FAILED,
     SOURCE_QUARANTINED,
     SOURCE_UNAVAILABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
-    ProblemType,
 )
 from fencepost.fencing.problems import Problem, bad_request, problem_of
-from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule, Token, shown_mark
 from fencepost.fencing.verdict import BeyondCeiling, Unissued
 from fencepost.gateway.gateway import Gateway
-from fencepost.locks.source import SourceError, SourceFrozenError, SourceUnavailableError
+from fencepost.locks.source import SourceError, SourceQuarantinedError, SourceUnavailableError
 from fencepost.storage.errors import QuarantinedError, RefusedError, UnavailableError
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import Table
@@ -35,7 +37,7 @@ QUARANTINED_RETRY_AFTER: Final = 10
 """The same, when an operator has to decide first."""
 
 _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
-    "23001": (CONSTRAINT_VIOLATION, 409),  # what PostgreSQL 18 says where others say 23503, ON DELETE RESTRICT
+    "23001": (CONSTRAINT_VIOLATION, 409),  # PostgreSQL 18 raises it where others raise 23503, ON DELETE RESTRICT
     "23503": (CONSTRAINT_VIOLATION, 409),
     "23505": (CONSTRAINT_VIOLATION, 409),
     "23P01": (CONSTRAINT_VIOLATION, 409),
@@ -55,6 +57,9 @@ _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
     "F0": (INTERNAL_ERROR, 500),
 }
 
+
+_UNKNOWN_RULE: Final[Rule] = "epoch"
+"""As which a table counts whose rule is not known here: under it fewer numbers are shown."""
 
 SUPPRESSED: Final = "FP403"
 UNISSUED: Final = "FP018"
@@ -79,7 +84,7 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
     if error.sqlstate in _DETAIL_MEMBERS and (members := _read_detail(error)) is not None:
         if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, members.get("resource")):
             return _moved_problem(error, table, members["resource"])
-        return _of_trigger(error, members)
+        return _of_trigger(error, members, _rule_of(table, members.get("resource")))
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
         name: value
@@ -103,7 +108,7 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
 
 
 def _read_detail(error: RefusedError) -> dict[str, str] | None:
-    """Read what our functions say in DETAIL; None: other code raised this SQLSTATE."""
+    """Read the members that our functions put into DETAIL; None: other code raised this SQLSTATE."""
     try:
         members = json.loads(error.detail or "{}")
     except ValueError:
@@ -136,7 +141,16 @@ def _moved_problem(error: RefusedError, table: Table, resource: str) -> Problem:
     )
 
 
-def _of_trigger(error: RefusedError, members: dict[str, str]) -> Problem:
+def _rule_of(table: Table | None, resource: str | None) -> Rule:
+    """Give the rule of the request's own table, where the resource is of it; a cascade may have met another table."""
+    fence = table.fence if table is not None else None
+    if fence is None or resource is None:
+        return _UNKNOWN_RULE
+    name = fence.name if fence.scope is None else fence.scope.prefix
+    return fence.rule if resource.startswith(f"{encode_name(name)}/") else _UNKNOWN_RULE
+
+
+def _of_trigger(error: RefusedError, members: dict[str, str], rule: Rule) -> Problem:
     resource = members.get("resource")
     if error.sqlstate == "FP428":
         # The request had a token, or it would not have come this far: a cascade or a trigger writes to another table.
@@ -162,17 +176,21 @@ def _of_trigger(error: RefusedError, members: dict[str, str]) -> Problem:
                 int(members["issued"]),
                 None if jump is None else int(jump),
             )
-            return problem_of(beyond, "strict")
+            return problem_of(beyond, _UNKNOWN_RULE)
         unissued = Unissued(members["resource"], Token(int(members["presented"])), int(members["issued"]), source)
-        return problem_of(unissued, "strict")
+        return problem_of(unissued, _UNKNOWN_RULE)
     presented, mark = Token(int(members["presented"])), int(members["mark"])
+    detail, of_a_mark = str(error), f": its mark is {mark}"
+    # What is void since a generation was raised (bounds.sql) is no mark, and no token either.
+    hidden = presented != mark and shown_mark(rule, mark) is None and detail.endswith(of_a_mark)
     return Problem(
         SPENT_TOKEN if presented == mark else STALE_TOKEN,
-        str(error),
+        f"{detail.removesuffix(of_a_mark)}: a newer one has been accepted since." if hidden else detail,
         hint=error.hint,
         resource=resource,
         presented_token=presented,
         current_token=mark,
+        shows_mark=not hidden,
     )
 
 
@@ -183,7 +201,7 @@ def unavailable(error: UnavailableError) -> Problem:
             SOURCE_QUARANTINED,
             f"{error}.",
             hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
-            " --above if the detail says so.",
+            " --above if the detail asks for it.",
             retry_after=QUARANTINED_RETRY_AFTER,
             extra=dict(error.members),
         )
@@ -203,8 +221,8 @@ def source_problem(error: SourceError, source: str) -> Problem:
     """The problem when a lock service gave nothing."""
     detail = f"{error}" if f"{error}".endswith(".") else f"{error}."
     match error:
-        case SourceFrozenError():
-            hint = f"When it counts on from a number that is vouched for: `fencepost source bump {source} --reason …`."
+        case SourceQuarantinedError():
+            hint = f"When it counts on from a number that is vouched for: `fencepost source raise {source} --reason …`."
             return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
         case SourceUnavailableError():
             return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})

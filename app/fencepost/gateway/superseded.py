@@ -1,4 +1,4 @@
-"""R18: a 409 says who superseded the caller, when that can be known: whose token the mark is.
+"""R18: a 409 names who superseded the caller, when that can be known: whose token the mark is.
 
 Asked after the refusal, in a statement of its own, and only for tables that are pinned to a source: there a mark is a
 token that some lease was given. The verdict does not wait for it, nor depend on it.
@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, HolderUnknown
@@ -24,7 +25,7 @@ _NAMED: Final = 3
 """How many locks the sentence names; `locks` has them all."""
 
 
-async def with_holder(database: Database, emit: Emit, table: Table | None, refused: Problem) -> Problem:
+async def with_holder(database: Database, emit: Emit, caller: Caller, table: Table | None, refused: Problem) -> Problem:
     """Add what is known of the mark's token to a stale or spent refusal."""
     mark = refused.current_token
     fence = table.fence if table is not None else None
@@ -41,7 +42,12 @@ async def with_holder(database: Database, emit: Emit, table: Table | None, refus
         # the caller to try again, with a token that can never be accepted.
         emit(HolderUnknown(fence.name, str(error) or f"no answer within {WITHIN:g} s"))
         return refused
-    return refused if found is None else _add_holder(refused, found)
+    return refused if found is None or not is_visible(found, caller) else _add_holder(refused, found)
+
+
+def is_visible(found: Issued, caller: Caller) -> bool:
+    """Whether a caller may see who has, or had, these locks."""
+    return all(caller.may_lock(name) for name in found.locks)
 
 
 async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
@@ -62,4 +68,4 @@ def _sentence(by: Issued) -> str:
     named = ", ".join(by.locks[:_NAMED])
     more = f" and {len(by.locks) - _NAMED} more" if len(by.locks) > _NAMED else ""
     locks = f"the lock{'s' if len(by.locks) > 1 else ''} {named}{more}"
-    return f"Token {by.token} was issued to {by.holder}, who was granted {locks} at {by.granted_at}."
+    return f"The newer token was issued to {by.holder}, who was granted {locks} at {by.granted_at}."

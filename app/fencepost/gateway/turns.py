@@ -1,6 +1,6 @@
 """Writes that go alone because something holds their row take turns: one of them waits in PostgreSQL, with a
 connection, and the others here, without one. Else a dozen writes to a locked row would leave no
-connection for anybody.
+connection for any other request.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from fencepost.fencing.problem_types import DATABASE_BUSY
+from fencepost.fencing.database_problem_types import DATABASE_BUSY
 from fencepost.fencing.problems import Problem
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.statements.parameters import Key

@@ -1,11 +1,11 @@
 """What requests can ask for, from a table's name to an outcome: errors of storage become problems, and what an outdated
-picture of the tables, or a session's old plans, may have caused runs once more.
+picture of the tables, or a session's old query plans, may have caused runs once more.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from fencepost.fencing.problem_types import (
     OUTCOME_UNKNOWN,
@@ -18,6 +18,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.gateway import explain as explaining
 from fencepost.gateway import read as reading
+from fencepost.gateway import submit as submitting
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims import claim as claims
 from fencepost.gateway.claims.claim import Claim
@@ -25,16 +26,19 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, problem_of_refused, source_problem, unavailable
+from fencepost.gateway.roles import acting
+from fencepost.gateway.submit import Submission
 from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
 from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.patch_rows import RowsPatch
-from fencepost.gateway.writes.plans import KeyedWrite
 from fencepost.locks.source import SourceError
-from fencepost.observe.events import Accepted, Emit, Refused, Verb
+from fencepost.observe.events import Accepted, Refused, Verb
+from fencepost.quota import UNKNOWN
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.storage.statements.query import QueryError, UnknownColumnError
 from fencepost.storage.tables.catalog import Catalog, Table
@@ -43,7 +47,8 @@ MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
 
 Doubt = Literal["catalog", "session"] | None
-"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's plans are."""
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's query plans
+are."""
 
 
 async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
@@ -81,17 +86,22 @@ async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
     return await on_table(gateway, request.table, "patch", partial(arrays.write, gateway, request))
 
 
+async def submit(gateway: Gateway, request: Submission) -> Outcome:
+    """Put a write of one row into a queue."""
+    return await on_table(gateway, request.write.table, "submit", partial(submitting.submit, gateway, request))
+
+
 async def claim(gateway: Gateway, request: Claim) -> Outcome:
-    """Raise a mark, or say who has raised it further. `rows` has the row, or nothing where there is none."""
+    """Raise a mark, or return who has raised it further. `rows` has the row, or nothing where there is none."""
     use = partial(claims.write, gateway, request)
     return await on_table(gateway, request.resource.table, "claim", use, Catalog.find_or_scope)
 
 
-async def explain(gateway: Gateway, resource: Resource) -> Outcome:
+async def explain(gateway: Gateway, resource: Resource, caller: str = UNKNOWN) -> Outcome:
     """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
     has no mark of its own: its scope is shown.
     """
-    use = partial(explaining.explain, gateway, resource)
+    use = partial(explaining.explain, gateway, resource, caller)
     return await on_table(gateway, resource.table, "read", use, Catalog.find_or_scope)
 
 
@@ -109,16 +119,16 @@ async def on_table(
     gateway: Gateway,
     name: str,
     verb: Verb,
-    use: Callable[[Table], Awaitable[Outcome]],
+    use: Callable[[Table], Coroutine[Any, Any, Outcome]],
     find: Callable[[Catalog, str], Table | None] = Catalog.find,
 ) -> Outcome:
     """Run `use` on the table of this name; again on a fresh catalog while the picture proves outdated, and in a fresh
-    session when that one's plans do. `find` says which table is meant.
+    session when that one's plans do. `find` returns the table that is meant.
 
     Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
     table = find(gateway.catalog.current, name)
-    outcome, doubt = await _attempt(table, name, use)
+    outcome, doubt = await _attempt(gateway, table, name, use)
     try:
         for _ in range(MOST_DOUBTS):
             if doubt is None:
@@ -130,13 +140,9 @@ async def on_table(
             elif doubt == "catalog":
                 break
             # Where a session was in doubt, all are new by now.
-            outcome, doubt = await _attempt(table, name, use)
-        if (
-            isinstance(outcome, Problem)
-            and outcome.type is UNISSUED_TOKEN
-            and await _source_has_issued(gateway, table, outcome)
-        ):
-            outcome, _ = await _attempt(table, name, use)
+            outcome, doubt = await _attempt(gateway, table, name, use)
+        if isinstance(outcome, Problem) and await _source_has_issued(gateway, table, outcome):
+            outcome, _ = await _attempt(gateway, table, name, use)
     except UnavailableError as error:
         outcome = unavailable(error)
     except RefusedError as error:
@@ -144,30 +150,30 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
-        outcome = await with_holder(gateway.database, gateway.emit, table, outcome)
+        outcome = await with_holder(gateway.database, gateway.emit, gateway.caller, table, outcome)
         outcome = await with_blocker(gateway.database, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
-    _report(gateway.emit, table.name if table is not None else "", verb, outcome)
+    _report(gateway, table.name if table is not None else "", verb, outcome)
     return outcome
 
 
 async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
-    """Whether the table's source says that it has issued the token after all (`protect --verify`)."""
+    """Ask the table's source whether it has issued a token that was refused as never issued (`protect --verify`)."""
     fence = table.fence if table is not None else None
-    if fence is None or not fence.verify or refused.presented_token is None:
+    if refused.type is not UNISSUED_TOKEN or fence is None or not fence.verify or refused.presented_token is None:
         return False
     locks = gateway.sources.get(fence.source)
     return locks is not None and await locks.verify(refused.presented_token)
 
 
-async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage can say
-    table: Table | None, name: str, use: Callable[[Table], Awaitable[Outcome]]
+async def _attempt(  # noqa: PLR0911 - one way out for each error of storage
+    gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
 ) -> tuple[Outcome, Doubt]:
-    """Run once, and say what may be why it failed."""
+    """Run once, and return what may be why it failed."""
     if table is None:
         return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
     try:
-        outcome = await use(table)
+        outcome = await acting(gateway, use(table))
     except QueryError as error:
         return bad_request(f"{error}"), "catalog" if isinstance(error, UnknownColumnError) else None
     except RefusedError as error:
@@ -183,14 +189,15 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that storage c
 
 
 def _doubt_of(error: RefusedError) -> Doubt:
-    if error.of_an_old_plan:
+    if error.of_an_old_query_plan:
         return "session"
     return "catalog" if error.may_be_outdated else None
 
 
-def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:
+def _report(gateway: Gateway, table: str, verb: Verb, outcome: Outcome) -> None:
     if isinstance(outcome, Problem):
-        emit(
+        gateway.report_if_forbidden(outcome)
+        gateway.emit(
             Refused(
                 table,
                 verb,
@@ -202,4 +209,4 @@ def _report(emit: Emit, table: str, verb: Verb, outcome: Outcome) -> None:
             )
         )
     elif verb != "read":
-        emit(Accepted(table, verb, len(outcome.rows)))
+        gateway.emit(Accepted(table, verb, len(outcome.rows)))

@@ -1,35 +1,56 @@
 """The application: FastAPI around the routes, with every error in one form."""
 
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fencepost import __version__, wire
-from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
-from fencepost.fencing.problems import Problem, bad_request
+from fencepost import __version__
+from fencepost.fencing.caller import CALLER, EVERYBODY
+from fencepost.fencing.problems import bad_request
 from fencepost.gateway.gateway import Gateway
+from fencepost.http.admin import Admin, admin_app, by_port
+from fencepost.http.admission import Admission, is_named
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
-from fencepost.http.problems.response import problem_response
+from fencepost.http.problems.response import http_problem, problem_response
+from fencepost.http.rate_limits import RateLimits
 from fencepost.http.routes.data import PREFIX, DataRoutes
 from fencepost.http.routes.docs import docs_routes
 from fencepost.http.routes.elections import election_routes
+from fencepost.http.routes.health import Health, health_routes
 from fencepost.http.routes.leases import lease_routes
-from fencepost.http.routes.system import claim_routes, health_routes
-from fencepost.observe.metrics import Metrics
+from fencepost.http.routes.system import claim_routes
+from fencepost.http.routes.writes import write_routes
+from fencepost.http.sites import Sites
+from fencepost.identity.authenticator import Authenticator
+from fencepost.observe.events import Emit
 from fencepost.storage.tables.catalog import Catalog
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+ASKED_HEADERS: Final = (
+    "Accept", "Accept-Profile", "Authorization", "Content-Profile", "Content-Type", "Idempotency-Key", "Last-Event-ID",
+    "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
+)  # fmt: skip
+"""What pages of other sites may send, where the operator allows them."""
+ANSWERED_HEADERS: Final = (
+    "Content-Location", "Content-Range", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy",
+    "Retry-After", "WWW-Authenticate", "X-Request-Id",
+)  # fmt: skip
+"""What they may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +58,18 @@ class Parts:
     """What wiring hands over. `gateway` may be called once the lifespan has begun."""
 
     gateway: Callable[[], Gateway]
-    ready: Callable[[], Awaitable[wire.Readiness]]
-    metrics: Metrics
-    measure: Callable[[], Awaitable[None]]
+    health: Health
     done: RequestDone
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object]]]
     max_body_bytes: int
     access_log: bool
+    sites: Sites
+    emit: Emit
+    authenticator: Authenticator | None = None
+    """None: each program that reaches the port is served."""
+    limits: RateLimits = field(default_factory=RateLimits)
+    admin: Admin | None = None
+    """None: metrics and the details of readiness are on the main port."""
     demo: bool = False
     """Whether /docs may send writes to the demo's table. Elsewhere it sends reads only."""
 
@@ -60,6 +86,7 @@ class Application(FastAPI):
                 {"name": "fences", "description": "Claims, and what is known of a resource."},
                 {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
                 {"name": "elections", "description": "Who leads. To campaign is to acquire the lock `election/NAME`."},
+                {"name": "writes", "description": "What became of writes that were queued."},
                 {"name": "service", "description": "Health and metrics."},
             ],
             docs_url=None,
@@ -68,52 +95,71 @@ class Application(FastAPI):
             redirect_slashes=False,
         )
         self._parts = parts
+        self.gateway = parts.gateway
         self._documented: tuple[int, dict[str, Any]] | None = None
-        self.include_router(claim_routes(parts.gateway, parts.max_body_bytes))
-        leases = lease_routes(parts.gateway, parts.max_body_bytes)
+        self.include_router(claim_routes(self._gateway_of, parts.max_body_bytes))
+        leases = lease_routes(self._gateway_of, parts.max_body_bytes)
         self.include_router(leases)
-        self.include_router(election_routes(parts.gateway))
-        self.include_router(health_routes(parts.ready, parts.metrics, parts.measure))
+        self.include_router(election_routes(self._gateway_of))
+        self.include_router(write_routes(self._gateway_of))
+        admin = parts.admin
+        details: Callable[[Scope], bool] = is_named if admin is None else lambda _scope: False
+        self.include_router(health_routes(parts.health, figures=admin is None, details=details))
         # Clients that work under locks ask these often: FastAPI documents them, and plain routes to the same functions
         # answer them, which take the bare request.
         plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
         self.router.routes[:0] = plain
-        self.router.routes.extend(docs_routes(self._catalog, version=__version__, demo=parts.demo))
+        authenticated = parts.authenticator is not None
+        pages = docs_routes(self._catalog, version=__version__, demo=parts.demo, authenticated=authenticated)
+        self.router.routes.extend(pages)
         self.router.routes.extend(problem_routes())
-        self.add_middleware(Edge, done=parts.done, access_log=parts.access_log)
-        self._data = Edge(DataRoutes(parts.gateway, parts.max_body_bytes), done=parts.done, access_log=parts.access_log)
-        self.add_exception_handler(HTTPException, _http_problem)
+        layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
+        admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
+        edge = functools.partial(layer, sites=parts.sites, admission=admission)
+        self.add_middleware(edge)
+        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
+        self._outermost: ASGIApp = self._split
+        if parts.sites.origins:
+            self._outermost = CORSMiddleware(
+                self._split,
+                allow_origins=sorted(parts.sites.origins),
+                allow_methods=METHODS,
+                allow_headers=ASKED_HEADERS,
+                expose_headers=ANSWERED_HEADERS,
+            )
+        if admin is not None:
+            app = admin_app(parts.health, functools.partial(layer, sites=admin.sites))
+            self._outermost = by_port(admin, app, self._outermost)
+        self.add_exception_handler(HTTPException, http_problem)
         self.add_exception_handler(RequestValidationError, _validation_problem)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer: what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
+        """Answer."""
+        await self._outermost(scope, receive, send)
+
+    async def _split(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
         if scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX):
             await self._data(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
+    def _gateway_of(self, scope: Scope) -> Gateway:
+        """Give the gateway to the caller of a request."""
+        return self.gateway().of(scope.get(CALLER, EVERYBODY))
+
     def _catalog(self) -> Catalog:
-        return self._parts.gateway().catalog.current
+        return self.gateway().catalog.current
 
     def openapi(self) -> dict[str, Any]:
         """Build the document for the current catalog; kept until the catalog changes."""
         catalog = self._catalog()
         if self._documented is None or self._documented[0] != catalog.version:
             system = get_openapi(title=self.title, version=self.version, routes=self.routes, tags=self.openapi_tags)
-            self._documented = (catalog.version, build_openapi(catalog, system, version=self.version))
+            authenticated = self._parts.authenticator is not None
+            document = build_openapi(catalog, system, version=self.version, authenticated=authenticated)
+            self._documented = (catalog.version, document)
         return self._documented[1]
-
-
-async def _http_problem(request: Request, error: Exception) -> Response:
-    """Give Starlette's own refusals the one form."""
-    if not isinstance(error, HTTPException):
-        raise error
-    headers = dict(error.headers or {})
-    if error.status_code == METHOD_NOT_ALLOWED.status:
-        return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
-    if error.status_code == NO_ROUTE.status:
-        return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)
-    return problem_response(Problem(BAD_REQUEST, str(error.detail), status=error.status_code), headers)
 
 
 async def _validation_problem(_request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ SourceError as well.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 Claim = Callable[[Connection, Token, bool], Awaitable[T]]
 """Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
-says that the grant is a repeated one: the marks were raised then."""
+means that the grant is a repeated one: the marks were raised then."""
 
 
 class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried anew
@@ -77,8 +77,16 @@ class Leases(Protocol):
         """Look at a lease that is over, as long as it is remembered."""
         ...
 
-    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
-        """List locks that are held or waited for, by name: the one of this name, or `limit` after a name."""
+    async def states(
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
+    ) -> list[LockState]:
+        """List locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
+        that one of the patterns names, if there are any.
+        """
         ...
 
     async def sweep(self, keep_seconds: float) -> None:

@@ -35,12 +35,12 @@ class SourceUnavailableError(SourceError):
     """The service cannot be asked, or its answer got lost. Whatever it may have granted expires by itself."""
 
 
-class SourceFrozenError(SourceError):
+class SourceQuarantinedError(SourceError):
     """The source's numbers went backwards, and nothing is taken from it until its generation is raised (R12)."""
 
 
 class SourceConfigError(SourceError):
-    """The source's URL is wrong, or a library is missing. The message says what to do."""
+    """The source's URL is wrong, or a library is missing. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a lock, as far as the service says. `expires_ms`: time that is left, where it is known."""
+    """Who has a lock, as far as the service shows it. `expires_ms`: time that is left, where it is known."""
 
     owner: str | None = None
     expires_ms: int | None = None
@@ -99,7 +99,7 @@ class Source(Protocol):
         ...
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
-        """Take a lock, waiting for it at most `wait_s`; 0 tries once. A Holder says who is in the way.
+        """Take a lock, waiting for it at most `wait_s`; 0 tries once. A Holder in place of a Grant is who has it.
 
         lock: any text of 1 to 512 bytes without control characters, slashes included. owner: for people who look into
         the service. Raises SourceError.
@@ -119,7 +119,7 @@ class Source(Protocol):
         ...
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has the lock; None: it is free. Raises SourceError."""
+        """Return who has the lock; None: it is free. Raises SourceError."""
         ...
 
     async def issued(self, number: int) -> bool:

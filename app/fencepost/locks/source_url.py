@@ -38,7 +38,7 @@ class Form:
 
     port: of hosts without one. least, most: how many hosts. path: which paths fit, decoded. places: words that stand
     in place of hosts, without port and credentials. credentials: `both` user and password, or neither; or `any` of
-    them.
+    them. of: what has such a URL, a source or a queue, for messages.
     """
 
     shown: str
@@ -49,6 +49,7 @@ class Form:
     most: int = 1
     places: tuple[str, ...] = ()
     credentials: Literal["both", "any"] = "any"
+    of: str = "source"
 
 
 class Host(NamedTuple):
@@ -144,7 +145,7 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 def _wrong(source: str, form: Form, what: str) -> SourceConfigError:
-    return SourceConfigError(f"the URL of source {source} {what} ({form.shown})")
+    return SourceConfigError(f"the URL of {form.of} {source} {what} ({form.shown})")
 
 
 def _read(url: str, source: str, form: Form) -> SourceUrl:

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Verb = Literal["patch", "put", "post", "delete", "claim", "read"]
+Verb = Literal["patch", "put", "post", "delete", "claim", "read", "submit"]
+"""`submit`: a write that is put into a queue. An event with its own verb follows when it is applied."""
 
 
 @dataclass(slots=True)
 class Accepted:
-    """A write or claim was committed. `rows` were written."""
+    """A write or claim was committed, or a write is in its queue. `rows` were written."""
 
     table: str
     verb: Verb
@@ -118,7 +119,7 @@ class BatchesFail:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFroze:
+class SourceQuarantined:
     """A source's numbers went backwards: nothing is taken from it until an operator raises its generation (R12)."""
 
     source: str
@@ -127,15 +128,117 @@ class SourceFroze:
 
 @dataclass(frozen=True, slots=True)
 class SourceTrouble:
-    """A lock service did not do what was to be done beside a request; the lock in question expires."""
+    """A lock service did not do what was to be done beside a request; the lock in question expires. Or the log of a
+    queue did not.
+    """
 
     source: str
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SealKeysRead:
+    """The keys that seal tokens are these from now on, by their ids. The first one seals."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SealKeysUnreadable:
+    """The file with the keys that seal tokens cannot be read; the last good ones stay. Told once."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPaused:
+    """A consumer decides or takes nothing for now: the database or the log is away, or the queue is quarantined."""
+
+    queue: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerResumed:
+    """It goes on."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFailed:
+    """A consumer has met a fault of the gateway's own; it tries again."""
+
+    queue: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A queued write could not be applied, and is a dead letter."""
+
+    queue: str
+    resource: str
+    partition: int
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBlocked:
+    """A queued write is tried in vain for long, and those of its resource wait behind it: another transaction has its
+    row, for example. Emitted once for a message.
+    """
+
+    queue: str
+    resource: str
+    partition: int
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTurnedAway:
+    """A request was refused before anything looked at what it asks for. `code` is FPnnn, `peer` the address that sent
+    it.
+    """
+
+    code: str
+    detail: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRefused:
+    """A request was refused for who its caller is. `caller`: its name, or `address` and the address of one that is not
+    known. Another event has the refusal itself.
+    """
+
+    caller: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeysFetched:
+    """Other keys verify tokens from now on. `skipped`: which members of the JWKS do not, and why."""
+
+    keys: int
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysNotFetched:
+    """The JWKS could not be had or read; it is tried again, and the last one is in use meanwhile."""
+
+    reason: str
+
+
+OfQueues = ConsumerPaused | ConsumerResumed | ConsumerFailed | DeadLettered | QueueBlocked
+"""What happens to those who apply queued writes."""
 Upkeep = (
     OriginJudged
-    | SourceFroze
+    | SourceQuarantined
     | SourceTrouble
     | Pruned
     | PruningFailed
@@ -145,7 +248,11 @@ Upkeep = (
     | CatalogLoaded
     | ListenerLost
     | ConnectionTrouble
+    | SealKeysRead
+    | SealKeysUnreadable
+    | KeysFetched
+    | KeysNotFetched
 )
 """What happens beside the requests."""
-Event = Accepted | Refused | LeaseAsked | Upkeep
+Event = Accepted | Refused | RequestTurnedAway | CallerRefused | LeaseAsked | OfQueues | Upkeep
 Emit = Callable[[Event], None]

@@ -10,18 +10,30 @@ import structlog
 from fencepost.observe.events import (
     Accepted,
     BatchesFail,
+    CallerRefused,
     CatalogLoaded,
     ConnectionTrouble,
+    ConsumerFailed,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
     Event,
     HolderUnknown,
+    KeysFetched,
+    KeysNotFetched,
     LeaseAsked,
     ListenerLost,
+    OfQueues,
     OriginJudged,
     Pruned,
     PruningFailed,
+    QueueBlocked,
     QueueFailed,
     Refused,
-    SourceFroze,
+    RequestTurnedAway,
+    SealKeysRead,
+    SealKeysUnreadable,
+    SourceQuarantined,
     SourceTrouble,
     Upkeep,
 )
@@ -30,6 +42,10 @@ log = structlog.stdlib.get_logger("fencepost")
 
 MOST_REFUSALS: Final = 100
 """How many refusals are logged one by one, in a second and by a worker."""
+MOST_TURNED_AWAY: Final = 5
+"""How many requests that were turned away are logged one by one, in a second and by a worker."""
+MOST_PEERS: Final = 100
+"""Of how many peers, with the codes of what was refused, the rest is counted; of others together."""
 
 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["console", "json"]) -> None:
@@ -50,11 +66,12 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if style == "json"
         else [
+            without_control_characters,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 # The prettier ones show local variables: tokens, and the database's password.
                 exception_formatter=structlog.dev.plain_traceback,
-            )
+            ),
         ]
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -70,6 +87,23 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
+    code: f"\\u{code:04x}" for code in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def without_control_characters(
+    _logger: object, _method: str, entry: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Spell control characters of values out. Names and paths are their callers', and a terminal would obey them: it
+    could be made to show lines that were never logged. A traceback keeps its lines.
+    """
+    for key, value in entry.items():
+        if isinstance(value, str) and key != "exception" and not value.isprintable():
+            entry[key] = value.translate(_CONTROL)
+    return entry
+
+
 class EventLog:
     """Logs events. A refusal is news (a lock was lost), an acceptance is not.
 
@@ -80,6 +114,8 @@ class EventLog:
     def __init__(self) -> None:
         self._refusals = 0
         self._withheld: Counter[tuple[str, str, str]] = Counter()
+        self._turned_away = 0
+        self._peers: Counter[tuple[str, str]] = Counter()
 
     def on_event(self, event: Event) -> None:
         """Log an event."""
@@ -92,6 +128,12 @@ class EventLog:
             if self._refusals > MOST_REFUSALS:
                 self._withheld[event.table, event.verb, event.code] += 1
                 return
+        if isinstance(event, RequestTurnedAway):
+            self._turned_away += 1
+            if self._turned_away > MOST_TURNED_AWAY:
+                whose = (event.peer, event.code)
+                self._peers[whose if whose in self._peers or len(self._peers) < MOST_PEERS else ("others", "")] += 1
+                return
         _log(level, event)
 
     def log_withheld(self) -> None:
@@ -99,31 +141,39 @@ class EventLog:
         withheld, self._withheld, self._refusals = self._withheld, Counter(), 0
         for (table, verb, code), count in withheld.items():
             log.info("refused, and not logged one by one", table=table, verb=verb, code=code, count=count)
+        peers, self._peers, self._turned_away = self._peers, Counter(), 0
+        for (peer, code), count in peers.items():
+            log.warning("turned away, and not logged one by one", peer=peer, code=code, count=count)
 
 
 def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
     match event:
-        case Accepted():
+        case Accepted() | CallerRefused():
             return logging.DEBUG
         case Refused(verb=verb):  # a read of a row that is not there is no news
             return logging.DEBUG if verb == "read" else logging.INFO
         case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
             return logging.INFO if verdict == "FP012" else logging.DEBUG
-        case CatalogLoaded() | Pruned():
+        case CatalogLoaded() | Pruned() | SealKeysRead() | KeysFetched():
             return logging.INFO
         case (
-            QueueFailed()
+            RequestTurnedAway()
+            | QueueFailed()
             | HolderUnknown()
             | ListenerLost()
             | PruningFailed()
             | BatchesFail()
             | SourceTrouble()
             | ConnectionTrouble()
+            | SealKeysUnreadable()
+            | KeysNotFetched()
         ):
             return logging.WARNING
-        case OriginJudged(accepted=True):
+        case ConsumerPaused() | ConsumerFailed() | DeadLettered() | QueueBlocked():
+            return logging.WARNING
+        case OriginJudged(accepted=True) | ConsumerResumed():
             return logging.INFO
-        case OriginJudged() | SourceFroze():
+        case OriginJudged() | SourceQuarantined():
             return logging.ERROR
         case _:
             assert_never(event)
@@ -145,6 +195,10 @@ def _log(level: int, event: Event) -> None:
                 presented=presented,
                 current=current,
             )
+        case CallerRefused(caller, code, detail):
+            log.log(level, "refused for who the caller is", caller=caller, code=code, detail=detail)
+        case RequestTurnedAway(code, detail, peer):
+            log.log(level, "a request was turned away", peer=peer, code=code, detail=detail)
         case LeaseAsked(lease_verb, verdict, locks, lease_id, owner, waited, tokens):
             log.log(
                 level,
@@ -157,8 +211,42 @@ def _log(level: int, event: Event) -> None:
                 waited=round(waited, 3),
                 tokens=tokens,
             )
+        case ConsumerPaused() | ConsumerResumed() | ConsumerFailed() | DeadLettered() | QueueBlocked():
+            _log_queues(level, event)
         case _:
             _log_upkeep(level, event)
+
+
+def _log_queues(level: int, event: OfQueues) -> None:
+    match event:
+        case ConsumerPaused(queue, reason):
+            log.log(level, "queued writes are not applied for now", queue=queue, reason=reason)
+        case ConsumerResumed(queue):
+            log.log(level, "queued writes are applied again", queue=queue)
+        case ConsumerFailed(queue, reason):
+            log.log(level, "a queued write could not be applied, by a fault of the gateway", queue=queue, reason=reason)
+        case DeadLettered(queue, resource, partition, offset, reason):
+            log.log(
+                level,
+                "a queued write is a dead letter; `fencepost dead` lists them",
+                queue=queue,
+                resource=resource,
+                partition=partition,
+                offset=offset,
+                reason=reason,
+            )
+        case QueueBlocked(queue, resource, partition, offset, reason):
+            log.log(
+                level,
+                "a queued write is tried in vain, and those of its resource wait",
+                queue=queue,
+                resource=resource,
+                partition=partition,
+                offset=offset,
+                reason=reason,
+            )
+        case _:
+            assert_never(event)
 
 
 def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
@@ -168,8 +256,8 @@ def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one
                 log.log(level, "writes are let through to this database", generation=generation)
             else:
                 log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
-        case SourceFroze(source, reason):
-            log.log(level, "a token source is frozen: its numbers went backwards", source=source, reason=reason)
+        case SourceQuarantined(source, reason):
+            log.log(level, "a token source is quarantined: its numbers went backwards", source=source, reason=reason)
         case SourceTrouble(source, reason):
             log.log(level, "token source", source=source, reason=reason)
         case Pruned(what, records):
@@ -192,5 +280,13 @@ def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one
             log.log(level, "lost the connection that listens for changed tables; making it anew", reason=reason)
         case ConnectionTrouble(reason):
             log.log(level, "connections to PostgreSQL", reason=reason)
+        case SealKeysRead(ids):
+            log.log(level, "the keys that seal tokens were read", seals=ids[0], verify=ids)
+        case SealKeysUnreadable(reason):
+            log.log(level, "the keys that seal tokens cannot be read, and stay as they were", reason=reason)
+        case KeysFetched(keys, skipped):
+            log.log(level, "keys that verify JWTs", keys=keys, skipped=skipped)
+        case KeysNotFetched(reason):
+            log.log(level, "keys that verify JWTs were not fetched; the last ones are in use", reason=reason)
         case _:
             assert_never(event)

@@ -5,26 +5,48 @@ others have accepted in the last second may be missing (`count`).
 import os
 from typing import Any, Final, TypeVar, assert_never
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fencepost.observe.events import (
     Accepted,
     BatchesFail,
+    CallerRefused,
     CatalogLoaded,
     ConnectionTrouble,
+    ConsumerFailed,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
     Event,
     HolderUnknown,
+    KeysFetched,
+    KeysNotFetched,
     LeaseAsked,
     ListenerLost,
+    OfQueues,
     OriginJudged,
     Pruned,
     PruningFailed,
+    QueueBlocked,
     QueueFailed,
     Refused,
-    SourceFroze,
+    RequestTurnedAway,
+    SealKeysRead,
+    SealKeysUnreadable,
+    SourceQuarantined,
     SourceTrouble,
     Upkeep,
+)
+from fencepost.observe.instruments import (
+    DatabaseInstruments,
+    HttpInstruments,
+    LeaseInstruments,
+    QueueFigures,
+    QueueInstruments,
+    RecordInstruments,
+    SourceInstruments,
+    WriteInstruments,
 )
 
 Instrument = TypeVar("Instrument", Counter, Histogram)
@@ -39,145 +61,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._children: dict[object, Any] = {}
         self._accepted: dict[tuple[str, str], list[int]] = {}
-        self._operations = Counter(
-            "fencepost_operations",
-            "Writes, claims and refused reads by verdict: accepted, or the code of the refusal.",
-            ["table", "verb", "verdict"],
-            registry=self._registry,
-        )
-        self._rows = Counter(
-            "fencepost_rows_written", "Rows in accepted writes.", ["table", "verb"], registry=self._registry
-        )
-        self._leases = Counter(
-            "fencepost_lease_operations",
-            "Leases asked for, renewed, minted from, released: granted, repeated, done, or the code of the refusal.",
-            ["verb", "verdict"],
-            registry=self._registry,
-        )
-        self._issued = Counter("fencepost_tokens_issued", "Tokens drawn, of grants and mints.", registry=self._registry)
-        self._waited = Histogram(
-            "fencepost_lock_wait_seconds",
-            "Time from a request for a lock to its grant.",
-            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
-            registry=self._registry,
-        )
-        self._source_frozen = Gauge(
-            "fencepost_source_frozen",
-            "1 when the numbers of a token source went backwards and nothing is taken from it.",
-            ["source"],
-            registry=self._registry,
-            multiprocess_mode="mostrecent",
-        )
-        self._source_generation = Gauge(
-            "fencepost_source_generation",
-            "The generation of a token source.",
-            ["source"],
-            registry=self._registry,
-            multiprocess_mode="mostrecent",
-        )
-        self._source_troubles = Counter(
-            "fencepost_source_troubles",
-            "How often work for a lock service that no request waits for failed.",
-            ["source"],
-            registry=self._registry,
-        )
-        self._locks = Gauge(
-            "fencepost_locks_held",
-            "Locks that are held, in the whole database.",
-            multiprocess_mode="livemostrecent",
-            registry=self._registry,
-        )
-        self._waiters = Gauge(
-            "fencepost_lock_waiters",
-            "Requests that wait for locks, at all gateways.",
-            multiprocess_mode="livemostrecent",
-            registry=self._registry,
-        )
-        self._queue_failures = Counter(
-            "fencepost_lock_queue_failures", "How often the queues could not be kept up.", registry=self._registry
-        )
-        self._requests = Histogram(
-            "fencepost_http_request_seconds",
-            "Time from the request's first byte to the answer's last.",
-            ["method", "route", "status"],
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-            registry=self._registry,
-        )
-        self._pool = Gauge(
-            "fencepost_pool_connections",
-            "Connections to PostgreSQL.",
-            ["state"],
-            multiprocess_mode="livesum",
-            registry=self._registry,
-        )
-        self._silence = Gauge(
-            "fencepost_database_silence_seconds",
-            "For how long PostgreSQL has not answered what /metrics asks; 0 when it has.",
-            multiprocess_mode="livemax",
-            registry=self._registry,
-        )
-        self._writes_waiting = Gauge(
-            "fencepost_writes_waiting",
-            "Single-row writes that wait for their batch, or are in one.",
-            multiprocess_mode="livesum",
-            registry=self._registry,
-        )
-        self._batch_failures = Counter(
-            "fencepost_batch_failures",
-            "How often (once a minute at most) batches of writes lacked a privilege or a function.",
-            registry=self._registry,
-        )
-        self._holders_unknown = Counter(
-            "fencepost_holders_unknown",
-            "Refusals that were answered without naming the newer holder, because it could not be looked up.",
-            ["table"],
-            registry=self._registry,
-        )
-        self._tables = Gauge(
-            "fencepost_tables",
-            "Tables in the catalog.",
-            ["protected"],
-            multiprocess_mode="livemax",
-            registry=self._registry,
-        )
-        self._reloads = Counter("fencepost_catalog_loads", "Catalog loads.", registry=self._registry)
-        self._listener = Counter(
-            "fencepost_listener_losses", "How often the LISTEN connection broke.", registry=self._registry
-        )
-        self._trouble = Counter(
-            "fencepost_connection_troubles",
-            "How often PostgreSQL had no connection left, became read-only, or a connection could not be closed.",
-            registry=self._registry,
-        )
-        self._origin = Gauge(
-            "fencepost_origin_accepted",
-            "1 when writes are let through to the database behind the gateway, 0 when it is a standby or quarantined.",
-            multiprocess_mode="livemin",
-            registry=self._registry,
-        )
-        self._records = Gauge(
-            "fencepost_records",
-            "Marks and idempotency records, estimated by the planner's statistics.",
-            ["what"],
-            multiprocess_mode="livemostrecent",
-            registry=self._registry,
-        )
-        self._bytes = Gauge(
-            "fencepost_records_bytes",
-            "Size on disk of marks and idempotency records, with their indexes.",
-            ["what"],
-            multiprocess_mode="livemostrecent",
-            registry=self._registry,
-        )
-        self._pruned = Counter(
-            "fencepost_records_pruned",
-            "Marks and idempotency records that this gateway forgot.",
-            ["what"],
-            registry=self._registry,
-        )
-        self._pruning_failures = Counter(
-            "fencepost_pruning_failures", "How often nothing could be pruned.", registry=self._registry
-        )
+        self._writes = WriteInstruments(self._registry)
+        self._leases = LeaseInstruments(self._registry)
+        self._sources = SourceInstruments(self._registry)
+        self._database = DatabaseInstruments(self._registry)
+        self._records = RecordInstruments(self._registry)
+        self._queues = QueueInstruments(self._registry)
+        self._http = HttpInstruments(self._registry)
 
     def on_event(self, event: Event) -> None:
         """Count an event."""
@@ -189,21 +79,42 @@ class Metrics:
                 counted[0] += 1
                 counted[1] += rows
             case Refused(table, verb, code):
-                self._of(self._operations, table, verb, code).inc()
+                self._of(self._writes.operations, table, verb, code).inc()
+            case CallerRefused(_, code):
+                self._of(self._http.callers_refused, code).inc()
+            case RequestTurnedAway(code):
+                self._of(self._http.turned_away, code).inc()
             case LeaseAsked(verb, verdict, _, _, _, waited, tokens):
-                self._leases.labels(verb, verdict).inc()
-                self._issued.inc(tokens)
+                self._leases.operations.labels(verb, verdict).inc()
+                self._leases.issued.inc(tokens)
                 if verdict == "granted":
-                    self._waited.observe(waited)
+                    self._leases.waited.observe(waited)
+            case ConsumerPaused() | ConsumerResumed() | ConsumerFailed() | DeadLettered() | QueueBlocked():
+                self._on_queue(event)
             case _:
                 self._on_upkeep(event)
+
+    def _on_queue(self, event: OfQueues) -> None:
+        match event:
+            case ConsumerPaused(queue):
+                self._queues.paused.labels(queue).set(1)
+            case ConsumerResumed(queue):
+                self._queues.paused.labels(queue).set(0)
+            case ConsumerFailed(queue):
+                self._queues.faults.labels(queue).inc()
+            case DeadLettered(queue):
+                self._queues.dead_lettered.labels(queue).inc()
+            case QueueBlocked(queue):
+                self._queues.blocked.labels(queue).inc()
+            case _:
+                assert_never(event)
 
     def count(self) -> None:
         """Take over what was accepted since the last call: two instruments for each write cost more than its JSON."""
         accepted, self._accepted = self._accepted, {}
         for (table, verb), (operations, rows) in accepted.items():
-            self._of(self._operations, table, verb, "accepted").inc(operations)
-            self._of(self._rows, table, verb).inc(rows)
+            self._of(self._writes.operations, table, verb, "accepted").inc(operations)
+            self._of(self._writes.rows, table, verb).inc(rows)
 
     def _of(self, instrument: Instrument, *labels: str) -> Instrument:
         """Find an instrument's child. Its own look-up takes a lock, and longer than the counting."""
@@ -213,67 +124,94 @@ class Metrics:
             child = self._children[name] = instrument.labels(*labels)
         return child
 
-    def _on_upkeep(self, event: Upkeep) -> None:  # noqa: C901 - one case for each kind
+    def _on_upkeep(self, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
         match event:
             case QueueFailed():
-                self._queue_failures.inc()
+                self._leases.queue_failures.inc()
             case HolderUnknown(table):
-                self._holders_unknown.labels(table).inc()
+                self._writes.holders_unknown.labels(table).inc()
             case CatalogLoaded(_, tables, protected):
-                self._reloads.inc()
-                self._tables.labels("yes").set(protected)
-                self._tables.labels("no").set(tables - protected)
+                self._database.reloads.inc()
+                self._database.tables.labels("yes").set(protected)
+                self._database.tables.labels("no").set(tables - protected)
             case ListenerLost():
-                self._listener.inc()
+                self._database.listener.inc()
             case ConnectionTrouble():
-                self._trouble.inc()
+                self._database.trouble.inc()
+            case SealKeysRead():
+                self._leases.seal_keys.inc()
+            case SealKeysUnreadable():
+                self._leases.seal_key_failures.inc()
             case OriginJudged(accepted):
-                self._origin.set(int(accepted))
+                self._database.origin.set(int(accepted))
             case Pruned(what, records):
-                self._pruned.labels(what).inc(records)
+                self._records.pruned.labels(what).inc(records)
             case PruningFailed():
-                self._pruning_failures.inc()
+                self._records.pruning_failures.inc()
             case BatchesFail():
-                self._batch_failures.inc()
-            case SourceFroze(source):
-                self._source_frozen.labels(source).set(1)
+                self._writes.batch_failures.inc()
+            case SourceQuarantined(source):
+                self._sources.quarantined.labels(source).set(1)
             case SourceTrouble(source):
-                self._source_troubles.labels(source).inc()
+                self._sources.troubles.labels(source).inc()
+            case KeysFetched():
+                self._http.key_changes.inc()
+            case KeysNotFetched():
+                self._http.key_failures.inc()
             case _:
                 assert_never(event)
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""
-        self._of(self._requests, method, route, str(status)).observe(seconds)
+        self._of(self._http.requests, method, route, str(status)).observe(seconds)
 
     def pool(self, size: int, idle: int) -> None:
         """Record the pool's state."""
-        self._pool.labels("used").set(size - idle)
-        self._pool.labels("idle").set(idle)
+        self._database.pool.labels("used").set(size - idle)
+        self._database.pool.labels("idle").set(idle)
 
     def silence(self, seconds: float) -> None:
         """Record for how long PostgreSQL has not answered."""
-        self._silence.set(seconds)
+        self._database.silence.set(seconds)
 
     def writes_waiting(self, count: int) -> None:
         """Record how many writes are in batches, or wait for one."""
-        self._writes_waiting.set(count)
+        self._writes.waiting.set(count)
 
-    def source(self, name: str, generation: int, *, frozen: bool) -> None:
+    def source(self, name: str, generation: int, *, quarantined: bool) -> None:
         """Publish how a token source stands."""
-        self._source_frozen.labels(name).set(int(frozen))
-        self._source_generation.labels(name).set(generation)
+        self._sources.quarantined.labels(name).set(int(quarantined))
+        self._sources.generation.labels(name).set(generation)
+
+    def queue(self, name: str, partition: int, figures: QueueFigures) -> None:
+        """Publish how far a partition of a queue is decided, by all consumers. What is not known stays as it was."""
+        of = (name, str(partition))
+        queues = self._queues
+        for gauge, value in (
+            (queues.lag, figures.lag),
+            (queues.oldest, figures.oldest),
+            (queues.applied, figures.applied),
+            (queues.refused, figures.refused),
+            (queues.failed, figures.failed),
+            (queues.redelivered, figures.redelivered),
+        ):
+            if value is not None:
+                gauge.labels(*of).set(value)
+
+    def dead_letters(self, name: str, count: int) -> None:
+        """Publish how many dead letters a queue has."""
+        self._queues.dead.labels(name).set(count)
 
     def locks(self, held: int, waiting: int) -> None:
         """Record the state of all locks."""
-        self._locks.set(held)
-        self._waiters.set(waiting)
+        self._leases.held.set(held)
+        self._leases.waiters.set(waiting)
 
     def size(self, what: str, records: int | None, size: int) -> None:
         """Record how much there is of marks or idempotency records. None: the number is not known yet."""
-        self._bytes.labels(what).set(size)
+        self._records.bytes.labels(what).set(size)
         if records is not None:
-            self._records.labels(what).set(records)
+            self._records.count.labels(what).set(records)
 
     def exposition(self) -> bytes:
         """Write the metrics in Prometheus's text form."""

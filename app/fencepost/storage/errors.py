@@ -8,7 +8,8 @@ StorageError
 │   └── QuarantinedError  not the system and timeline that writes were allowed on (R19)
 ├── OutcomeUnknownError   the connection broke after a write was sent: it may have landed (R15)
 │   └── UncommittedError  before COMMIT was sent: over, or will be when its backend is ended
-└── RefusedError          PostgreSQL said no, with an SQLSTATE; the statement was undone
+├── RefusedError          PostgreSQL refused, with an SQLSTATE; the statement was undone
+└── RoleError             the gateway does not act as the caller's role; nothing was sent
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,20 +28,25 @@ _LOOKUP_FAILED: Final = "cache lookup failed for "
 _OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", _INTERNAL})
 _OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
 
-# Who says that a value has another type than when the session planned an expression of a PL/pgSQL function. By name:
-# the text is in any language.
+# Routines that report that a value has another type than when the session planned an expression of a PL/pgSQL function.
+# By name: the text is in any language.
 _DATATYPE_MISMATCH: Final = "42804"
 _PLANNED_BEFORE: Final = ("ExecEvalParamExtern", "plpgsql_param_eval_")
 
 # Their DETAIL has all columns of the row, "Failing row contains (…)", in any language; unless a function of a trigger
 # raised it, or the search for a partition, which shows the partition's key only.
 _OF_WHOLE_ROWS: Final = frozenset({"23502", "23514", "44000"})
-_SHOWS_LITTLE: Final = frozenset({"exec_stmt_raise", "ExecFindPartition"})
+_RAISED: Final = "exec_stmt_raise"
+_SHOWS_LITTLE: Final = frozenset({_RAISED, "ExecFindPartition"})
+
+_ACL_CHECKED: Final = "aclcheck_error"
+_REQUIRES_WRITER: Final = "fencepost.require_writer("
 
 # Class 57P: the server ends the connection. Class 08: it is gone. A commit may have been under way.
 _CONNECTION_CLASSES: Final = ("08", "57P")
 _OVERLOAD_CLASSES: Final = ("53",)
 _READ_ONLY: Final = "25006"
+_PRIVILEGE: Final = "42501"
 # A prepared statement that is not there, or is there already: the session is another one than it was.
 _FOREIGN_SESSION: Final = frozenset({"26000", "42P05"})
 
@@ -84,6 +90,14 @@ class UncommittedError(OutcomeUnknownError):
     """The connection broke before COMMIT was sent: the transaction is over, or will be when its backend is ended."""
 
 
+class RoleError(StorageError):
+    """The gateway cannot act as this role, or does not."""
+
+    def __init__(self, role: str, reason: str) -> None:
+        super().__init__(reason)
+        self.role = role
+
+
 class RefusedError(StorageError):
     """PostgreSQL refused a statement. Nothing of it remains."""
 
@@ -106,14 +120,31 @@ class RefusedError(StorageError):
         return self.sqlstate in _OF_WHOLE_ROWS and self._raised_by not in _SHOWS_LITTLE
 
     @property
-    def of_an_old_plan(self) -> bool:
-        """Whether the session has a plan that DDL has made useless: there, it fails each time; in a new session it does
-        not. In a trigger's function, since a type was changed; or in a prepared statement that had found a function
-        before it waited for a lock, and that was dropped meanwhile.
+    def of_an_old_query_plan(self) -> bool:
+        """Whether the session has a query plan that DDL has made useless: there, it fails each time; in a new session
+        it does not. In a trigger's function, since a type was changed; or in a prepared statement that had found a
+        function before it waited for a lock, and that was dropped meanwhile.
         """
         if self.sqlstate == _INTERNAL:
             return str(self).startswith(_LOOKUP_FAILED)
         return self.sqlstate == _DATATYPE_MISMATCH and self._raised_by.startswith(_PLANNED_BEFORE)
+
+    @property
+    def lacks_privilege(self) -> bool:
+        """Whether the statement is one that its role may not run, whichever values it has: PostgreSQL looked at the
+        privileges for the tables, columns and functions that it names, or our functions at those for a scope's tables.
+        By name: the text is in any language. What a function raises, or a foreign key meets, may be about the values.
+        """
+        if self.sqlstate != _PRIVILEGE or self.of_the_gateway:
+            return False
+        if self._raised_by == _RAISED:
+            return self.table is not None and _REQUIRES_WRITER in self.context
+        return self._raised_by.startswith(_ACL_CHECKED) and not self.context
+
+    @property
+    def of_the_gateway(self) -> bool:
+        """Whether it is the gateway's login that lacks a privilege, though a caller's role was on (as_gateway.sql)."""
+        return self.sqlstate == _PRIVILEGE and self.schema == "fencepost" and self._raised_by == _RAISED
 
     @property
     def may_be_outdated(self) -> bool:
@@ -123,7 +154,7 @@ class RefusedError(StorageError):
 
 def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> StorageError:
     state = error.sqlstate or ""
-    # With severity ERROR it is a statement's own: of a foreign data wrapper, say, whose server is away.
+    # With severity ERROR it is a statement's own: for example of a foreign data wrapper whose server is away.
     if state.startswith(_CONNECTION_CLASSES) and error.severity_en != "ERROR":
         if writing:
             return OutcomeUnknownError(f"the connection to PostgreSQL ended during the write: {error}")
@@ -163,3 +194,13 @@ def map_errors(*, writing: bool) -> Iterator[None]:
         if writing:
             raise OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}") from error
         raise UnavailableError(f"PostgreSQL cannot be reached: {reason}") from error
+
+
+@contextmanager
+def map_login_errors() -> Iterator[None]:
+    """Turn what fails while connecting into an UnavailableError: a refusal too (no such role, wrong password)."""
+    try:
+        with map_errors(writing=False):
+            yield
+    except RefusedError as error:
+        raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error

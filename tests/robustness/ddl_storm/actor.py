@@ -21,7 +21,7 @@ EXPECTED: Final = re.compile(
     "|deadlock detected|did not end within|renamed since: unprotect that one first|its marks are lost"
     "|which holds the marks of its rows, is called"
 )
-"""What `fencepost` may say no with, in a storm: it is no mistake of its."""
+"""What `fencepost` may refuse with, in a storm: it is no mistake of its."""
 
 SQL: Final = """
 CREATE SCHEMA storm;
@@ -78,22 +78,22 @@ class Actor:
     async def sql(self, shape: Shape | None, *statements: str) -> str:
         """Run statements in one transaction; "" or why they were refused. Locks are waited for a few times."""
         await self.note(shape, f"begins: {'; '.join(statements)}")
-        said = ""
+        refusal = ""
         for _ in range(TRIES):
             connection = await self.connection()
             try:
                 async with connection.transaction():
                     for statement in statements:
                         await connection.execute(statement)
-                said = ""
+                refusal = ""
                 break
             except asyncpg.PostgresError as error:
-                said = f"{error.sqlstate} {error}"
+                refusal = f"{error.sqlstate} {error}"
                 if not isinstance(error, asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
                     break
                 await self.world.after(20, within=0.5)
-        await self.note(shape, f"done: {said or 'ok'}")
-        return said
+        await self.note(shape, f"done: {refusal or 'ok'}")
+        return refusal
 
     async def fencepost(self, shape: Shape | None, *arguments: str) -> bool:
         """Run a command; whether it succeeded. A failure that is none of EXPECTED is a complaint."""
@@ -112,7 +112,7 @@ class Actor:
 
     @asynccontextmanager
     async def moving(self, shape: Shape) -> AsyncIterator[None]:
-        """While this goes on nobody can say for sure which row a name means."""
+        """While this goes on it is not certain which row a name means."""
         shape.version += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the writers were told, against what was done: a success once, a refusal not at all, the rest at most once."""
+"""The writers' answers, against what was done: a success once, a refusal not at all, the rest at most once."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ def compare(
     operations: Iterable[Operation], applied: Mapping[str, Mapping[str, int]], bare: Mapping[str, int]
 ) -> list[str]:
     """List what is not true. `applied`: operation → how often it wrote each row; `bare`: how often each row was deleted
-    by operations that did not say their name.
+    by operations that did not record their name.
     """
     wrong: list[str] = []
     nameless: list[Operation] = []
@@ -30,9 +30,9 @@ def _amiss(operation: Operation, done: Mapping[str, int]) -> Iterable[str]:
         yield "it was refused, and done"
     if operation.outcome == "done":
         if operation.rows is not None and operation.rows != set(done):
-            yield "what was done is not what was told"
+            yield "the rows that were written are not those of the answer"
         if operation.rows is None and len(done) != 1:
-            yield f"one row was told, and {len(done)} were written"
+            yield f"the answer was about one row, and {len(done)} were written"
 
 
 def _amiss_together(nameless: Iterable[Operation], bare: Mapping[str, int]) -> list[str]:

@@ -75,7 +75,7 @@ class Ddl:
             shape.type = self._dice.choice(tuple(TYPES))
         keys = ", ".join(f"{column} {shape.type} NOT NULL" for column in columns)
         primary = f"CONSTRAINT {shape.line}_key PRIMARY KEY ({', '.join(columns)})"
-        said = await self.actor.sql(
+        output = await self.actor.sql(
             shape,
             f'CREATE TABLE public."{name}" ({keys}, g integer NOT NULL, lk text NOT NULL, op text, tok bigint,'
             f" CONSTRAINT is_lk CHECK ({shape.check()}), {primary})"
@@ -83,7 +83,7 @@ class Ddl:
             f'ALTER TABLE public."{name}" REPLICA IDENTITY FULL',
             f"COMMENT ON TABLE public.\"{name}\" IS '{shape.line}'",
         )
-        assert not said, said
+        assert not output, output
         if kind == "parts":
             for third in range(3):
                 await self._partitions.create(shape, third)
@@ -122,28 +122,28 @@ class Ddl:
     async def _unprotected(self, shape: Shape, change: Callable[[], Awaitable[str]], *, try_first: bool) -> bool:
         """Change a table, without its protection where that is in the way; protects it again."""
         if shape.protected and try_first:
-            said = await change()
-            self._world.ddl[f"{'refused' if said else 'passed'} while protected"] += 1
-            if not said:
+            output = await change()
+            self._world.ddl[f"{'refused' if output else 'passed'} while protected"] += 1
+            if not output:
                 await self._world.after(self._dice.randrange(20))
                 await self.actor.protect(shape)
                 return True
         if shape.protected and not await self.actor.unprotect(shape):
             return False
         await self._world.after(self._dice.randrange(12))
-        said = await change()
+        output = await change()
         await self._world.after(self._dice.randrange(12))
         await self.actor.protect_somehow(shape)
-        return not said
+        return not output
 
     # Names
 
     async def _rename(self, shape: Shape, name: str) -> str:
         async with self.actor.moving(shape):
-            said = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME TO "{name}"')
-            if not said:
+            output = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME TO "{name}"')
+            if not output:
                 shape.name = name
-        return said
+        return output
 
     async def rename(self, shape: Shape) -> None:
         name = self._free_name()
@@ -173,13 +173,13 @@ class Ddl:
         await self._world.after(self._dice.randrange(12))
         one, two, between = shape.name, other.name, self._free_name()
         async with self.actor.moving(shape), self.actor.moving(other):
-            said = await self.actor.sql(
+            output = await self.actor.sql(
                 shape,
                 f'ALTER TABLE public."{one}" RENAME TO "{between}"',
                 f'ALTER TABLE public."{two}" RENAME TO "{one}"',
                 f'ALTER TABLE public."{between}" RENAME TO "{two}"',
             )
-            if not said:
+            if not output:
                 shape.name, other.name = two, one
         for each in self._dice.sample(both, 2):
             await self.actor.protect_somehow(each)
@@ -191,8 +191,8 @@ class Ddl:
         if self._dice.random() < 0.6 and shape.protected and not await self.actor.unprotect(shape):
             return
         shape.version += 1
-        said = await self.actor.sql(shape, f'DROP TABLE public."{shape.name}" CASCADE')
-        if said:
+        output = await self.actor.sql(shape, f'DROP TABLE public."{shape.name}" CASCADE')
+        if output:
             shape.version += 1
         else:
             self._world.shapes.remove(shape)
@@ -202,11 +202,11 @@ class Ddl:
             async with self.actor.moving(shape):
                 old = self._dice.choice([*shape.columns, shape.group])
                 new = f"c{self._dice.randrange(10**6)}"
-                said = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME COLUMN {old} TO {new}')
-                if not said:
+                output = await self.actor.sql(shape, f'ALTER TABLE public."{shape.name}" RENAME COLUMN {old} TO {new}')
+                if not output:
                     shape.columns = [new if column == old else column for column in shape.columns]
                     shape.group = new if shape.group == old else shape.group
-            return said
+            return output
 
         await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
 
@@ -220,14 +220,14 @@ class Ddl:
                 column, before = shape.columns[0], shape.type
                 using = TYPES[new].make.format(TYPES[before].read.format(column))
                 shape.type = new
-                said = await self.actor.sql(
+                output = await self.actor.sql(
                     shape,
                     f'ALTER TABLE public."{shape.name}" DROP CONSTRAINT is_lk, ALTER COLUMN {column} TYPE {new}'
                     f" USING ({using}), ADD CONSTRAINT is_lk CHECK ({shape.check()})",
                 )
-                if said:
+                if output:
                     shape.type = before
-            return said
+            return output
 
         await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
 
@@ -235,14 +235,14 @@ class Ddl:
         async def change() -> str:
             async with self.actor.moving(shape):
                 shape.order.reverse()
-                said = await self.actor.sql(
+                output = await self.actor.sql(
                     shape,
                     f'ALTER TABLE public."{shape.name}" DROP CONSTRAINT {shape.line}_key,'
                     f" ADD CONSTRAINT {shape.line}_key PRIMARY KEY ({', '.join(shape.key())})",
                 )
-                if said:
+                if output:
                     shape.order.reverse()
-            return said
+            return output
 
         await self._unprotected(shape, change, try_first=self._dice.random() < 0.5)
 
@@ -255,33 +255,33 @@ class Ddl:
         await self._unprotected(shape, lambda: change(shape), try_first=self._dice.random() < 0.6)
 
     async def truncate(self, shape: Shape) -> None:
-        said = await self.actor.sql(shape, f'TRUNCATE public."{shape.name}"')
-        if shape.protected and not said:
+        output = await self.actor.sql(shape, f'TRUNCATE public."{shape.name}"')
+        if shape.protected and not output:
             self._world.complaints.append(f"TRUNCATE of {shape} passed")
 
     async def lose_the_column(self, shape: Shape) -> None:
-        """Somebody renames the column of the marks, or drops it, and then does what `fencepost` says."""
+        """Rename the column of the marks, or drop it, and then do what `fencepost` advises."""
         table = f'public."{shape.name}"'
         if self._dice.random() < 0.3:
             name = f"c{self._dice.randrange(10**6)}"
             if not await self.actor.sql(shape, f"ALTER TABLE {table} RENAME COLUMN last_fence_token TO {name}"):
                 await self._world.after(self._dice.randrange(20))
-                await self.actor.protect(shape)  # refused: it says what the column is called now
+                await self.actor.protect(shape)  # refused: it names what the column is called now
                 await self.actor.sql(shape, f"ALTER TABLE {table} RENAME COLUMN {name} TO last_fence_token")
             return
         # Its triggers go with it: from here on the table is not protected, whatever is written down.
         state = f'{{"line": "{shape.line}", "rule": null, "source": null, "scope": null}}'
-        said = await self.actor.sql(
+        output = await self.actor.sql(
             shape,
             f"ALTER TABLE {table} DROP COLUMN last_fence_token CASCADE",
             f"SELECT pg_logical_emit_message(true, 'state', '{state}')",
         )
-        if said:
+        if output:
             return
         await self._world.after(self._dice.randrange(20))
         if shape.source == "external":
             if self._dice.random() < 0.3:
-                await self.actor.protect(shape)  # refused: nobody but its operator knows how far its tokens have got
+                await self.actor.protect(shape)  # refused: only its operator knows how far its tokens have got
             await self.actor.protect(shape, above=self._world.top)
         else:
             await self.actor.protect(shape)

@@ -12,7 +12,7 @@ LEVELS: Final[tuple[Level, ...]] = ("read_committed", "repeatable_read", "serial
 VERBS: Final = ("update", "insert", "insert", "upsert", "delete", "delete", "many")
 LOST: Final = (
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # what asyncpg says when the connection ends while it rolls back
+    asyncpg.InternalClientError,  # what asyncpg raises when the connection ends while it rolls back
     asyncpg.AdminShutdownError,
     asyncpg.PostgresConnectionError,
     OSError,
@@ -96,8 +96,8 @@ class DirectWriter:
     @staticmethod
     def _statement(operation: Operation, shape: Shape, verb: str, number: int, *, out_loud: bool) -> str:
         token = "NULL" if operation.token is None else str(operation.token)
-        table, said = f'public."{shape.name}"', f", last_fence_token = -{token}" if out_loud else ""
-        sets = f"op = '{operation.id}', tok = {token}{said}"
+        table, output = f'public."{shape.name}"', f", last_fence_token = -{token}" if out_loud else ""
+        sets = f"op = '{operation.id}', tok = {token}{output}"
         match verb:
             case "update":
                 return f"UPDATE {table} SET {sets} WHERE lk = '{shape.lk(number)}' RETURNING lk"

@@ -12,7 +12,7 @@ from tests.robustness.ddl_storm.world import KEYS, PREFIX, Operation, Outcome, S
 VERBS: Final = ("PATCH", "PATCH", "PUT", "PUT", "POST", "POST", "DELETE", "DELETE", "DELETE", "claim", "claim", "lease")
 RARE: Final = ("PATCH many", "DELETE many", "PATCH rows")
 NOTHING_WAS_DONE: Final = ("FP010", "FP015", "55P03", "57014", "FP024")
-"""Codes of the 503s that say so."""
+"""Codes of 503s that mean that nothing was done for sure."""
 
 
 class HttpWriter:
@@ -62,7 +62,7 @@ class HttpWriter:
         except httpx.TransportError as error:
             world.finish(operation, "maybe", type(error).__name__, None)
             return
-        self._note(operation, answer, told=full and verb != "claim")
+        self._note(operation, answer, answered=full and verb != "claim")
         if verb == "claim" and answer.is_success and token is not None:
             known = None if shape.version != version or version % 2 else shape.lk(number)
             await self._claimed(answer.json(), token, known, epoch)
@@ -100,19 +100,19 @@ class HttpWriter:
         }[operation.what]
         return client.build_request(method, url, params=params, headers=headers, json=body)
 
-    def _note(self, operation: Operation, answer: httpx.Response, *, told: bool) -> None:
-        outcome, said = read(answer)
+    def _note(self, operation: Operation, answer: httpx.Response, *, answered: bool) -> None:
+        outcome, output = read(answer)
         if answer.status_code == 500:
             self._world.complaints.append(f"{operation}: 500 {answer.text[:500]}")
         rows = None
-        if outcome == "done" and told:
+        if outcome == "done" and answered:
             found = answer.json()
             rows = frozenset(row["lk"] for row in (found if isinstance(found, list) else [found]))
-        self._world.finish(operation, outcome, said, rows)
+        self._world.finish(operation, outcome, output, rows)
 
-    async def _claimed(self, told: dict[str, Any], token: int, known: str | None, epoch: int) -> None:
-        """Write into the log that a claim was acknowledged: from there on nobody older may write."""
-        resource, row = told["resource"], told.get("row")
+    async def _claimed(self, answered: dict[str, Any], token: int, known: str | None, epoch: int) -> None:
+        """Write into the log that a claim was acknowledged: from there on no older holder may write."""
+        resource, row = answered["resource"], answered.get("row")
         if resource.startswith(f"{PREFIX}/"):
             await self._emitter.emit("claimed", {"scope": resource, "token": token}, epoch)
         elif (lk := row["lk"] if row else known) is not None:
@@ -132,8 +132,8 @@ class HttpWriter:
         except httpx.TransportError as error:
             world.finish(operation, "maybe", type(error).__name__)
             return
-        outcome, said = read(answer)
-        world.finish(operation, "maybe" if outcome == "done" else outcome, said)
+        outcome, output = read(answer)
+        world.finish(operation, "maybe" if outcome == "done" else outcome, output)
         if answer.status_code == 500:
             world.complaints.append(f"{operation}: 500 {answer.text[:500]}")
         if not answer.is_success or epoch != world.epoch:
@@ -156,17 +156,17 @@ def _resource(shape: Shape, number: int) -> str:
 
 
 def read(answer: httpx.Response) -> tuple[Outcome, str]:
-    """Read an answer: whether it says that something was done, and its status and code."""
+    """Read an answer: whether it reports that something was done, and its status and code."""
     if answer.is_success:
         return "done", str(answer.status_code)
     try:
         code = json.loads(answer.content).get("code")
     except ValueError:
         code = "?"
-    said = f"{answer.status_code} {code}"
+    output = f"{answer.status_code} {code}"
     if answer.status_code < 500 or code in NOTHING_WAS_DONE:
-        return "refused", said
-    return "maybe", said
+        return "refused", output
+    return "maybe", output
 
 
 async def http_writers(world: World, emitter: Emitter, urls: list[str], count: int) -> None:

@@ -1,17 +1,19 @@
-"""The judgement: what was committed, in which order, under which token, against what was promised and what was told.
+"""The judgement: what was committed, in which order, under which token, against what was promised and what was
+answered.
 
 It reads the log (log.py) and the writers' own record of their answers, and shares no code with the product. Promised:
 
 - A write to a protected table is accepted only under a token above all that were accepted for its row before (under
   the rule epoch: not below), whatever happened to the table in between: unprotected and protected again, renamed, of
   another type, in another scope, detached. The same holds for the rows of one scope together. A claim that was
-  acknowledged counts as accepted from where the log says so.
+  acknowledged counts as accepted from where the log reports it.
 - On a table of the built-in source a token of an earlier generation is not accepted.
+- A gateway writes to a table only while it is protected.
 - No gateway writes to a restored database before its generation was raised.
 - What was answered with success is in the log exactly once; what was refused is not (answers.py).
 
-Not promised, and not judged: writes to a table while it is not protected (they raise nothing either). After a restore
-that counts which was accepted before the dump began.
+Not promised, and not judged: direct writes to a table while it is not protected (they raise nothing either). After a
+restore that counts which was accepted before the dump began.
 """
 
 import copy
@@ -56,7 +58,7 @@ class Memory:
     generation: int = 0
     """The first token of the generation."""
     vouched: bool = True
-    """False: a dump was put in the database's place, and nobody has raised the generation since."""
+    """False: a dump was put in the database's place, and the generation was not raised since."""
 
 
 def line_of(lk: str) -> str:
@@ -78,7 +80,7 @@ class Oracle:
         """(row, line, scope or "" for all; what happened)"""
         self.applied: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.bare: Counter[str] = Counter()
-        """How often each row was deleted by an operation that did not say its name."""
+        """How often each row was deleted by an operation that did not record its name."""
         self._nameless: defaultdict[str, list[Operation]] = defaultdict(list)
         for operation in operations.values():
             if not operation.named:
@@ -89,17 +91,17 @@ class Oracle:
 
     def read(self, transaction: Transaction) -> None:
         """Take in what was committed next."""
-        said = [e.content for e in transaction.entries if isinstance(e, Message) and e.prefix == "op"]
-        said += [
+        output = [e.content for e in transaction.entries if isinstance(e, Message) and e.prefix == "op"]
+        output += [
             e.new["key"] or ""
             for e in transaction.entries
             if isinstance(e, Change) and e.schema == "fencepost" and e.new is not None
         ]
         for entry in transaction.entries:
             if isinstance(entry, Message):
-                self._hear(entry)
+                self._read_message(entry)
             elif entry.schema == "public":
-                self._see(entry, transaction.xid, said)
+                self._see(entry, transaction.xid, output)
 
     def _note(self, about: str, text: str) -> int:
         self._history.append((about, text))
@@ -107,7 +109,7 @@ class Oracle:
 
     # What happened to tables
 
-    def _hear(self, message: Message) -> None:
+    def _read_message(self, message: Message) -> None:
         if message.prefix not in ("state", "claimed", "ddl", "generation", "dump", "restored"):
             return
         content: dict[str, Any] = json.loads(message.content)
@@ -167,13 +169,13 @@ class Oracle:
 
     # What happened to rows
 
-    def _see(self, change: Change, xid: int, said: list[str]) -> None:
+    def _see(self, change: Change, xid: int, output: list[str]) -> None:
         old, new = change.old, change.new
         if new is None:
             assert old is not None
             lk = old["lk"] or ""
-            operation = self._who_deleted(lk, said)
-            what = f"deleted by {operation.id if operation else 'an operation that cannot be told'}"
+            operation = self._who_deleted(lk, output)
+            what = f"deleted by {operation.id if operation else 'an operation that cannot be answer'}"
         else:
             lk = new["lk"] or ""
             if old is not None and old["op"] == new["op"]:
@@ -185,20 +187,20 @@ class Oracle:
         token = operation.token if operation is not None else None
         self._judge(lk, xid, operation, token, f"{what} ({operation.what if operation else '?'}) in {change.table}")
 
-    def _who_deleted(self, lk: str, said: list[str]) -> Operation | None:
-        """Find the operation: mostly it said its name in the transaction."""
+    def _who_deleted(self, lk: str, output: list[str]) -> Operation | None:
+        """Find the operation: mostly it recorded its name in the transaction."""
         line, number = line_of(lk), int(lk.partition(":")[2])
 
         def fits(operation: Operation) -> bool:
-            told = operation.rows is None or lk in operation.rows or operation.outcome != "done"
-            return _may_delete(operation) and operation.line == line and number in operation.numbers and told
+            answer = operation.rows is None or lk in operation.rows or operation.outcome != "done"
+            return _may_delete(operation) and operation.line == line and number in operation.numbers and answer
 
-        named = [self._operations[each] for each in said if each in self._operations and fits(self._operations[each])]
+        named = [self._operations[each] for each in output if each in self._operations and fits(self._operations[each])]
         if free := [operation for operation in named if not self.applied[operation.id][lk]]:
             found = self._lowest_that_passes(lk, free)
             self.applied[found.id][lk] += 1
             return found
-        # A DELETE by HTTP without a key: which one cannot be told. The lowest token that could pass is assumed: true
+        # A DELETE by HTTP without a key: which one cannot be known. The lowest token that could pass is assumed: true
         # tokens rise, so this never accuses without cause.
         self.bare[lk] += 1
         nameless = [o for o in self._nameless[line] if fits(o) and o.outcome in ("done", "maybe")]
@@ -225,7 +227,9 @@ class Oracle:
         memory = self._memory
         standing = memory.standing.get(line_of(lk))
         if standing is None or (operation is not None and operation.what == APART):
-            self._note(lk, f"{lk} {what}, not protected")
+            at = self._note(lk, f"{lk} {what}, not protected")
+            if operation is not None and operation.what != APART and not operation.what.startswith("direct"):
+                self._complain(lk, at - LONGEST, f"{lk} {what}: accepted by a gateway, and it was not protected")
             return
         at = self._note(
             lk, f"{lk} {what} under {token} [{standing.rule}, {standing.source}, {standing.scope or 'rows'}]"

@@ -33,14 +33,14 @@ class Partitions:
         """Make a partition for these keys."""
         self._made += 1
         name = f"{shape.line}_{self._made}"
-        said = await self._actor.sql(
+        output = await self._actor.sql(
             shape,
             f'CREATE TABLE public.{name} PARTITION OF public."{shape.name}" {self._bounds(third)}',
             f"ALTER TABLE public.{name} REPLICA IDENTITY FULL",
         )
-        if not said:
+        if not output:
             shape.partitions[name] = third
-        return said
+        return output
 
     async def recreate(self, shape: Shape) -> str:
         """Drop one; make it anew, empty."""
@@ -49,9 +49,9 @@ class Partitions:
             away = [f"DROP TABLE public.{name}"]
             if self._actor.dice.random() < 0.5:
                 away.insert(0, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
-            said = await self._actor.sql(shape, *away)
-            if said:
-                return said
+            output = await self._actor.sql(shape, *away)
+            if output:
+                return output
             del shape.partitions[name]
             await self._actor.world.after(self._actor.dice.randrange(15))
             return await self.create(shape, third)
@@ -60,45 +60,45 @@ class Partitions:
         """Detach one and attach it again as it is, or a copy of it in its place."""
         name, third = self._some(shape)
         async with self._actor.moving(shape):
-            said = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
-            if said:
-                return said
+            output = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
+            if output:
+                return output
             await self._actor.world.after(self._actor.dice.randrange(15))
             return await self._attach(shape, name, third)
 
     async def edit_apart(self, shape: Shape) -> str:
-        """Detach one, delete rows of it that nobody watches there, make others anew, and attach it again."""
+        """Detach one, delete rows of it that no trigger watches there, make others anew, and attach it again."""
         name, third = self._some(shape)
         async with self._actor.moving(shape):
-            said = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
-            if said:
-                return said
+            output = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
+            if output:
+                return output
             gone, made = self._actor.dice.sample(range(third * 3, third * 3 + 3), 2)
             operation = self._actor.world.begin(APART, None, shape, frozenset((gone, made)))
             group = made % 2
-            said = await self._actor.sql(
+            output = await self._actor.sql(
                 shape,
                 f"SELECT pg_logical_emit_message(true, 'op', '{operation.id}')",
                 f"DELETE FROM public.{name} WHERE lk IN ('{shape.lk(gone)}', '{shape.lk(made)}')",
                 f"INSERT INTO public.{name} ({shape.columns[0]}, {shape.group}, lk, op)"
                 f" VALUES ({made}, {group}, '{shape.lk(made)}', '{operation.id}')",
             )
-            self._actor.world.finish(operation, "maybe", said[:5] or "ok", None)
+            self._actor.world.finish(operation, "maybe", output[:5] or "ok", None)
             return await self._attach(shape, name, third)
 
     async def _attach(self, shape: Shape, name: str, third: int) -> str:
-        said = await self._actor.sql(
+        output = await self._actor.sql(
             shape, f'ALTER TABLE public."{shape.name}" ATTACH PARTITION public.{name} {self._bounds(third)}'
         )
-        if said:
+        if output:
             del shape.partitions[name]
             await self._actor.sql(shape, f"DROP TABLE public.{name}")
-        return said
+        return output
 
     async def truncate(self, shape: Shape) -> str:
         """Empty one."""
         name, _ = self._some(shape)
-        said = await self._actor.sql(shape, f"TRUNCATE public.{name}")
-        if shape.protected and not said:
+        output = await self._actor.sql(shape, f"TRUNCATE public.{name}")
+        if shape.protected and not output:
             self._actor.world.complaints.append(f"TRUNCATE of {name}, a partition of {shape}, passed")
-        return said
+        return output

@@ -9,10 +9,11 @@ import asyncpg
 from tests.robustness.ddl_storm import log
 from tests.robustness.ddl_storm.actor import TRIES, Actor
 from tests.robustness.ddl_storm.world import Shape, World
-from tests.support.interleave import Connection, eventually
-from tests.support.postgres import in_database
+from tests.support.interleave import Connection
 
 from fencepost.embedded.binaries import Binaries
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,7 +75,7 @@ class Restores:
         finally:
             await maintenance.close()
         self._world.ddl["pg_restore"] += 1
-        # Nobody has vouched for it yet: gateways must not write.
+        # Its generation was not raised yet: gateways must not write.
         await self._world.after(40, within=1.5)
         # The dump may be from before a generation that the gateways have met.
         above = ("--above", str(oldest))
@@ -83,7 +84,7 @@ class Restores:
                 break
 
     async def _swap(self, maintenance: Connection) -> None:
-        """Put the new database in the old one's place; whoever is connected to the old one is thrown out."""
+        """Put the new database in the old one's place; sessions of the old one are ended."""
         await maintenance.execute("ALTER DATABASE storm WITH ALLOW_CONNECTIONS false")
 
         async def renamed() -> bool:
@@ -94,7 +95,7 @@ class Restores:
                 return False
             return True
 
-        await eventually(renamed, within=20, what="nobody in the old database")
+        await eventually(renamed, within=20, what="no connection to the old database")
         await maintenance.execute("ALTER DATABASE storm_new RENAME TO storm")
 
     async def _keep_the_log(self, maintenance: Connection) -> int:
@@ -117,5 +118,5 @@ class Restores:
             stderr=asyncio.subprocess.PIPE,
             env=self._binaries.environment,
         )
-        _, said = await process.communicate()
-        assert process.returncode == 0, f"{program}: {said.decode()}"
+        _, output = await process.communicate()
+        assert process.returncode == 0, f"{program}: {output.decode()}"

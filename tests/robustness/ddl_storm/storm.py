@@ -1,7 +1,6 @@
 """The DDL storm: a server of its own, two gateways with two workers each, writers, the DDL actor, and the oracle."""
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -20,14 +19,16 @@ from tests.robustness.ddl_storm.oracle import Oracle
 from tests.robustness.ddl_storm.restores import Restores
 from tests.robustness.ddl_storm.world import World
 from tests.support.interleave import Connection
-from tests.support.postgres import in_database, new_directory
-from tests.support.processes import all_gone, descendants
+from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch
 
 from fencepost.embedded.binaries import Binaries, reachable_binaries
 from fencepost.embedded.process import Account
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.directories import new_directory, remove_directory
+from fencepost.testing.servers.processes import descendants
 
 HTTP, DIRECT = 10, 5
 """Writers of each kind."""
@@ -66,7 +67,7 @@ def server(bin_dir: Path) -> Iterator[Server]:
         yield Server(postgres.url, reachable_binaries(bin_dir, Account.choose(directory / "data")))
     finally:
         postgres.stop()
-        shutil.rmtree(directory)
+        remove_directory(directory)
 
 
 @asynccontextmanager
@@ -129,8 +130,8 @@ async def rage(running: Server, directory: Path, seed: int, operations: int, sab
     oracle = Oracle(world.operations)
     for transaction in read:
         oracle.read(transaction)
-    told = compare(world.operations.values(), oracle.applied, oracle.bare)
-    return Storm([*oracle.wrong, *told, *world.complaints], world.answers, world.ddl, oracle.fenced)
+    answer = compare(world.operations.values(), oracle.applied, oracle.bare)
+    return Storm([*oracle.wrong, *answer, *world.complaints], world.answers, world.ddl, oracle.fenced)
 
 
 __all__ = ["Server", "Storm", "rage", "server"]

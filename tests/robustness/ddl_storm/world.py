@@ -1,7 +1,7 @@
 """What the storm knows: its tables as they are now, every operation with its answer, and the tokens.
 
 A logical row is a number below KEYS in a line of tables: a line is one table through all its names, keys and types. The
-column `lk` says which row it is ("t3:7") and never changes; a check keeps it true to the key, so that a writer that is
+column `lk` names which row it is ("t3:7") and never changes; a check keeps it true to the key, so that a writer that is
 behind cannot put a row where another one belongs.
 """
 
@@ -122,7 +122,7 @@ class Shape:
 
 @dataclass
 class Operation:
-    """One attempt at writing, and what its writer was told."""
+    """One attempt at writing, and its answer."""
 
     id: str
     what: str
@@ -132,8 +132,8 @@ class Operation:
     """Which rows it may concern."""
     outcome: Outcome = "open"
     rows: frozenset[str] | None = None
-    """Which rows it was told to have written; None: it was not told which, but that it was one."""
-    said: str = ""
+    """The rows that its answer names; None: one row, which the answer does not name."""
+    answer: str = ""
     named: bool = True
     """Whether its id is in the log: a row that it wrote has it, or its transaction."""
 
@@ -178,11 +178,11 @@ class World:
         return operation
 
     def finish(
-        self, operation: Operation, outcome: Outcome, said: str, rows: frozenset[str] | None = frozenset()
+        self, operation: Operation, outcome: Outcome, answer: str, rows: frozenset[str] | None = frozenset()
     ) -> None:
         """Write down what became of it."""
-        operation.outcome, operation.said, operation.rows = outcome, said, rows
-        self.answers[f"{operation.what} {said}"] += 1
+        operation.outcome, operation.answer, operation.rows = outcome, answer, rows
+        self.answers[f"{operation.what} {answer}"] += 1
         self.count()
 
     def count(self) -> None:

@@ -31,7 +31,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("%s :token", "r", "b", "hit", "
   SELECT "%s :token", "r", "b", "hit", -$1::bigint
   FROM json_to_recordset($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -55,7 +55,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b"
   SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
   FROM json_to_recordset($2::json) AS b("key $1" text, "%s :token" text, "r" text, "b" text, "hit" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -68,7 +68,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b"
   SELECT CAST($1::text AS text), b."%s :token", b."r", b."b", b."hit", -$2::bigint
   FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
@@ -77,7 +77,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "%s :token", "r", "b"
 INSERT INTO "Other"."odd ""names"", 'all'" AS r ("key $1", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 --   $1 = 106
@@ -87,7 +87,7 @@ INSERT INTO "Other"."odd ""names"", 'all'" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -105,24 +105,17 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $1 = 'k0'
 --   $2 = 153
 --   $3 = 0
-SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."odd ""names"", 'all'_bdfa8dee7f_delete"(CAST($1::text AS text), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206
 --   $1 = 'r'
 --   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json
-  FROM "Other"."odd ""names"", 'all'" AS r
-  WHERE r."r" OPERATOR(pg_catalog.=) CAST($1::text AS text)
-  ORDER BY r."key $1" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = 'k0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "Other"."odd ""names"", 'all'" AS r
-  WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, $3::bigint AS most FROM "Other"."odd ""names"", 'all'" AS r WHERE r."r" OPERATOR(pg_catalog.=) CAST($1::text AS text) ORDER BY r."key $1" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'k6'
@@ -136,7 +129,7 @@ SELECT EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" 
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"key $1": "k0", "%s :token": "x", "r": "r", "b": "b", "hit": "h"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) b."key $1") AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) b."key $1") AS live, fencepost.gateway_mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("key $1" text)) WITH ORDINALITY AS b("key $1", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((b."key $1")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
@@ -150,7 +143,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'Other.odd "names", \'all\''
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -159,26 +152,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6 ...
 --   $3 = [b'KL_\xd7\x95\x13\x0b\xbcH\xa2X_Q5Y\xa1\x9dE\xa4\x1dl\xcd\xac\xd6\xacgq0p\x ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"key $1":"k0","%s :token":"x","r":"r","b":"b","hit":"h"}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'Other.odd "names"%2C \'all\'/k6'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -194,7 +187,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6 ...
 --   $3 = [b'KL_\xd7\x95\x13\x0b\xbcH\xa2X_Q5Y\xa1\x9dE\xa4\x1dl\xcd\xac\xd6\xacgq0p\x ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -204,15 +197,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'Other.odd "names", \'all\'=1'
---   $2 = '"Other"."odd ""names"", \'all\'"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -220,7 +210,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/Other.oddnamesall-PATCH-4f746865722e6f646420226e616d6573222c2027616c6c ...
 --   $3 = b'\x01\xe4\x9f )\xcfu!m\xcf\xb5 1\x86\xe0\x186\x1aL\x1ch\x0f\xd9\xe2\xc8s\xd ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -235,11 +225,17 @@ SELECT state, status, headers, answer
 -- DELETE, stale: 409
 -- DELETE, no row: 404
 --   $1 = ['k0']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.gateway_mark_without_row('Other.odd "names", ''all''', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'Other.odd "names"%2C ''all''/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'Other.odd "names", ''all''') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['k0']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"Other"."odd ""names"", ''all''"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."key $1") IS NULL AND pg_catalog.pg_column_compression(r."%s :token") IS NULL AND pg_catalog.pg_column_compression(r."r") IS NULL AND pg_catalog.pg_column_compression(r."b") IS NULL AND pg_catalog.pg_column_compression(r."hit") IS NULL AND coalesce(pg_catalog.pg_column_size(r."key $1"), 0) + coalesce(pg_catalog.pg_column_size(r."%s :token"), 0) + coalesce(pg_catalog.pg_column_size(r."r"), 0) + coalesce(pg_catalog.pg_column_size(r."b"), 0) + coalesce(pg_catalog.pg_column_size(r."hit"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) OFFSET 0) AS p ON true
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -247,9 +243,9 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "Other"."odd 
 --   $2 = 117
 --   $3 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "%s :token" = DEFAULT, "r" = DEFAULT, "b" = DEFAULT, "hit" = DEFAULT, "last_fence_token" = $2::bigint
+  SET "%s :token" = DEFAULT, "r" = DEFAULT, "b" = DEFAULT, "hit" = DEFAULT, "last_fence_token" = -$2::bigint
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
@@ -257,7 +253,7 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -268,10 +264,10 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1" AS "key $1") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1" AS "key $1") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -291,19 +287,19 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $3 = '{"%s :token": "x", "r": "r", "b": "b", "hit": "h"}'
 --   $4 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $2::bigint
+  SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
 --   $2 = 112
 --   $3 = 0
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "Other"."odd ""names"", 'all'" AS r WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -312,9 +308,9 @@ UPDATE "Other"."odd ""names"", 'all'" AS r
 --   $1 = 'k0'
 --   $2 = 126
 UPDATE "Other"."odd ""names"", 'all'" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."key $1" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -327,9 +323,9 @@ WITH
     SELECT "%s :token", "r", "b", "hit", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource, r."key $1" AS c0, r."%s :token" AS c1, r."r" AS c2, r."b" AS c3, r."hit" AS c4)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "key $1", w.c1 AS "%s :token", w.c2 AS "r", w.c3 AS "b", w.c4 AS "hit") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -344,9 +340,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource, r."key $1" AS c0, r."%s :token" AS c1, r."r" AS c2, r."b" AS c3, r."hit" AS c4)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "key $1", w.c1 AS "%s :token", w.c2 AS "r", w.c3 AS "b", w.c4 AS "hit") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -363,9 +359,9 @@ WITH
     SELECT "key $1", "%s :token", "r", "b", "hit", -$1::bigint
     FROM b
     ORDER BY b."key $1"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource, r."key $1" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'Other.odd "names"%2C ''all''/' || fencepost.enc((r."key $1")::text COLLATE pg_catalog."C") AS resource, r."key $1" AS k0, r."key $1" AS c0, r."%s :token" AS c1, r."r" AS c2, r."b" AS c3, r."hit" AS c4)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."key $1" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."key $1" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "key $1", w.c1 AS "%s :token", w.c2 AS "r", w.c3 AS "b", w.c4 AS "hit") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('Other.odd "names", ''all'''), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -382,12 +378,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -410,12 +406,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
-    SET "%s :token" = hit.v0, "r" = hit.v1, "b" = hit.v2, "hit" = hit.v3, "last_fence_token" = $1::bigint
+    SET "%s :token" = hit.v0, "r" = hit.v1, "b" = hit.v2, "hit" = hit.v3, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -437,12 +433,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -468,9 +464,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "Other"."odd ""names"", 'all'" AS r USING hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -479,6 +475,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('Other.odd "names", ''all''')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"Other"."odd ""names"", ''all''"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -496,9 +494,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "Other"."odd ""names"", 'all'" AS r USING hit
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."key $1" AS c0, r."%s :token" AS c1, r."r" AS c2, r."b" AS c3, r."hit" AS c4)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."key $1", r."%s :token", r."r", r."b", r."hit") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "key $1", w.c1 AS "%s :token", w.c2 AS "r", w.c3 AS "b", w.c4 AS "hit") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -507,6 +505,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('Other.odd "names", ''all'''), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('Other.odd "names", ''all''')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"Other"."odd ""names"", ''all''"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -527,12 +527,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
-    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $1::bigint
+    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -558,12 +558,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "Other"."odd ""names"", 'all'" AS r
-    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = $1::bigint
+    SET "%s :token" = b."%s :token", "r" = b."r", "b" = b."b", "hit" = b."hit", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("%s :token" text, "r" text, "b" text, "hit" text)
     WHERE r."key $1" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'Other.odd "names"%2C ''all''/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

@@ -14,7 +14,7 @@ DELETE FROM "public"."entries" AS r
 --   $3 = 0
 DELETE FROM "public"."entries" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = '[{"account_id": 42, "n": 1}]'
@@ -23,7 +23,7 @@ INSERT INTO "public"."entries" AS r ("account_id", "n")
   SELECT "account_id", "n"
   FROM json_to_recordset($1::json) AS b("account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = '6'
@@ -33,7 +33,7 @@ INSERT INTO "public"."entries" AS r ("id", "account_id")
   SELECT CAST($1::text AS integer), b."account_id"
   FROM json_to_record($2::json) AS b("account_id" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = '[{"id": 4, "account_id": 42, "n": 1}]'
@@ -54,7 +54,7 @@ INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
   SELECT "id", "account_id", "n"
   FROM json_to_recordset($1::json) AS b("id" integer, "account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -66,7 +66,7 @@ INSERT INTO "public"."entries" AS r ("id", "account_id", "n")
   SELECT CAST($1::text AS integer), b."account_id", b."n"
   FROM json_to_record($2::json) AS b("account_id" integer, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- claim of a scope: 200
 -- claim of a scope, stale: 409
@@ -87,21 +87,6 @@ SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C"
   FROM "public"."entries" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
 
--- GET by filter: 206
---   $1 = '42'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json
-  FROM "public"."entries" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
-  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '1'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark
-  FROM "public"."entries" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "n": 1}'
 --   $2 = '1'
@@ -111,10 +96,18 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- PATCH of nothing: 200
 --   $1 = '1'
 --   $2 = 'account/42'
-SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
   FROM "public"."entries" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text
   FOR NO KEY UPDATE OF r
+
+-- GET by filter: 206
+--   $1 = '42'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."entries" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- POST one, present: 409
 -- POST many: 201
@@ -170,7 +163,7 @@ SELECT count(*)
 --   $4 = <oid of entries>
 --   $5 = 'account/{account_id}'
 SELECT e.scope, e.refused_by
-  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+  FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e
 
 -- POST one: 201
 -- POST one, present: 409
@@ -181,7 +174,7 @@ SELECT e.scope, e.refused_by
 --   $1 = [101]
 --   $2 = ['[{"id": 1, "account_id": 42, "n": 1}]']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PUT over a row: 200
@@ -194,7 +187,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $2 = ['1']
 --   $3 = ['{"account_id": 42, "n": 1}']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH: 200
@@ -212,7 +205,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = [109]
 --   $2 = ['1']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) ORDER BY x.o), $1::bigint[], <entries>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH with an Idempotency-Key: 204
@@ -222,20 +215,20 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/entries-PATCH-656e74726965732f31']
 --   $3 = [b't\xb8\xdfF\xf70\xf1\xec\xd0\xa7\xb0\t\xcc\x14mkR/~\xf6g\x87\xc0\xadw\xe1P ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n136\nx-fence-scope\naccount/42\ncon ...
 --   $6 = [b'{"id":1,"account_id":42,"n":1}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -268,7 +261,7 @@ SELECT p.name
 --   $2 = 'data/entries-PATCH-656e74726965733f6163636f756e745f69643d65712e3432'
 --   $3 = b"V\xfa~/m\xbfpd\x99\xd5\x11fa\x02F\xf5GM\xbe\x81\xa8\x8aFYg\x17\x84\xc0\xd0 ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- GET of a mark: 200
 -- GET of a scope's mark: 200
@@ -279,9 +272,15 @@ SELECT state, status, headers, answer
 -- DELETE, and the connection breaks: 503
 --   $1 = 'account'
 --   $2 = ['account/42']
-SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(u.scope) AS m ON true
+
+-- GET of a row: 200
+--   $1 = ['1']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."entries"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json OFFSET 0) AS j) AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -293,7 +292,7 @@ UPDATE "public"."entries" AS r
   SET "account_id" = b."account_id", "n" = DEFAULT
   FROM json_to_record($3::json) AS b("account_id" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PUT over a row: 200
 -- PUT of a new row: 201
@@ -308,7 +307,7 @@ UPDATE "public"."entries" AS r
   SET "account_id" = b."account_id", "n" = b."n"
   FROM json_to_record($3::json) AS b("account_id" integer, "n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '1'
@@ -330,7 +329,7 @@ UPDATE "public"."entries" AS r
   SET "n" = b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -344,7 +343,7 @@ UPDATE "public"."entries" AS r
   SET "n" = b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -356,9 +355,9 @@ WITH
     SELECT "account_id", "n"
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."account_id" AS c1, r."n" AS c2)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "account_id", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -372,9 +371,9 @@ WITH
     SELECT "id", "account_id", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, 0::bigint AS mark, 'entries/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."account_id" AS c1, r."n" AS c2)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "account_id", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -384,17 +383,17 @@ WITH
 WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."entries" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
-  w AS (SELECT hit.json, hit."fencepost ordinal"
+  w AS (SELECT hit."fencepost ordinal"
     FROM hit
     WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -418,9 +417,9 @@ WITH
     SET "n" = hit.v0
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -440,11 +439,39 @@ WITH
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."account_id", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('entries'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['account/42']
+--   $2 = '42'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."entries" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.k0
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = ['account/42']
@@ -462,9 +489,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."entries" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."id" AS c0, r."account_id" AS c1, r."n" AS c2)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."account_id", r."n") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "account_id", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -495,9 +522,9 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -526,42 +553,14 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
-  UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
-  FROM verdict
-  WHERE passes AND hits > (SELECT count(*) FROM w)
-
--- PATCH by filter of nothing: 204
---   $1 = ['account/42']
---   $2 = '42'
-WITH
-  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json
-    FROM "public"."entries" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR NO KEY UPDATE OF r),
-  bad AS MATERIALIZED (SELECT *
-    FROM hit
-    WHERE false),
-  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
-    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (SELECT hit.json, hit.k0
-    FROM hit
-    WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
-  UNION ALL SELECT *
-  FROM (SELECT 'refused', 'entries/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
-  UNION ALL SELECT 'too many', NULL, hits
-  FROM verdict
-  WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('entries'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
@@ -575,9 +574,9 @@ WITH
 --   $5 = ['[{"id": 7, "account_id": 42, "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -593,9 +592,9 @@ WITH
 --   $6 = ['{"account_id": 42, "n": 1}']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) CROSS JOIN LATERAL json_to_record(x.k1::json) AS b("account_id" integer) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -610,8 +609,8 @@ WITH
 --   $5 = ['1']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."entries" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <entries>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number

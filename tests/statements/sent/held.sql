@@ -31,7 +31,7 @@ INSERT INTO "public"."held" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
@@ -40,7 +40,7 @@ INSERT INTO "public"."held" AS r ("last_fence_token")
 INSERT INTO "public"."held" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -64,7 +64,7 @@ INSERT INTO "public"."held" AS r ("order_id", "status", "last_fence_token")
   SELECT "order_id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -77,7 +77,7 @@ INSERT INTO "public"."held" AS r ("order_id", "status", "last_fence_token")
   SELECT CAST($1::text AS text), b."status", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -87,7 +87,7 @@ INSERT INTO "public"."held" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -105,24 +105,17 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $1 = 'k0'
 --   $2 = 153
 --   $3 = 0
-SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."held_81da52d828_delete"(CAST($1::text AS text), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206
 --   $1 = 'x'
 --   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json
-  FROM "public"."held" AS r
-  WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text)
-  ORDER BY r."order_id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = 'k0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."held" AS r
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, $3::bigint AS most FROM "public"."held" AS r WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) ORDER BY r."order_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'k6'
@@ -136,7 +129,7 @@ SELECT EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_c
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"order_id": "k0", "status": "x"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.gateway_mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'held/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump) AS c
@@ -150,7 +143,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'held'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -159,26 +152,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/held-PATCH-68656c642f6b30']
 --   $3 = [b'h\t\x81\x1e\xcf\xee\xbd\x98)\xa2&\x92,\\\xc6m\xf9W\xceq\x07\xd4\xf1\xfc \ ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x"}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'held/k6'
 --   $2 = 127
 --   $3 = 'epoch'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -194,7 +187,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/held-PATCH-68656c642f6b30']
 --   $3 = [b'h\t\x81\x1e\xcf\xee\xbd\x98)\xa2&\x92,\\\xc6m\xf9W\xceq\x07\xd4\xf1\xfc \ ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -204,15 +197,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'held/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'held=1'
---   $2 = '"public"."held"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -220,7 +210,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/held-PATCH-68656c643f7374617475733d65712e78'
 --   $3 = b'R\x95S\x05(\xf1\x8c9\xb0QTJ\xc3\xde\xf0\xbb:>\xff\x07V\xbekoQ\x18\xa7\xc87 ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -235,11 +225,17 @@ SELECT state, status, headers, answer
 -- DELETE, stale: 409
 -- DELETE, no row: 404
 --   $1 = ['k0']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.gateway_mark_without_row('held', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'held/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'held') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['k0']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."held"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."order_id") IS NULL AND pg_catalog.pg_column_compression(r."status") IS NULL AND coalesce(pg_catalog.pg_column_size(r."order_id"), 0) + coalesce(pg_catalog.pg_column_size(r."status"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) OFFSET 0) AS p ON true
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
@@ -248,7 +244,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."hel
 UPDATE "public"."held" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -259,7 +255,7 @@ UPDATE "public"."held" AS r
 UPDATE "public"."held" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -269,7 +265,7 @@ UPDATE "public"."held" AS r
 UPDATE "public"."held" AS r
   SET "status" = DEFAULT, "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
@@ -291,7 +287,7 @@ UPDATE "public"."held" AS r
   SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -314,7 +310,7 @@ UPDATE "public"."held" AS r
   SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -327,9 +323,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -346,9 +342,9 @@ WITH
     SELECT "order_id", "status", -$1::bigint
     FROM b
     ORDER BY b."order_id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -363,9 +359,9 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -385,9 +381,9 @@ WITH
     SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -413,9 +409,9 @@ WITH
     SET "status" = hit.v0, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -440,9 +436,9 @@ WITH
     SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -468,9 +464,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."held" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -479,6 +475,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('held')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."held"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -496,9 +494,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."held" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."order_id" AS c0, r."status" AS c1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -507,6 +505,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('held')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."held"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -530,9 +530,9 @@ WITH
     SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -561,9 +561,9 @@ WITH
     SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

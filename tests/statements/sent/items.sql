@@ -31,7 +31,7 @@ INSERT INTO "public"."items" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'o'
@@ -41,7 +41,7 @@ INSERT INTO "public"."items" AS r ("last_fence_token")
 INSERT INTO "public"."items" AS r ("order_id", "line", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -65,7 +65,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
   SELECT "order_id", "line", "what", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "line" integer, "what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -79,7 +79,7 @@ INSERT INTO "public"."items" AS r ("order_id", "line", "what", "last_fence_token
   SELECT CAST($1::text AS text), CAST($2::text AS integer), b."what", -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -89,7 +89,7 @@ INSERT INTO "public"."items" AS r ("what", "last_fence_token")
   SELECT "what", -$1::bigint
   FROM json_to_recordset($2::json) AS b("what" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -109,32 +109,24 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 --   $2 = '0'
 --   $3 = 153
 --   $4 = 0
-SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, $3::bigint AS mark, '' AS resource
+SELECT $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- GET by filter: 206
---   $1 = 'o'
---   $2 = ['1', '2', '3']
---   $3 = 2
---   $4 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json
-  FROM "public"."items" AS r
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[]))
-  ORDER BY r."order_id" LIMIT $3::bigint OFFSET $4::bigint
-
--- GET of a row: 200
---   $1 = 'o'
---   $2 = '0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."items" AS r
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"order_id": "o", "line": " 0", "what": "x"}'
 --   $2 = '0'
 SELECT (b."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("line" integer)
+
+-- GET by filter: 206
+--   $1 = 'o'
+--   $2 = ['1', '2', '3']
+--   $3 = 2
+--   $4 = 67108864
+--   $5 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, $4::bigint AS most FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) ORDER BY r."order_id" LIMIT $3::bigint OFFSET $5::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'o'
@@ -149,7 +141,7 @@ SELECT EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"order_id": "o", "line": 0, "what": "x"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line") AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND r."line" OPERATOR(pg_catalog.=) b."line") AS live, fencepost.gateway_mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text, "line" integer)) WITH ORDINALITY AS b("order_id", "line", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'items/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
@@ -164,7 +156,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'items'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -173,26 +165,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-2/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/items-PATCH-6974656d732f6f2c30']
 --   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"o","line":0,"what":"x"}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'items/o,6'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -208,7 +200,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/items-PATCH-6974656d732f6f2c30']
 --   $3 = [b'H\xc3u\xfau\x1b\xf3\xd8\xc7[\xc3&\x1c \x11T\xd5\xc6@\xf4\xaeH\xff\x02\x12 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -219,15 +211,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'items/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'items=1'
---   $2 = '"public"."items"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -235,7 +224,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/items-PATCH-6974656d733f6f726465725f69643d65712e6f266c696e653d696e2e28 ...
 --   $3 = b'r\x7f\xfd\x92V6\xc9\xe1\xd7\xaf\xdd\x96\xba\x93\xd7\x8d\x89oK\xfc\xdeu@u-^ ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -251,11 +240,18 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['o']
 --   $2 = ['0']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.gateway_mark_without_row('items', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   CROSS JOIN LATERAL (SELECT 'items/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'items') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['o']
+--   $2 = ['0']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."items"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."order_id") IS NULL AND pg_catalog.pg_column_compression(r."what") IS NULL AND coalesce(pg_catalog.pg_column_size(r."order_id"), 0) + coalesce(pg_catalog.pg_column_size(r."what"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer) OFFSET 0) AS p ON true
 
 -- PATCH of nothing: 200
 --   $1 = 'o'
@@ -263,9 +259,9 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."ite
 --   $3 = 112
 --   $4 = 0
 UPDATE "public"."items" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -275,9 +271,9 @@ UPDATE "public"."items" AS r
 --   $2 = '0'
 --   $3 = 126
 UPDATE "public"."items" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -286,9 +282,9 @@ UPDATE "public"."items" AS r
 --   $3 = 117
 --   $4 = 0
 UPDATE "public"."items" AS r
-  SET "what" = DEFAULT, "last_fence_token" = $3::bigint
+  SET "what" = DEFAULT, "last_fence_token" = -$3::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'o'
@@ -297,7 +293,7 @@ UPDATE "public"."items" AS r
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
-  SET "what" = b."what", "last_fence_token" = $3::bigint
+  SET "what" = b."what", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -309,10 +305,10 @@ UPDATE "public"."items" AS r
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
-  SET "what" = b."what", "last_fence_token" = $3::bigint
+  SET "what" = b."what", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -332,10 +328,10 @@ UPDATE "public"."items" AS r
 --   $4 = '{"what": "x"}'
 --   $5 = 0
 UPDATE "public"."items" AS r
-  SET "what" = b."what", "last_fence_token" = $3::bigint
+  SET "what" = b."what", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'o'
@@ -343,10 +339,10 @@ UPDATE "public"."items" AS r
 --   $3 = 114
 --   $4 = '{"order_id": "o", "line": " 0", "what": "x"}'
 UPDATE "public"."items" AS r
-  SET "what" = b."what", "last_fence_token" = $3::bigint
+  SET "what" = b."what", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("what" text)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -359,9 +355,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."line" AS c1, r."what" AS c2)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "line", w.c2 AS "what") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -378,9 +374,9 @@ WITH
     SELECT "order_id", "line", "what", -$1::bigint
     FROM b
     ORDER BY b."order_id" COLLATE pg_catalog."C", b."line"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."line" AS k1)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."line" AS k1, r."order_id" AS c0, r."line" AS c1, r."what" AS c2)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "line", w.c2 AS "what") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -395,9 +391,9 @@ WITH
     SELECT "what", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'items/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."line" AS c1, r."what" AS c2)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "line", w.c2 AS "what") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('items'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -414,12 +410,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."items" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -442,12 +438,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."items" AS r
-    SET "what" = hit.v0, "last_fence_token" = $1::bigint
+    SET "what" = hit.v0, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -470,12 +466,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -502,9 +498,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."items" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -513,6 +509,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('items')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."items"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -531,9 +529,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."items" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1, r."order_id" AS c0, r."line" AS c1, r."what" AS c2)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."line", r."what") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "line", w.c2 AS "what") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -542,6 +540,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('items'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('items')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."items"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -563,12 +563,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
-    SET "what" = b."what", "last_fence_token" = $1::bigint
+    SET "what" = b."what", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("what" text)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -595,12 +595,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."items" AS r
-    SET "what" = b."what", "last_fence_token" = $1::bigint
+    SET "what" = b."what", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("what" text)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'items/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

@@ -46,21 +46,6 @@ SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ','
   FROM "public"."ledger" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
 
--- GET by filter: 206
---   $1 = '1'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json
-  FROM "public"."ledger" AS r
-  WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
-  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '1'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark
-  FROM "public"."ledger" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "n": 1}'
 --   $2 = '1'
@@ -70,10 +55,18 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 -- PATCH of nothing: 200
 --   $1 = '1'
 --   $2 = 'books/b,ok'
-SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
   FROM "public"."ledger" AS r
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
   FOR NO KEY UPDATE OF r
+
+-- GET by filter: 206
+--   $1 = '1'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- POST one: 201
 -- POST one, present: 409
@@ -158,7 +151,7 @@ SELECT count(*)
 --   $4 = <oid of ledger>
 --   $5 = 'books/{book},{part}'
 SELECT e.scope, e.refused_by
-  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+  FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -172,7 +165,7 @@ SELECT e.scope, e.refused_by
 --   $4 = 200
 --   $5 = ['cache-control', 'no-store', 'x-fence-mark', '136', 'x-fence-scope', 'books ...
 --   $6 = b'{"id":1,"book":"b","part":"ok","n":1}'
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -215,7 +208,7 @@ SELECT p.name
 --   $2 = 'data/ledger-PATCH-6c65646765722f31'
 --   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- GET of a mark: 200
 -- GET of a scope's mark: 200
@@ -226,9 +219,15 @@ SELECT state, status, headers, answer
 -- DELETE, and the connection breaks: 503
 --   $1 = 'books'
 --   $2 = ['books/b,ok']
-SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(u.scope) AS m ON true
+
+-- GET of a row: 200
+--   $1 = ['1']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."ledger"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
 
 -- POST one, only values: 400
 -- POST many, only values: 400
@@ -240,9 +239,9 @@ WITH
     SELECT "book", "part", "n"
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -255,9 +254,9 @@ WITH
     SELECT "id", "book", "part", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT w.number, ''::text AS json, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w) AS a
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -274,9 +273,9 @@ WITH
     SELECT "id", "book", "part", "n"
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -286,17 +285,17 @@ WITH
 WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
-  w AS (SELECT hit.json, hit."fencepost ordinal"
+  w AS (SELECT hit."fencepost ordinal"
     FROM hit
     WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -320,9 +319,9 @@ WITH
     SET "n" = hit.v0
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -343,7 +342,7 @@ WITH
     SET "book" = b."book", "part" = b."part", "n" = DEFAULT
     FROM json_to_record($3::json) AS b("book" character varying, "part" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
@@ -366,7 +365,7 @@ WITH
     SET "book" = b."book", "part" = b."part", "n" = b."n"
     FROM json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
@@ -404,7 +403,7 @@ WITH
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
@@ -427,7 +426,7 @@ WITH
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
@@ -461,11 +460,39 @@ WITH
     FOR UPDATE OF r),
   w AS (DELETE FROM "public"."ledger" AS r
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['books/b,ok']
+--   $2 = '1'
+WITH
+  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
+    FROM "public"."ledger" AS r
+    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.k0
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = ['books/b,ok']
@@ -483,9 +510,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."ledger" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -516,9 +543,9 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -547,42 +574,14 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
-  UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
-  FROM verdict
-  WHERE passes AND hits > (SELECT count(*) FROM w)
-
--- PATCH by filter of nothing: 204
---   $1 = ['books/b,ok']
---   $2 = '1'
-WITH
-  hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", ''::text AS json
-    FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
-    ORDER BY r."id" LIMIT 10001
-    FOR NO KEY UPDATE OF r),
-  bad AS MATERIALIZED (SELECT *
-    FROM hit
-    WHERE false),
-  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
-    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (SELECT hit.json, hit.k0
-    FROM hit
-    WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
-  UNION ALL SELECT *
-  FROM (SELECT 'refused', 'ledger/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
-  UNION ALL SELECT 'too many', NULL, hits
-  FROM verdict
-  WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('ledger'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
@@ -594,7 +593,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part")
     SELECT CAST($1::text AS integer), b."book", b."part"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
@@ -609,7 +608,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT CAST($1::text AS integer), b."book", b."part", b."n"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text, "n" integer)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text

@@ -16,7 +16,7 @@ DELETE FROM "public"."lines" AS r
 --   $4 = 0
 DELETE FROM "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = '43'
@@ -25,7 +25,7 @@ DELETE FROM "public"."lines" AS r
 INSERT INTO "public"."lines" AS r ("account_id", "line")
   SELECT CAST($1::text AS bigint), CAST($2::text AS character varying)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = '[{"account_id": 43, "line": "l3", "n": 1}]'
@@ -46,7 +46,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT "account_id", "line", "n"
   FROM json_to_recordset($1::json) AS b("account_id" bigint, "line" character varying, "n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $2::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -59,7 +59,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT CAST($1::text AS bigint), CAST($2::text AS character varying), b."n"
   FROM json_to_record($3::json) AS b("n" integer)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, no row: 404
 -- DELETE, no row: 404
@@ -86,22 +86,6 @@ SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C"
   FROM "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying)
 
--- GET by filter: 206
---   $1 = '43'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json
-  FROM "public"."lines" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
-  ORDER BY r."account_id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '43'
---   $2 = 'l0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, coalesce(fencepost.mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark
-  FROM "public"."lines" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying)
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"account_id": " 43", "line": "l0", "n": 1}'
 --   $2 = '43'
@@ -112,10 +96,18 @@ SELECT (b."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
 --   $1 = '43'
 --   $2 = 'l0'
 --   $3 = 'account/43'
-SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
   FROM "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
   FOR NO KEY UPDATE OF r
+
+-- GET by filter: 206
+--   $1 = '43'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) ORDER BY r."account_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- POST one, present: 409
 -- POST many: 201
@@ -170,7 +162,7 @@ SELECT count(*)
 --   $4 = <oid of lines>
 --   $5 = 'account/{account_id}'
 SELECT e.scope, e.refused_by
-  FROM fencepost.enter($1, $2, $3, $4, $5) AS e
+  FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e
 
 -- PUT over a row: 200
 -- PUT of nothing: 200
@@ -183,7 +175,7 @@ SELECT e.scope, e.refused_by
 --   $3 = ['l0']
 --   $4 = ['{"n": 1}']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- POST one: 201
@@ -194,7 +186,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = [101]
 --   $2 = ['[{"account_id": 43, "line": "l0", "n": 1}]']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH: 200
@@ -213,7 +205,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $2 = ['43']
 --   $3 = ['l0']
 SELECT e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) WITH ORDINALITY AS x(k0, k1, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
 -- PATCH with an Idempotency-Key: 204
@@ -223,20 +215,20 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n136\nx-fence-scope\naccount/43\ncon ...
 --   $6 = [b'{"account_id":43,"line":"l0","n":1}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -269,7 +261,7 @@ SELECT p.name
 --   $2 = 'data/lines-PATCH-6c696e65733f6163636f756e745f69643d65712e3433'
 --   $3 = b'\xe1\xc8\xbf\x14\xf59\x08f^.\xdeP\x8e\x97\xbe\xd2>\x9d:\x8a1jb\xb8Kq\x0f>\ ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- GET of a mark: 200
 -- GET of a scope's mark: 200
@@ -280,9 +272,16 @@ SELECT state, status, headers, answer
 -- DELETE, and the connection breaks: 503
 --   $1 = 'account'
 --   $2 = ['account/43']
-SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM pg_catalog.unnest($2::text[]) AS u(scope)
-  LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(u.scope) AS m ON true
+
+-- GET of a row: 200
+--   $1 = ['43']
+--   $2 = ['l0']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."lines"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."line") IS NULL AND coalesce(pg_catalog.pg_column_size(r."line"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) OFFSET 0) AS p ON true
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -293,7 +292,7 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1),
 UPDATE "public"."lines" AS r
   SET "n" = DEFAULT
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '43'
@@ -317,7 +316,7 @@ UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id" AS "account_id") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id" AS "account_id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -337,7 +336,7 @@ UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- POST one, present: 409
 -- POST many: 201
@@ -349,9 +348,9 @@ WITH
     SELECT "account_id", "line", "n"
     FROM b
     ORDER BY b."account_id", b."line"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1)
+    RETURNING 0 AS number, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1, r."account_id" AS c0, r."line" AS c1, r."n" AS c2)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "account_id", w.c1 AS "line", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -361,17 +360,17 @@ WITH
 WITH
   b AS MATERIALIZED (SELECT *
     FROM ROWS FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", ''::text AS json, b."fencepost ordinal"
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
     JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
-  w AS (SELECT hit.json, hit."fencepost ordinal"
+  w AS (SELECT hit."fencepost ordinal"
     FROM hit
     WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -395,9 +394,9 @@ WITH
     SET "n" = hit.v0
     FROM hit
     WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -418,11 +417,39 @@ WITH
     SET "n" = b."n"
     FROM json_to_record($4::json) AS b("n" integer)
     WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, 0::bigint AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
+
+-- PATCH by filter of nothing: 204
+--   $1 = ['account/43']
+--   $2 = '43'
+WITH
+  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
+    FROM "public"."lines" AS r
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    ORDER BY r."account_id", r."line" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE false),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (SELECT hit.k0, hit.k1
+    FROM hit
+    WHERE (SELECT passes FROM verdict))
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- DELETE by filter: 200
 --   $1 = ['account/43']
@@ -440,9 +467,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."lines" AS r USING hit
     WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1, r."account_id" AS c0, r."line" AS c1, r."n" AS c2)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "account_id", w.c1 AS "line", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -473,9 +500,9 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -504,42 +531,14 @@ WITH
     SET "n" = b."n"
     FROM hit, json_to_record($2::json) AS b("n" integer)
     WHERE r."account_id" OPERATOR(pg_catalog.=) hit.k0 AND r."line" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
   FROM verdict
   WHERE hits > 40
-  UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
-  FROM verdict
-  WHERE passes AND hits > (SELECT count(*) FROM w)
-
--- PATCH by filter of nothing: 204
---   $1 = ['account/43']
---   $2 = '43'
-WITH
-  hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", ''::text AS json
-    FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
-    ORDER BY r."account_id", r."line" LIMIT 10001
-    FOR NO KEY UPDATE OF r),
-  bad AS MATERIALIZED (SELECT *
-    FROM hit
-    WHERE false),
-  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
-    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
-  w AS (SELECT hit.json, hit.k0, hit.k1
-    FROM hit
-    WHERE (SELECT passes FROM verdict))
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
-  UNION ALL SELECT *
-  FROM (SELECT 'refused', 'lines/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
-  UNION ALL SELECT 'too many', NULL, hits
-  FROM verdict
-  WHERE hits > 10000
   UNION ALL SELECT 'suppressed', fencepost.suppressed('lines'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
@@ -557,9 +556,9 @@ WITH
 --   $7 = ['{"n": 1}']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -572,9 +571,9 @@ WITH
 --   $5 = ['[{"account_id": 43, "line": "l6", "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
 
@@ -590,8 +589,8 @@ WITH
 --   $6 = ['l0']
 WITH
   k AS MATERIALIZED (SELECT *
-    FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]))
+    FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
   SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
-  FROM fencepost.enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
+  FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number

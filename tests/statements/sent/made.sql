@@ -30,7 +30,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."made" AS r ("id", "last_fence_token")
   SELECT CAST($1::text AS bigint), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -54,7 +54,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" bigint, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -67,7 +67,7 @@ INSERT INTO "public"."made" AS r ("id", "status", "last_fence_token")
   SELECT CAST($1::text AS bigint), b."status", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 201
 --   $1 = 106
@@ -77,7 +77,7 @@ INSERT INTO "public"."made" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, only values: 201
 --   $1 = 104
@@ -87,7 +87,7 @@ INSERT INTO "public"."made" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -105,30 +105,23 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $1 = '101'
 --   $2 = 153
 --   $3 = 0
-SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."made_e17adc465e_delete"(CAST($1::text AS bigint), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- GET by filter: 206
---   $1 = 'x%'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json
-  FROM "public"."made" AS r
-  WHERE r."status" OPERATOR(pg_catalog.~~) $1::text
-  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '101'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."made" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 101", "status": "x"}'
 --   $2 = '101'
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint)) IS TRUE
   FROM json_to_record($1::json) AS b("id" bigint)
+
+-- GET by filter: 206
+--   $1 = 'x%'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $3::bigint AS most FROM "public"."made" AS r WHERE r."status" OPERATOR(pg_catalog.~~) $1::text ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = '107'
@@ -142,7 +135,7 @@ SELECT EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 101, "status": "x"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.gateway_mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("id" bigint)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'made/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
@@ -156,7 +149,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'made'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -165,26 +158,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-8/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/made-PATCH-6d6164652f313031']
 --   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"id":101,"status":"x"}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'made/107'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -200,7 +193,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/made-PATCH-6d6164652f313031']
 --   $3 = [b'\x92q\t\x9d\xa2\x99sm\xf7\xec!\xef\x82\x1dL\x07\xe4p\xa36\xd7V\xfa\xb1UT3 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -210,15 +203,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = '101'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'made/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'made=1'
---   $2 = '"public"."made"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -226,7 +216,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/made-PATCH-6d6164653f7374617475733d6c696b652e782a'
 --   $3 = b'\xf3\x87W&dn\xd4\x0b\xf2\xa9N\x0e*d\x11\x8e\x15\t5\xa2\xcf\x8bHok\x88\x9f\ ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -241,20 +231,26 @@ SELECT state, status, headers, answer
 -- DELETE, stale: 409
 -- DELETE, no row: 404
 --   $1 = ['101']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint)) AS live, fencepost.mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint)) AS live, fencepost.gateway_mark_without_row('made', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'made/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'made') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['101']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."made"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."status") IS NULL AND coalesce(pg_catalog.pg_column_size(r."status"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) OFFSET 0) AS p ON true
 
 -- PATCH of nothing: 200
 --   $1 = '101'
 --   $2 = 112
 --   $3 = 0
 UPDATE "public"."made" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -263,9 +259,9 @@ UPDATE "public"."made" AS r
 --   $1 = '101'
 --   $2 = 126
 UPDATE "public"."made" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -273,9 +269,9 @@ UPDATE "public"."made" AS r
 --   $2 = 117
 --   $3 = 0
 UPDATE "public"."made" AS r
-  SET "status" = DEFAULT, "last_fence_token" = $2::bigint
+  SET "status" = DEFAULT, "last_fence_token" = -$2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '101'
@@ -283,7 +279,7 @@ UPDATE "public"."made" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -294,10 +290,10 @@ UPDATE "public"."made" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -316,20 +312,20 @@ UPDATE "public"."made" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."made" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."made" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '101'
 --   $2 = 114
 --   $3 = '{"id": " 101", "status": "x"}'
 UPDATE "public"."made" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST many of nothing: 201
 --   $1 = 107
@@ -341,9 +337,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -360,9 +356,9 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -376,9 +372,9 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'made/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('made'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -395,12 +391,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."made" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -423,12 +419,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."made" AS r
-    SET "status" = hit.v0, "last_fence_token" = $1::bigint
+    SET "status" = hit.v0, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -450,12 +446,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -481,9 +477,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."made" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -492,6 +488,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('made')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."made"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -509,9 +507,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."made" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."id" AS c0, r."status" AS c1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -520,6 +518,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('made'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('made')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."made"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -540,12 +540,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
-    SET "status" = b."status", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -571,12 +571,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."made" AS r
-    SET "status" = b."status", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'made/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

@@ -45,7 +45,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT "a", "b", -$1::bigint
   FROM json_to_recordset($2::json) AS b("a" integer, "b" uuid)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT of a new row with defaults: 201
@@ -58,7 +58,7 @@ INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
 INSERT INTO "public"."only_keys" AS r ("a", "b", "last_fence_token")
   SELECT CAST($1::text AS integer), CAST($2::text AS uuid), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 -- POST of nothing: 400
@@ -69,7 +69,7 @@ INSERT INTO "public"."only_keys" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -89,31 +89,23 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 --   $3 = 153
 --   $4 = 0
-SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, $3::bigint AS mark, '' AS resource
+SELECT $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."only_keys_250e7115a6_delete"(CAST($1::text AS integer), CAST($2::text AS uuid), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- GET by filter: 206
---   $1 = '0'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json
-  FROM "public"."only_keys" AS r
-  WHERE r."a" OPERATOR(pg_catalog.>=) CAST($1::text AS integer)
-  ORDER BY r."a" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '0'
---   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."only_keys" AS r
-  WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"a": " 0", "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}'
 --   $2 = '0'
 SELECT (b."a" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("a" integer)
+
+-- GET by filter: 206
+--   $1 = '0'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, $3::bigint AS most FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.>=) CAST($1::text AS integer) ORDER BY r."a" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = '6'
@@ -128,7 +120,7 @@ SELECT EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_cat
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"a": 0, "b": "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b") AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) b."a" AND r."b" OPERATOR(pg_catalog.=) b."b") AS live, fencepost.gateway_mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("a" integer, "b" uuid)) WITH ORDINALITY AS b("a", "b", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((b."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."b")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
@@ -142,7 +134,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'only_keys'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -151,26 +143,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
 --   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"a":0,"b":"0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40"}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'only_keys/6,0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d46'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -186,7 +178,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/only_keys-PATCH-6f6e6c795f6b6579732f302c30313930613563342d376433652d3 ...
 --   $3 = [b'\x02-\xde\xbc\xe9\x14\xd0\xa4s\x8e\xac\x1f\x12\xf9T{\xb0X$\xa4\xc4\xac\xe ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -197,15 +189,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'only_keys/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'only_keys=1'
---   $2 = '"public"."only_keys"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -213,7 +202,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/only_keys-PATCH-6f6e6c795f6b6579733f613d6774652e30'
 --   $3 = b'\x9f\xc8\xb3\x9d\xcf\x16+\xe0\x08\xa5S\xe8\xd8\xc5\x93\x8f\xa0I\xcd;;\x0bg ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -229,11 +218,18 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['0']
 --   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid)) AS live, fencepost.gateway_mark_without_row('only_keys', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   CROSS JOIN LATERAL (SELECT 'only_keys/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS uuid))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'only_keys') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['0']
+--   $2 = ['0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."only_keys"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
+  LEFT JOIN LATERAL (SELECT (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, true AS there FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST(x.k1 AS uuid) OFFSET 0) AS p ON true
 
 -- PATCH, minimal: 204
 --   $1 = '0'
@@ -241,7 +237,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."onl
 --   $3 = 111
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
@@ -251,9 +247,9 @@ UPDATE "public"."only_keys" AS r
 --   $3 = 110
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a" AS "a") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a" AS "a") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH of nothing: 200
@@ -275,18 +271,18 @@ UPDATE "public"."only_keys" AS r
 --   $3 = 109
 --   $4 = 0
 UPDATE "public"."only_keys" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."only_keys" AS r WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '0'
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 --   $3 = 114
 UPDATE "public"."only_keys" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -296,9 +292,9 @@ UPDATE "public"."only_keys" AS r
 --   $2 = '0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d40'
 --   $3 = 126
 UPDATE "public"."only_keys" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."a" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."b" OPERATOR(pg_catalog.=) CAST($2::text AS uuid) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."a", r."b") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, present: 409
 -- POST one, stale: 409
@@ -313,9 +309,9 @@ WITH
     SELECT "a", "b", -$1::bigint
     FROM b
     ORDER BY b."a", b."b"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS k0, r."b" AS k1)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS k0, r."b" AS k1, r."a" AS c0, r."b" AS c1)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."a" OPERATOR(pg_catalog.=) i.k0 AND b."b" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."a" OPERATOR(pg_catalog.=) i.k0 AND b."b" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "a", w.c1 AS "b") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -332,9 +328,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'only_keys/' || fencepost.enc((r."a")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."b")::text COLLATE pg_catalog."C") AS resource, r."a" AS c0, r."b" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "a", w.c1 AS "b") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('only_keys'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -355,12 +351,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."only_keys" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -386,12 +382,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."only_keys" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -417,9 +413,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."only_keys" AS r USING hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -428,6 +424,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('only_keys')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."only_keys"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -445,9 +443,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."only_keys" AS r USING hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1, r."a" AS c0, r."b" AS c1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."a", r."b") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "a", w.c1 AS "b") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -456,6 +454,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('only_keys'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('only_keys')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."only_keys"'))
 
 -- PATCH by filter, minimal: 204
 --   $1 = 125
@@ -472,12 +472,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."only_keys" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."a" OPERATOR(pg_catalog.=) hit.k0 AND r."b" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'only_keys/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

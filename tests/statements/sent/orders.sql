@@ -31,7 +31,7 @@ INSERT INTO "public"."orders" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
@@ -40,7 +40,7 @@ INSERT INTO "public"."orders" AS r ("last_fence_token")
 INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -64,7 +64,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   SELECT "order_id", "status", "at", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text, "at" timestamp with time zone)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -77,7 +77,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   SELECT CAST($1::text AS text), b."status", b."at", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -87,7 +87,7 @@ INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
   SELECT "status", "at", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text, "at" timestamp with time zone)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -105,24 +105,17 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $1 = 'k0'
 --   $2 = 153
 --   $3 = 0
-SELECT $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206
 --   $1 = 'x'
 --   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json
-  FROM "public"."orders" AS r
-  WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL
-  ORDER BY r."order_id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = 'k0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."orders" AS r
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, $3::bigint AS most FROM "public"."orders" AS r WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL ORDER BY r."order_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'k6'
@@ -136,7 +129,7 @@ SELECT EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"order_id": "k0", "status": "x", "at": null}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.gateway_mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'orders/' || fencepost.enc((b."order_id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
@@ -150,7 +143,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'orders'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -159,26 +152,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/orders-PATCH-6f72646572732f6b30']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -194,7 +187,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/orders-PATCH-6f72646572732f6b30']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -204,15 +197,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'orders/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'orders=1'
---   $2 = '"public"."orders"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -220,7 +210,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/orders-PATCH-6f72646572733f7374617475733d65712e782661743d69732e6e756c6c'
 --   $3 = b'K\xc6\xbc\x1b\x80:\xf7#@\xe1\xcb\x97x\xc5\x16U,L\xaczt7Z\xabYK\x80kS\x13gF'
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -235,20 +225,26 @@ SELECT state, status, headers, answer
 -- DELETE, stale: 409
 -- DELETE, no row: 404
 --   $1 = ['k0']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.gateway_mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'orders/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'orders') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['k0']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."orders"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."order_id") IS NULL AND pg_catalog.pg_column_compression(r."status") IS NULL AND pg_catalog.pg_column_compression(r."sku") IS NULL AND coalesce(pg_catalog.pg_column_size(r."order_id"), 0) + coalesce(pg_catalog.pg_column_size(r."status"), 0) + coalesce(pg_catalog.pg_column_size(r."sku"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) OFFSET 0) AS p ON true
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
 --   $2 = 112
 --   $3 = 0
 UPDATE "public"."orders" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -257,9 +253,9 @@ UPDATE "public"."orders" AS r
 --   $1 = 'k0'
 --   $2 = 126
 UPDATE "public"."orders" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -267,9 +263,9 @@ UPDATE "public"."orders" AS r
 --   $2 = 117
 --   $3 = 0
 UPDATE "public"."orders" AS r
-  SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = $2::bigint
+  SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
@@ -277,7 +273,7 @@ UPDATE "public"."orders" AS r
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
-  SET "status" = b."status", "at" = b."at", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -288,10 +284,10 @@ UPDATE "public"."orders" AS r
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
-  SET "status" = b."status", "at" = b."at", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id" AS "order_id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -305,10 +301,10 @@ UPDATE "public"."orders" AS r
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
-  SET "status" = b."status", "at" = b."at", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PUT over a row: 200
 -- PUT, stale: 409
@@ -321,10 +317,10 @@ UPDATE "public"."orders" AS r
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
-  SET "status" = b."status", "at" = b."at", "sku" = DEFAULT, "last_fence_token" = $2::bigint
+  SET "status" = b."status", "at" = b."at", "sku" = DEFAULT, "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -337,9 +333,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -356,9 +352,9 @@ WITH
     SELECT "order_id", "status", "at", -$1::bigint
     FROM b
     ORDER BY b."order_id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -373,9 +369,9 @@ WITH
     SELECT "status", "at", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -392,12 +388,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."orders" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -420,12 +416,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."orders" AS r
-    SET "status" = hit.v0, "at" = hit.v1, "last_fence_token" = $1::bigint
+    SET "status" = hit.v0, "at" = hit.v1, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -447,12 +443,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."orders" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'orders/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -478,9 +474,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."orders" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'orders/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -489,6 +485,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('orders'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('orders')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."orders"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -506,9 +504,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."orders" AS r USING hit
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'orders/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -517,6 +515,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('orders'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('orders')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."orders"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -537,12 +537,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."orders" AS r
-    SET "status" = b."status", "at" = b."at", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "at" = b."at", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text, "at" timestamp with time zone)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'orders/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -568,12 +568,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."orders" AS r
-    SET "status" = b."status", "at" = b."at", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "at" = b."at", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text, "at" timestamp with time zone)
     WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'orders/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

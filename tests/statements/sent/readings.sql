@@ -31,7 +31,7 @@ INSERT INTO "public"."readings" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'eu'
@@ -41,7 +41,7 @@ INSERT INTO "public"."readings" AS r ("last_fence_token")
 INSERT INTO "public"."readings" AS r ("region", "id", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), -$3::bigint
   ON CONFLICT DO NOTHING
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -65,7 +65,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
   SELECT "region", "id", "v", -$1::bigint
   FROM json_to_recordset($2::json) AS b("region" text, "id" integer, "v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201
 -- PUT with an Idempotency-Key: 201
@@ -79,7 +79,7 @@ INSERT INTO "public"."readings" AS r ("region", "id", "v", "last_fence_token")
   SELECT CAST($1::text AS text), CAST($2::text AS integer), b."v", -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -89,7 +89,7 @@ INSERT INTO "public"."readings" AS r ("v", "last_fence_token")
   SELECT "v", -$1::bigint
   FROM json_to_recordset($2::json) AS b("v" numeric)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -109,31 +109,30 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 --   $2 = '0'
 --   $3 = 153
 --   $4 = 0
-SELECT $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, $3::bigint AS mark, '' AS resource
+SELECT $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, $3::bigint AS mark, '' AS resource
   FROM fencepost."readings_6d2452369f_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- GET by filter: 206
---   $1 = 'eu'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json
-  FROM "public"."readings" AS r
-  WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text)
-  ORDER BY r."region" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = 'eu'
---   $2 = '0'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."readings" AS r
-  WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"region": "eu", "id": " 0", "v": 1}'
 --   $2 = '0'
 SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
   FROM json_to_record($1::json) AS b("id" integer)
+
+-- GET of a row: 200
+--   $1 = 'eu'
+--   $2 = '0'
+--   $3 = 67108864
+SELECT CASE WHEN pg_catalog.octet_length(p.json) OPERATOR(pg_catalog.<=) $3::bigint THEN p.json END AS json, p.mark
+  FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) OFFSET 0) AS p
+
+-- GET by filter: 206
+--   $1 = 'eu'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, $3::bigint AS most FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) ORDER BY r."region" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'eu'
@@ -148,7 +147,7 @@ SELECT EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"region": "eu", "id": 0, "v": 1}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) b."region" AND r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.gateway_mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("region" text, "id" integer)) WITH ORDINALITY AS b("region", "id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'readings/' || fencepost.enc((b."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
@@ -162,7 +161,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'readings'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
@@ -171,26 +170,26 @@ SELECT fencepost.floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/readings-PATCH-72656164696e67732f65752c30']
 --   $3 = [b'\xc8>\x1e\x99\x9f\xfc/\x94\xa1\xcf\xa0\xb2\x93\xd98\x05)sy].w;\xe1\x8ax\x ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"region":"eu","id":0,"v":1}']
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'readings/eu,6'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -206,7 +205,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/readings-PATCH-72656164696e67732f65752c30']
 --   $3 = [b'\xc8>\x1e\x99\x9f\xfc/\x94\xa1\xcf\xa0\xb2\x93\xd98\x05)sy].w;\xe1\x8ax\x ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -217,15 +216,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $2 = '0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'readings/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'readings=1'
---   $2 = '"public"."readings"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 204
 -- PATCH with an Idempotency-Key, again: 204
@@ -233,7 +229,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/readings-PATCH-72656164696e67733f726567696f6e3d65712e6575'
 --   $3 = b'e`\xc5\xe6N\x9d\x0ceb\xe5\xea\xcf\xbe\xe3,\xa5\x9d\xa0\x0e\x15\xfauh\xc0*W ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -249,7 +245,7 @@ SELECT state, status, headers, answer
 -- DELETE, no row: 404
 --   $1 = ['eu']
 --   $2 = ['0']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."id" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND r."id" OPERATOR(pg_catalog.=) CAST(x.k1 AS integer)) AS live, fencepost.gateway_mark_without_row('readings', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   CROSS JOIN LATERAL (SELECT 'readings/' || fencepost.enc((CAST(x.k0 AS text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'readings') AS max_jump) AS c
@@ -261,9 +257,9 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."rea
 --   $3 = 112
 --   $4 = 0
 UPDATE "public"."readings" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -273,9 +269,9 @@ UPDATE "public"."readings" AS r
 --   $2 = '0'
 --   $3 = 126
 UPDATE "public"."readings" AS r
-  SET "last_fence_token" = $3::bigint
+  SET "last_fence_token" = -$3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200
 -- PUT of a new row with defaults: 201
@@ -284,9 +280,9 @@ UPDATE "public"."readings" AS r
 --   $3 = 117
 --   $4 = 0
 UPDATE "public"."readings" AS r
-  SET "v" = DEFAULT, "last_fence_token" = $3::bigint
+  SET "v" = DEFAULT, "last_fence_token" = -$3::bigint
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'eu'
@@ -295,7 +291,7 @@ UPDATE "public"."readings" AS r
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
-  SET "v" = b."v", "last_fence_token" = $3::bigint
+  SET "v" = b."v", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -307,10 +303,10 @@ UPDATE "public"."readings" AS r
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
-  SET "v" = b."v", "last_fence_token" = $3::bigint
+  SET "v" = b."v", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region" AS "region") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region" AS "region") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -330,10 +326,10 @@ UPDATE "public"."readings" AS r
 --   $4 = '{"v": 1}'
 --   $5 = 0
 UPDATE "public"."readings" AS r
-  SET "v" = b."v", "last_fence_token" = $3::bigint
+  SET "v" = b."v", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint AND EXISTS (SELECT FROM "public"."readings" AS r WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $5::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = 'eu'
@@ -341,10 +337,10 @@ UPDATE "public"."readings" AS r
 --   $3 = 114
 --   $4 = '{"region": "eu", "id": " 0", "v": 1}'
 UPDATE "public"."readings" AS r
-  SET "v" = b."v", "last_fence_token" = $3::bigint
+  SET "v" = b."v", "last_fence_token" = -$3::bigint
   FROM json_to_record($4::json) AS b("v" numeric)
   WHERE r."region" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."region", r."id", r."v") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -357,9 +353,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS c0, r."id" AS c1, r."v" AS c2)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "region", w.c1 AS "id", w.c2 AS "v") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -376,9 +372,9 @@ WITH
     SELECT "region", "id", "v", -$1::bigint
     FROM b
     ORDER BY b."region", b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS k0, r."id" AS k1)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS k0, r."id" AS k1, r."region" AS c0, r."id" AS c1, r."v" AS c2)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."region" OPERATOR(pg_catalog.=) i.k0 AND b."id" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."region" OPERATOR(pg_catalog.=) i.k0 AND b."id" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "region", w.c1 AS "id", w.c2 AS "v") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -393,9 +389,9 @@ WITH
     SELECT "v", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'readings/' || fencepost.enc((r."region")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."region" AS c0, r."id" AS c1, r."v" AS c2)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "region", w.c1 AS "id", w.c2 AS "v") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('readings'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -412,12 +408,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."readings" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -440,12 +436,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."readings" AS r
-    SET "v" = hit.v0, "last_fence_token" = $1::bigint
+    SET "v" = hit.v0, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -467,12 +463,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -498,9 +494,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."readings" AS r USING hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -509,6 +505,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('readings')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."readings"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -526,9 +524,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."readings" AS r USING hit
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1, r."region" AS c0, r."id" AS c1, r."v" AS c2)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."region", r."id", r."v") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "region", w.c1 AS "id", w.c2 AS "v") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -537,6 +535,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('readings'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('readings')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."readings"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -557,12 +557,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
-    SET "v" = b."v", "last_fence_token" = $1::bigint
+    SET "v" = b."v", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("v" numeric)
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -588,12 +588,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."readings" AS r
-    SET "v" = b."v", "last_fence_token" = $1::bigint
+    SET "v" = b."v", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("v" numeric)
     WHERE r."region" OPERATOR(pg_catalog.=) hit.k0 AND r."id" OPERATOR(pg_catalog.=) hit.k1 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1) AS a
+    RETURNING hit.k0, hit.k1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'readings/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0, k1 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits

@@ -24,21 +24,6 @@ WITH RECURSIVE part(oid) AS (
     JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
--- GET by filter: 206
---   $1 = 'x'
---   $2 = 2
---   $3 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json
-  FROM "public"."suppressing" AS r
-  WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text)
-  ORDER BY r."id" LIMIT $2::bigint OFFSET $3::bigint
-
--- GET of a row: 200
---   $1 = '1'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."suppressing" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
-
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "status": "x"}'
 --   $2 = '1'
@@ -58,8 +43,16 @@ SELECT 0 AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 -- DELETE, no row: 404
 --   $1 = '1'
 --   $2 = 153
-SELECT 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $2::bigint AS mark, '' AS resource
+SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."suppressing_91944a2103_delete"(CAST($1::text AS integer), $2::bigint, True) AS r
+
+-- GET by filter: 206
+--   $1 = 'x'
+--   $2 = 2
+--   $3 = 67108864
+--   $4 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, $3::bigint AS most FROM "public"."suppressing" AS r WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = '7'
@@ -73,7 +66,7 @@ SELECT EXISTS (SELECT FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_
 -- POST, and the connection breaks: 503
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"id": 1, "status": "x"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.gateway_mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'suppressing/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump) AS c
@@ -87,7 +80,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'suppressing'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -101,13 +94,13 @@ SELECT fencepost.floor_of($1)
 --   $4 = 200
 --   $5 = ['cache-control', 'no-store', 'x-fence-mark', '134', 'content-type', 'applic ...
 --   $6 = b'{"id":1,"status":"x"}'
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'suppressing/7'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- GET of a mark: 200
 -- PATCH, and the connection breaks: 503
@@ -117,15 +110,12 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $1 = '1'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'suppressing/' || fencepost.enc((CAST($1::text AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'suppressing=1'
---   $2 = '"public"."suppressing"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PATCH with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 200
@@ -143,7 +133,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/suppressing-PATCH-7375707072657373696e672f31'
 --   $3 = b'\xf7\xa8\x1d0\xca\x83We!\x10\xc5h\x8b\xb9\xdc@\xbaV\xb9DI\xaa\xc1f\x12\xf2 ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -158,11 +148,17 @@ SELECT state, status, headers, answer
 -- DELETE, stale: 409
 -- DELETE, no row: 404
 --   $1 = ['1']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.gateway_mark_without_row('suppressing', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'suppressing/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'suppressing') AS max_jump) AS c
   ORDER BY x.o
+
+-- GET of a row: 200
+--   $1 = ['1']
+SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."suppressing"'::text)) AS hides
+  FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."status") IS NULL AND coalesce(pg_catalog.pg_column_size(r."status"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."suppressing" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -175,9 +171,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -191,9 +187,9 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT w.number, ''::text AS json, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w) AS a
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -213,9 +209,9 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -230,9 +226,9 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -249,12 +245,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -277,12 +273,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = hit.v0, "last_fence_token" = $1::bigint
+    SET "status" = hit.v0, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -298,9 +294,9 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "last_fence_token" = $2::bigint
+    SET "last_fence_token" = -$2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -318,9 +314,9 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "last_fence_token" = $2::bigint
+    SET "last_fence_token" = -$2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'suppressing/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -336,9 +332,9 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = DEFAULT, "last_fence_token" = $2::bigint
+    SET "status" = DEFAULT, "last_fence_token" = -$2::bigint
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -354,7 +350,7 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = b."status", "last_fence_token" = $2::bigint
+    SET "status" = b."status", "last_fence_token" = -$2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource)
@@ -373,10 +369,10 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = b."status", "last_fence_token" = $2::bigint
+    SET "status" = b."status", "last_fence_token" = -$2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -405,10 +401,10 @@ WITH
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = b."status", "last_fence_token" = $2::bigint
+    SET "status" = b."status", "last_fence_token" = -$2::bigint
     FROM json_to_record($3::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM hit)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM w
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -429,12 +425,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -460,9 +456,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."suppressing" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -471,6 +467,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('suppressing')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."suppressing"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -488,9 +486,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."suppressing" AS r USING hit
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0, r."id" AS c0, r."status" AS c1)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -499,6 +497,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('suppressing'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('suppressing')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."suppressing"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -519,12 +519,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = b."status", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -550,12 +550,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."suppressing" AS r
-    SET "status" = b."status", "last_fence_token" = $1::bigint
+    SET "status" = b."status", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("status" text)
     WHERE r."id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0) AS a
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'suppressing/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -571,7 +571,7 @@ WITH
 WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "last_fence_token")
     SELECT CAST($1::text AS integer), -$2::bigint
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text
@@ -587,7 +587,7 @@ WITH
   i AS (INSERT INTO "public"."suppressing" AS r ("id", "status", "last_fence_token")
     SELECT CAST($1::text AS integer), b."status", -$2::bigint
     FROM json_to_record($3::json) AS b("status" text)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('suppressing'), NULL::bigint, NULL::text

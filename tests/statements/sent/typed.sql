@@ -31,7 +31,7 @@ INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_tok
   SELECT "j", "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST of nothing: 400
 --   $1 = 106
@@ -41,7 +41,7 @@ INSERT INTO "public"."typed" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
@@ -65,7 +65,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
   SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- DELETE with an Idempotency-Key: 204
 -- DELETE, and the connection breaks: 503
@@ -89,35 +89,34 @@ SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 153
 --   $6 = 0
-SELECT $6::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, $5::bigint AS mark, '' AS resource
+SELECT $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, True) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- GET by filter: 206
---   $1 = 'ok'
---   $2 = 'k'
---   $3 = '1'
---   $4 = 2
---   $5 = 0
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json
-  FROM "public"."typed" AS r
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb)
-  ORDER BY r."m" LIMIT $4::bigint OFFSET $5::bigint
-
--- GET of a row: 200
---   $1 = 'ok'
---   $2 = 'd'
---   $3 = '0'
---   $4 = '2026-01-31T00:00:00Z'
-SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark
-  FROM "public"."typed" AS r
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
 --   $2 = '0'
 SELECT (b."n" OPERATOR(pg_catalog.=) CAST($2::text AS numeric)) IS TRUE
   FROM json_to_record($1::json) AS b("n" numeric)
+
+-- GET of a row: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 67108864
+SELECT CASE WHEN pg_catalog.octet_length(p.json) OPERATOR(pg_catalog.<=) $5::bigint THEN p.json END AS json, p.mark
+  FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) OFFSET 0) AS p
+
+-- GET by filter: 206
+--   $1 = 'ok'
+--   $2 = 'k'
+--   $3 = '1'
+--   $4 = 2
+--   $5 = 67108864
+--   $6 = 0
+SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, $5::bigint AS most FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb) ORDER BY r."m" LIMIT $4::bigint OFFSET $6::bigint) AS p) AS s
 
 -- PUT over a row: 200
 -- PUT of nothing: 200
@@ -149,7 +148,7 @@ SELECT EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog
 -- PATCH of an array, no row: 404
 -- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t") AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t") AS live, fencepost.gateway_mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
@@ -165,7 +164,7 @@ SELECT count(*)
 
 -- claim of a absent row: 200
 --   $1 = 'typed'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
@@ -176,24 +175,24 @@ SELECT fencepost.floor_of($1)
 --   $4 = 200
 --   $5 = ['cache-control', 'no-store', 'x-fence-mark', '135', 'content-type', 'applic ...
 --   $6 = b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1},"t ...
-SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200
 -- DELETE with an Idempotency-Key: 204
 -- POST with an Idempotency-Key: 201
---   $1 = ''
+--   $1 = ['']
 --   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
 --   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
 --   $6 = [b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1}," ...
-SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
 --   $2 = 127
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- PATCH with an Idempotency-Key: 200
 -- DELETE with an Idempotency-Key: 204
@@ -205,7 +204,7 @@ SELECT fencepost.raise_mark($1, $2, $3, true)
 --   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
 --   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
 SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
+  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
 -- GET of a mark: 200
@@ -219,15 +218,12 @@ SELECT k.state, k.status, k.headers, k.answer
 --   $4 = '2026-01-31T00:00:00Z'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
-  LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true
+  LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
 -- DELETE by filter, stale: 409
 -- DELETE by filter: 200
 --   $1 = 'typed=1'
---   $2 = '"public"."typed"'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
-  FROM fencepost.protected p
-  WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)
 
 -- PUT with an Idempotency-Key: 200
 -- PUT with an Idempotency-Key: 201
@@ -239,7 +235,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
 --   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
 SELECT state, status, headers, answer
-  FROM fencepost.idem_begin($1, $2, $3)
+  FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409
 -- PATCH, no row: 404
@@ -257,7 +253,7 @@ SELECT state, status, headers, answer
 --   $2 = ['d']
 --   $3 = ['0']
 --   $4 = ['2026-01-31T00:00:00Z']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST(x.k0 AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST(x.k2 AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST(x.k3 AS timestamp with time zone)) AS live, fencepost.gateway_mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, k3, o)
   CROSS JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST(x.k0 AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST(x.k2 AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST(x.k3 AS timestamp with time zone))) AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
@@ -271,9 +267,9 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typ
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 117
 UPDATE "public"."typed" AS r
-  SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = $5::bigint
+  SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
 --   $1 = 'ok'
@@ -284,7 +280,7 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -298,10 +294,10 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $7::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m" AS "m") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m" AS "m") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -317,10 +313,10 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $7::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 -- PUT over a row: 200
@@ -337,10 +333,10 @@ UPDATE "public"."typed" AS r
 --   $5 = 114
 --   $6 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $5::bigint
+  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH of nothing: 200
 --   $1 = 'ok'
@@ -350,9 +346,9 @@ UPDATE "public"."typed" AS r
 --   $5 = 112
 --   $6 = 0
 UPDATE "public"."typed" AS r
-  SET "last_fence_token" = $5::bigint
+  SET "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $6::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -364,9 +360,9 @@ UPDATE "public"."typed" AS r
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 126
 UPDATE "public"."typed" AS r
-  SET "last_fence_token" = $5::bigint
+  SET "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -379,9 +375,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -396,9 +392,9 @@ WITH
     SELECT "j", "tags", "feelings", "s", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -415,9 +411,9 @@ WITH
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
     ORDER BY b."m", b."d", b."n", b."t"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -434,12 +430,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."typed" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -462,12 +458,12 @@ WITH
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
   w AS (UPDATE "public"."typed" AS r
-    SET "j" = hit.v0, "tags" = hit.v1, "feelings" = hit.v2, "s" = hit.v3, "last_fence_token" = $1::bigint
+    SET "j" = hit.v0, "tags" = hit.v1, "feelings" = hit.v2, "s" = hit.v3, "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit."fencepost ordinal")
-  SELECT *
-  FROM (SELECT w.json, w."fencepost ordinal" AS element FROM w ORDER BY w."fencepost ordinal") AS written
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
   UNION ALL SELECT NULL, hit."fencepost ordinal"
   FROM hit
   WHERE NOT (SELECT passes FROM verdict)
@@ -491,12 +487,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
-    SET "last_fence_token" = $1::bigint
+    SET "last_fence_token" = -$1::bigint
     FROM hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
+    RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -524,9 +520,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."typed" AS r USING hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
+    RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -535,6 +531,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('typed')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."typed"'))
 
 -- DELETE by filter: 200
 --   $1 = 156
@@ -554,9 +552,9 @@ WITH
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."typed" AS r USING hit
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
+    RETURNING hit.k0, hit.k1, hit.k2, hit.k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -565,6 +563,8 @@ WITH
   UNION ALL SELECT 'suppressed', fencepost.suppressed('typed'), NULL
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('typed')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."typed"'))
 
 -- PATCH by filter: 204
 -- PATCH by filter, stale: 409
@@ -587,12 +587,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
-    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
+    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
+    RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -620,12 +620,12 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
-    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = $1::bigint
+    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
-    RETURNING ''::text AS json, hit.k0, hit.k1, hit.k2, hit.k3)
-  SELECT *
-  FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY k0, k1, k2, k3) AS a
+    RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w) AS a
   UNION ALL SELECT *
   FROM (SELECT 'refused', 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(bad.k0)) COLLATE pg_catalog."C") || ',' || fencepost.enc((bad.k1)::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(bad.k2)) || ',' || fencepost.enc(fencepost.canon(bad.k3)), bad."fencepost mark" FROM bad ORDER BY k0, k1, k2, k3 LIMIT 1000) AS refused
   UNION ALL SELECT 'too many', NULL, hits
@@ -648,7 +648,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), b."j", b."tags", b."feelings", b."s", -$5::bigint
     FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
@@ -663,7 +663,7 @@ WITH
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource)
+    RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text

@@ -33,7 +33,7 @@ INSERT INTO "public"."verified" AS r ("id", "status", "last_fence_token")
   SELECT "id", "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("id" integer, "status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST of nothing: 400
 --   $1 = 106
@@ -43,7 +43,7 @@ INSERT INTO "public"."verified" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -53,7 +53,7 @@ INSERT INTO "public"."verified" AS r ("status", "last_fence_token")
   SELECT "status", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "status": "x"}'
@@ -69,7 +69,7 @@ SELECT EXISTS (SELECT FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_cat
 -- POST one, stale: 409
 -- POST many, present and stale: 409
 --   $1 = '[{"id": 1, "status": "x"}]'
-SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.mark_without_row('verified', n.resource) AS without_row, c.issued, c.max_jump
+SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) b."id") AS live, fencepost.gateway_mark_without_row('verified', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'verified/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT fencepost.issued('etcd') AS issued, NULL::bigint AS max_jump) AS c
@@ -77,13 +77,13 @@ SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" 
 
 -- claim of a absent row: 200
 --   $1 = 'verified'
-SELECT fencepost.floor_of($1)
+SELECT fencepost.gateway_floor_of($1)
 
 -- claim of a absent row: 200
 --   $1 = 'verified/7'
 --   $2 = 117
 --   $3 = 'strict'
-SELECT fencepost.raise_mark($1, $2, $3, true)
+SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
 -- POST one, stale: 409
 -- POST many, present and stale: 409
@@ -101,7 +101,7 @@ SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalo
 -- claim of a absent row: 200
 -- claim of a absent row, stale: 409
 --   $1 = ['1']
-SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.mark_without_row('verified', n.resource) AS without_row, c.issued, c.max_jump
+SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer)) AS live, fencepost.gateway_mark_without_row('verified', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   CROSS JOIN LATERAL (SELECT 'verified/' || fencepost.enc((CAST(x.k0 AS integer))::text COLLATE pg_catalog."C") AS resource) AS n
   CROSS JOIN (SELECT fencepost.issued('etcd') AS issued, NULL::bigint AS max_jump) AS c
@@ -112,9 +112,9 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."ver
 --   $2 = 112
 --   $3 = 0
 UPDATE "public"."verified" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $3::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200
 -- claim of a row, stale: 409
@@ -123,9 +123,9 @@ UPDATE "public"."verified" AS r
 --   $1 = '1'
 --   $2 = 116
 UPDATE "public"."verified" AS r
-  SET "last_fence_token" = $2::bigint
+  SET "last_fence_token" = -$2::bigint
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH, minimal: 204
 --   $1 = '1'
@@ -133,7 +133,7 @@ UPDATE "public"."verified" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."verified" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -144,10 +144,10 @@ UPDATE "public"."verified" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."verified" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id" AS "id") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200
 -- PATCH with its key: 200
@@ -158,20 +158,20 @@ UPDATE "public"."verified" AS r
 --   $3 = '{"status": "x"}'
 --   $4 = 0
 UPDATE "public"."verified" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."verified" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
-  RETURNING $4::int AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '1'
 --   $2 = 114
 --   $3 = '{"id": " 1", "status": "x"}'
 UPDATE "public"."verified" AS r
-  SET "status" = b."status", "last_fence_token" = $2::bigint
+  SET "status" = b."status", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text)
   WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND r."last_fence_token" < $2::bigint
-  RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, '' AS resource
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."status") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400
 -- POST many of nothing: 400
@@ -184,9 +184,9 @@ WITH
     SELECT -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('verified'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -203,9 +203,9 @@ WITH
     SELECT "id", "status", -$1::bigint
     FROM b
     ORDER BY b."id"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS a
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('verified'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
@@ -220,8 +220,8 @@ WITH
     SELECT "status", -$1::bigint
     FROM b
     ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource)
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'verified/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."status" AS c1)
   SELECT *
-  FROM i
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."status") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "status") AS r OFFSET 0) AS p) AS s) AS a
   UNION ALL SELECT 0, fencepost.suppressed('verified'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)

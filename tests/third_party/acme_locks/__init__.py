@@ -95,7 +95,7 @@ class AcmeSource:
         return await self._ask(lambda file: bool(file.execute("SELECT last >= ? FROM tokens", (number,)).fetchone()[0]))
 
     async def advice(self) -> list[str]:
-        return ["acme:// locks in one file: whoever deletes it starts the tokens anew"]
+        return ["acme:// locks in one file: when it is deleted the tokens start anew"]
 
     async def _ask(self, question: Callable[[sqlite3.Connection], T]) -> T:
         """Ask in a thread, whole: a caller that is cancelled meanwhile leaves a hold that expires."""

@@ -2,7 +2,16 @@
 
 from typing import Final
 
-from fencepost.client import ApiError, BadRequest, Forbidden, LeaseLost, LockHeld, NotFound, WrongTokenSource
+from fencepost.client import (
+    ApiError,
+    BadRequest,
+    Forbidden,
+    LeaseLost,
+    LockHeld,
+    NotFound,
+    Unauthenticated,
+    WrongTokenSource,
+)
 
 REFUSED: Final = 2  # click's, for bad usage; also what the gateway finds wrong with the request
 UNREACHABLE: Final = 69  # EX_UNAVAILABLE
@@ -25,7 +34,7 @@ def of_error(error: ApiError, *, held: int = HELD, lost: int = LOST) -> int:
             return held
         case LeaseLost():
             return lost
-        case BadRequest() | Forbidden() | NotFound() | WrongTokenSource():
+        case BadRequest() | Unauthenticated() | Forbidden() | NotFound() | WrongTokenSource():
             return REFUSED
         case _:
             return UNREACHABLE

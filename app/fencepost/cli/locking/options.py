@@ -5,6 +5,7 @@ from typing import Final, TypeVar
 
 import click
 
+from fencepost.cli.api_token import api_token_option
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.run import margin_for
 
@@ -29,6 +30,7 @@ _WAITING: Final = (
     click.option(
         "--url", envvar="FENCEPOST_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The gateway."
     ),
+    api_token_option,
     click.option(
         "--ttl",
         type=click.FloatRange(min=LEAST_TTL),
@@ -45,7 +47,22 @@ _WAITING: Final = (
     ),
     click.option("-n", "--no-wait", is_flag=True, help="Do not wait: the same as --wait 0."),
 )
+lost_exit_code_option: Final = click.option(
+    "--lost-exit-code",
+    type=click.IntRange(0, 255),
+    default=exit_codes.LOST,
+    show_default=True,
+    metavar="N",
+    help="When the lock was lost.",
+)
+"""The option that `fencepost mint` has, too."""
 _ENDING: Final = (
+    click.option(
+        "--writes",
+        multiple=True,
+        metavar="RESOURCE",
+        help="What the tokens may be used for where the gateway seals them: TABLE/KEY, or TABLE/*. Repeatable.",
+    ),
     click.option("--source", metavar="NAME", help="The lock service to take it from.  [default: builtin]"),
     click.option("--owner", metavar="TEXT", help="The holder's name, as others see it.  [default: user@host:pid]"),
     click.option(
@@ -63,14 +80,7 @@ _ENDING: Final = (
         metavar="N",
         help="When another client holds the lock. With 0 no message is printed, either.",
     ),
-    click.option(
-        "--lost-exit-code",
-        type=click.IntRange(0, 255),
-        default=exit_codes.LOST,
-        show_default=True,
-        metavar="N",
-        help="When the lock was lost.",
-    ),
+    lost_exit_code_option,
     click.option("-v", "--verbose", is_flag=True, help="Show who holds the lock while we wait, and what we acquired."),
 )
 

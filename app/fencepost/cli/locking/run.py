@@ -17,11 +17,24 @@ from typing import Final
 
 import click
 
+from fencepost.cli.api_token import environment_for_command
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.child import Child
 from fencepost.cli.locking.relay import Relay
-from fencepost.client import ApiError, Client, Lease, LeaseLost, Lock, LockHeld, Retry, SystemClock, Term
-from fencepost.client.trust import Timings
+from fencepost.client import (
+    ApiError,
+    Client,
+    FenceToken,
+    Lease,
+    LeaseLost,
+    Lock,
+    LockHeld,
+    Retry,
+    SystemClock,
+    Term,
+    Token,
+)
+from fencepost.client.leases.trust import Timings
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
 _SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
@@ -35,6 +48,7 @@ _PATIENT: Final = Retry(attempts=1_000_000_000)
 class Job:
     """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
 
+    token: what the client takes; token_file: its file, if --api-token-file names one.
     election: what to be elected for, instead of `names`. again: campaign anew when leadership was lost.
     """
 
@@ -50,8 +64,11 @@ class Job:
     held_code: int
     lost_code: int
     verbose: bool
+    token: Token | None = None
+    token_file: str | None = None
     election: str | None = None
     again: bool = False
+    writes: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -106,7 +123,7 @@ async def run_under_lock(job: Job) -> Outcome:
     with relay.handle_signals(), _client_log(job):
         try:
             if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
-                async with Client(job.url) as client:
+                async with Client(job.url, token=job.token) as client:
                     await client.leader(job.election, source=job.source)
             while (outcome := await _hold(job, relay)).lost and job.again and relay.command_ended():
                 job.print_line(f"campaigning again for {job.election}")
@@ -126,15 +143,15 @@ async def run_under_lock(job: Job) -> Outcome:
 async def _hold(job: Job, relay: Relay) -> Outcome:
     _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
-        client = Client(job.url, owner=job.owner, retry=_PATIENT if job.again else Retry())
+        client = Client(job.url, token=job.token, owner=job.owner, retry=_PATIENT if job.again else Retry())
         lock = _lock(client, job)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     async with client:
-        telling = asyncio.create_task(_show_holder(client, job))
+        showing = asyncio.create_task(_show_holder(client, job))
         try:
             async with lock as lease:
-                telling.cancel()
+                showing.cancel()
                 return await _run(job, lease, relay)
         except LeaseLost as lost:  # before the command was started
             if not job.again:
@@ -142,15 +159,24 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
             job.print_line(_describe_error(lost, job))
             return Outcome(job.lost_code, lost=True)
         finally:
-            telling.cancel()
+            showing.cancel()
 
 
 def _lock(client: Client, job: Job) -> Lock:
     margin = margin_for(job.ttl, job.grace)
     if job.election is not None:
-        return client.elect(job.election, ttl=job.ttl, wait=job.wait, margin=margin, source=job.source)
+        return client.elect(
+            job.election, ttl=job.ttl, wait=job.wait, margin=margin, source=job.source, writes=job.writes
+        )
     return client.lock(
-        job.names, ttl=job.ttl, wait=job.wait, claim=job.claims, tokens=1, margin=margin, source=job.source
+        job.names,
+        ttl=job.ttl,
+        wait=job.wait,
+        claim=job.claims,
+        tokens=1,
+        margin=margin,
+        source=job.source,
+        writes=job.writes,
     )
 
 
@@ -199,10 +225,15 @@ async def _wait_for_end_or_loss(child: Child, lease: Lease) -> None:
         lost.cancel()
 
 
-def _environment(job: Job, lease: Lease, token: int) -> dict[str, str]:
+def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
     term = {"FENCEPOST_ELECTION": lease.election, "FENCEPOST_TERM": str(lease.term)} if isinstance(lease, Term) else {}
+    sealed = {} if token.sealed is None else {"FENCE_SEALED_TOKEN": token.sealed}
+    # Another lock's, if this command runs under `fencepost lock` itself.
+    ours = environment_for_command(job.token_file)
+    inherited = {name: value for name, value in ours.items() if name != "FENCE_SEALED_TOKEN"}
     return {
-        **os.environ,
+        **inherited,
+        **sealed,
         "FENCE_TOKEN": str(token),
         "FENCE_LOCK": job.names[0],
         "FENCEPOST_URL": job.url,
@@ -233,7 +264,7 @@ def _describe_error(error: ApiError, job: Job) -> str:
         case LockHeld():
             return f"{error.lock or job.shown} is free, and others wait for it"
         case LeaseLost(superseded_by=by) if by is not None and by.holder and by.holder not in str(error):
-            return f"{error}; now {by.holder} has it, with token {by.token}"
+            return f"{error}; now {by.holder} has it, since {_time(by.granted_at)}"
         case LeaseLost():
             return str(error)
         case _ if exit_codes.of_error(error) == exit_codes.UNREACHABLE:

@@ -21,6 +21,7 @@ was replaced fills up first.
 """
 
 import errno
+import functools
 import logging
 import selectors
 import socket
@@ -70,12 +71,15 @@ class WorkerChannel:
 
 
 class Dispatcher(threading.Thread):
-    """The thread that accepts. `listener` is its own from `start` on."""
+    """The thread that accepts. The listeners are its own from `start` on. A worker distinguishes their connections by
+    the port of its own end.
+    """
 
-    def __init__(self, listener: socket.socket, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *listeners: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="dispatcher", daemon=True)
-        listener.setblocking(False)
-        self._listener = listener
+        for listener in listeners:
+            listener.setblocking(False)
+        self._listeners = listeners
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -119,7 +123,8 @@ class Dispatcher(threading.Thread):
                 if isinstance(key.fileobj, socket.socket):
                     key.fileobj.close()
             self._selector.close()
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
             self._waker.close()
             if self._in_hand is not None:
                 self._in_hand.close()
@@ -160,17 +165,18 @@ class Dispatcher(threading.Thread):
             self._workers.remove(worker)
 
     def _listen_if(self, wanted: bool) -> None:
-        if wanted and not self._accepting:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        elif self._accepting and not wanted:
-            self._selector.unregister(self._listener)
+        for listener in self._listeners:
+            if wanted and not self._accepting:
+                self._selector.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
+            elif self._accepting and not wanted:
+                self._selector.unregister(listener)
         self._accepting = wanted
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accept what is there, as long as a worker can take it."""
         while self._next() is not None:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:

@@ -11,7 +11,8 @@ sends nothing more. So from the moment that the server drains:
 
 What remains is a request that is on its way when its idle connection is closed: the client sees the connection end
 without an answer, and the request was not looked at. No server can close an idle connection without that. The
-keep-alive timeout closes connections in the same way.
+keep-alive timeout closes connections in the same way. A connection that is still in the kernel's queue, because the
+process has not come to accept it, ends with the listening socket.
 """
 
 import asyncio

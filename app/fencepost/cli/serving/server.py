@@ -5,19 +5,25 @@ return normally, so that the caller can stop PostgreSQL afterwards.
 """
 
 import contextlib
+import logging
 import math
 import os
+import resource
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import uvicorn
 from uvicorn.supervisors.multiprocess import SIGNALS
 
-from fencepost.cli.serving.draining import DrainingProtocol
+from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.cli.serving.supervisor import DATABASE_LOST, Supervisor
 from fencepost.settings import Settings
+
+_OTHER_FILES: Final = 256
+"""Open files beside connections: those of the admin port, sources, queues, logs, the event loop's own."""
 
 
 class ServerFailedError(Exception):
@@ -26,48 +32,69 @@ class ServerFailedError(Exception):
 
 def run_gateway(
     settings: Settings,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     on_ready: Callable[[], None],
     database_runs: Callable[[], bool],
 ) -> None:
-    """Serve on `listener` until asked to stop.
+    """Serve on the listeners until asked to stop: the main one, and that of the admin port.
 
     `on_ready` is called once requests are answered. Raises ServerFailedError when a process cannot
     start, or `database_runs` turns false. The processes read their settings from FENCEPOST_* variables, which
     the caller has set.
     """
-    config = uvicorn.Config(
+    _allow_open_files(settings)
+    config = _config(settings)
+    if settings.workers == 1:
+        server = _Server(config, on_ready=on_ready, database_runs=database_runs)
+        try:
+            server.run(list(listeners))
+        except SystemExit as ended:  # uvicorn exits when the lifespan failed, after logging why
+            raise ServerFailedError("the gateway did not start") from ended
+        failure = server.failure
+    else:
+        with _metrics_directory(), _signals_restored():
+            supervisor = Supervisor(config, listeners, on_ready=on_ready, database_runs=database_runs)
+            supervisor.run()
+        failure = supervisor.failure
+    if failure is not None:
+        raise ServerFailedError(failure)
+
+
+def _allow_open_files(settings: Settings) -> None:
+    """Let this process, and those that it begins, have as many open files as there may be connections. A limit that
+    an operator has set (the hard one) stays, and is named.
+    """
+    wanted = settings.max_connections + _OTHER_FILES + sum(settings.pool_sizes)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logging.getLogger("fencepost").warning(
+            "%d connections need up to %d open files, and %d are allowed (ulimit -Hn): lower --max-connections",
+            *(settings.max_connections, wanted, hard),
+        )
+
+
+def _config(settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         "fencepost.cli.serving.worker:create_app",
         factory=True,
         loop="uvloop",
-        http=DrainingProtocol,
+        http=GuardedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        # The client's address is not used, and looking for a proxy's header costs 2 of a bare answer's 32 µs.
+        # A client's address is that of its connection: a header may say anything.
         proxy_headers=False,
         workers=settings.workers,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
         # Importing the application counts: a worker that still does so must not be taken for hung.
         timeout_worker_healthcheck=60,
     )
-    if settings.workers == 1:
-        server = _Server(config, on_ready=on_ready, database_runs=database_runs)
-        try:
-            server.run([listener])
-        except SystemExit as ended:  # uvicorn exits when the lifespan failed, after logging why
-            raise ServerFailedError("the gateway did not start") from ended
-        failure = server.failure
-    else:
-        with _metrics_directory(), _signals_restored():
-            supervisor = Supervisor(config, listener, on_ready=on_ready, database_runs=database_runs)
-            supervisor.run()
-        failure = supervisor.failure
-    if failure is not None:
-        raise ServerFailedError(failure)
 
 
 class _Server(uvicorn.Server):

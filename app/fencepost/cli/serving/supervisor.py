@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -42,13 +42,13 @@ class Supervisor(Multiprocess):
     def __init__(
         self,
         config: uvicorn.Config,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         *,
         on_ready: Callable[[], None],
         database_runs: Callable[[], bool],
     ) -> None:
         super().__init__(config, [])
-        self._dispatcher = Dispatcher(listener)
+        self._dispatcher = Dispatcher(*listeners)
         self._on_ready = on_ready
         self._database_runs = database_runs
         self._announced = False

@@ -11,13 +11,13 @@ from contextlib import suppress
 import uvicorn
 
 from fencepost.cli.serving.dispatch import REPORT
-from fencepost.cli.serving.draining import DrainingProtocol
+from fencepost.cli.serving.guarded import GuardedProtocol
 
 _AT_ONCE = 16
 """Connections taken before the event loop goes on with requests, and after which the parent gets a report at once."""
 
 
-class HandedProtocol(DrainingProtocol):
+class HandedProtocol(GuardedProtocol):
     """The protocol of a connection that was handed over, which reports the end of its connection."""
 
     def __init__(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:

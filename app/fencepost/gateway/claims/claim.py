@@ -10,25 +10,23 @@ that no older holder can change any more. A key without a row is claimed too: no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
+from fencepost.fencing.seal import Presented
 from fencepost.fencing.verdict import MissingRow, refusal
-from fencepost.gateway.claims.resources import claimable, require_storable
+from fencepost.gateway.claims.resources import claimable, refuse_scope, require_storable
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.preconditions import require_once, require_protected, require_token
-from fencepost.gateway.writes.evidence import row_evidence
-from fencepost.gateway.writes.idempotency import IdempotentRequest
+from fencepost.gateway.preconditions import not_with_queue, require_once, require_protected, require_token, target_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest, own_key
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
-from fencepost.gateway.writes.operation import Evidence, Operation, perform
-from fencepost.gateway.writes.plans import target_of
-from fencepost.gateway.writes.rounds import Answer, decide_alone
+from fencepost.gateway.writes.operation import Evidence, Operation, perform, row_evidence
+from fencepost.gateway.writes.rounds import Answer, decide_alone, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.gateway.writes.verbs import Rows
-from fencepost.gateway.writes.verdicts import problem_of_verdict
 from fencepost.storage.batches.batch_queue import AGAIN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements import keyed
@@ -44,37 +42,59 @@ class Claim:
     """POST /v1/claims."""
 
     resource: Resource
-    token: Token | None
+    token: Presented | None
     once: IdempotentRequest | None = None
 
 
 async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
     """Decide a claim."""
+    if request.once is not None:
+        request = replace(request, once=own_key(request.once, gateway.caller, found))
     table, key = require_protected(found), request.resource.key
     if isinstance(table, Problem):
         return table
-    scope = claimable(table, request.resource)
+    scope = claimable(table, request.resource) if table.fence.queue is None else not_with_queue(table.fence, "a claim")
     if isinstance(scope, Problem):
         return scope
     if (keyless := require_once(table.fence, request.once)) is not None:
         return keyless
-    token = require_token(table, request.token)
-    if isinstance(token, Problem):
-        return token
+    checked = require_token(table, request.token, gateway.seals)
+    if isinstance(checked, Problem):
+        return checked
+    token, binding = checked
     if scope is None:
-        return await perform(gateway, ClaimOfRow(table=table, row=RowWrite(key, token), once=request.once))
+        claim = ClaimOfRow(
+            table=table,
+            row=RowWrite(key, token),
+            once=request.once,
+            binding=binding,
+            most_bytes=gateway.max_answer_bytes,
+        )
+        return await perform(gateway, claim)
     sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
     row = RowWrite((), token)
-    return await perform(gateway, ClaimOfScope(table=table, row=row, once=request.once, values=key, sharing=sharing))
+    claim_of_scope = ClaimOfScope(
+        table=table,
+        row=row,
+        once=request.once,
+        binding=binding,
+        values=key,
+        sharing=sharing,
+        caller=gateway.caller,
+    )
+    return await perform(gateway, claim_of_scope)
 
 
 @dataclass(slots=True, kw_only=True)
 class ClaimOfRow(Operation):
     """The claim of a row, or of a key without one."""
 
+    most_bytes: int
+    """How many bytes the row may have, which is the answer."""
+
     async def attempt(self, connection: Connection) -> Outcome:
         """Raise the mark."""
-        return await claim_row(connection, self.table, self.row)
+        return await claim_row(connection, self.table, self.row, self.most_bytes)
 
     async def evidence(self, connection: Connection) -> Evidence:
         """Ask for the mark."""
@@ -87,6 +107,7 @@ class ClaimOfScope(InScopes):
 
     values: Key
     sharing: Sequence[Table]
+    caller: Caller
 
     async def find(self, connection: Connection) -> list[str]:
         """Name the scope."""
@@ -94,19 +115,20 @@ class ClaimOfScope(InScopes):
         await require_storable(connection, self.sharing, self.values)
         return names
 
-    async def write(self, _connection: Connection, scopes: list[str]) -> Outcome:
+    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
         """Nothing is written: no older holder can write to the rows of the scope from now on."""
-        return Done([], self.row.token, resource=scopes[0], scope=scopes[0])
+        refused = await refuse_scope(connection, self.caller, self.scope, self.sharing, scopes[0], writing=True)
+        return refused or Done([], self.row.token, resource=scopes[0], scope=scopes[0])
 
 
-async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
+async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    return await decide_alone(connection, _steps(table), row)
+    return await decide_alone(connection, _steps(table, most_bytes), row)
 
 
-def _steps(table: ProtectedTable) -> "Claiming":
+def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
     def steps() -> Claiming:
-        change = Change((), target_of(table, None, shown=True), named=True)
+        change = Change((), target_of(table, None, most_bytes, shown=True), named=True)
         first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
         return Claiming(table, "block", first, careful)
 

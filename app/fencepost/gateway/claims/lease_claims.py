@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import (
     SPENT_TOKEN,
     STALE_TOKEN,
@@ -13,14 +14,16 @@ from fencepost.fencing.problem_types import (
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import BUILTIN, EXTERNAL, Token
+from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, shown_mark
 from fencepost.gateway.claims.claim import claim_row
-from fencepost.gateway.claims.resources import claimable, require_storable
+from fencepost.gateway.claims.resources import claimable, refuse_scope, require_storable
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.roles import as_caller
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.asking import in_key_order, read_resource
@@ -68,7 +71,9 @@ def resolve(
             return Problem(
                 WRONG_TOKEN_SOURCE,
                 f"claim: {text}: {table.name} takes tokens of {fence.source}, and this lease is one of {source}.",
-                hint=f'Acquire with "source": "{fence.source}".',
+                hint=f'Acquire with "source": "{fence.source}".'
+                if fence.queue is None
+                else "The order of its writes is that of the queue: they need no lease.",
                 resource=text,
             )
         try:
@@ -84,13 +89,33 @@ def resolve(
 
 
 async def claim_all(
-    connection: Connection, claimed: Sequence[ClaimTarget], token: Token, *, repeated: bool, source: str = BUILTIN
+    connection: Connection,
+    gateway: Gateway,
+    claimed: Sequence[ClaimTarget],
+    token: Token,
+    *,
+    repeated: bool,
+    source: str = BUILTIN,
 ) -> list[Done]:
     """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for.
-    The token is one of `source`.
+    The token is one of `source`. What is read and raised on users' tables, is as the caller, in the grant's
+    transaction, whose other statements are the gateway's.
     """
-    one = _reread if repeated else _claim
-    done = await _claim_scopes(connection, claimed, token, source, repeated=repeated)
+    async with as_caller(connection, gateway.caller):
+        return await _claim_all(connection, gateway, claimed, token, source, repeated=repeated)
+
+
+async def _claim_all(
+    connection: Connection,
+    gateway: Gateway,
+    claimed: Sequence[ClaimTarget],
+    token: Token,
+    source: str,
+    *,
+    repeated: bool,
+) -> list[Done]:
+    one, left = (_reread if repeated else _claim), gateway.max_answer_bytes
+    done = await _claim_scopes(connection, gateway.caller, claimed, token, source, repeated=repeated)
     by_table: dict[str, list[int]] = {}
     for number, each in enumerate(claimed):
         if number in done:
@@ -107,13 +132,23 @@ async def claim_all(
         known_as: dict[str, Done] = {}
         for position, resource in order:
             if resource not in known_as:
-                known_as[resource] = await one(connection, table, claimed[numbers[position]].key, token, source)
+                key = claimed[numbers[position]].key
+                known_as[resource] = await one(connection, table, key, token, source, gateway.max_answer_bytes)
             done[numbers[position]] = known_as[resource]
+            left -= sum(len(row.encode()) for row in known_as[resource].rows)
+            if left < 0:
+                raise RefusedClaim(_too_large(gateway.max_answer_bytes))
     return [done[number] for number in range(len(claimed))]
 
 
 async def _claim_scopes(
-    connection: Connection, claimed: Sequence[ClaimTarget], token: Token, source: str, *, repeated: bool
+    connection: Connection,
+    caller: Caller,
+    claimed: Sequence[ClaimTarget],
+    token: Token,
+    source: str,
+    *,
+    repeated: bool,
 ) -> dict[int, Done]:
     """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
     done: dict[int, Done] = {}
@@ -130,25 +165,32 @@ async def _claim_scopes(
         if repeated:
             with map_errors(writing=False):
                 found = await scope_marks(connection, scope, [name])
-            done[number] = Done([], max(found[0].mark, token), resource=name, scope=name)
+            known = max(found[0].mark, token)
+            mark = known if shown_mark(claimed[number].table.fence.rule, known) is not None else token
+            done[number] = Done([], mark, resource=name, scope=name)
         elif refused := await enter(connection, table, scope, [name], token):
             problem = refused_scope(table, refused[0], token)
-            await _roll_back(connection, problem, table.fence.name, token, source)
+            await _roll_back(connection, problem, table, token, source)
         else:
             done[number] = Done([], token, resource=name, scope=name)
+        sharing = claimed[number].sharing
+        if hidden := await refuse_scope(connection, caller, scope, sharing, name, writing=True):
+            raise RefusedClaim(hidden)
     return done
 
 
 async def _claim(
-    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str, most_bytes: int
 ) -> Done:
-    outcome = await claim_row(connection, table, RowWrite(key, token))
+    outcome = await claim_row(connection, table, RowWrite(key, token), most_bytes)
     if isinstance(outcome, Done):
         return outcome
-    return await _roll_back(connection, outcome, table.name, token, source)
+    return await _roll_back(connection, outcome, table, token, source)
 
 
-async def _roll_back(connection: Connection, outcome: Problem, name: str, token: Token, source: str) -> NoReturn:
+async def _roll_back(
+    connection: Connection, outcome: Problem, table: ProtectedTable, token: Token, source: str
+) -> NoReturn:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise RefusedClaim(outcome)
@@ -156,25 +198,39 @@ async def _roll_back(connection: Connection, outcome: Problem, name: str, token:
         issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
     if outcome.current_token is not None and outcome.current_token <= issued:
         raise Overtaken
+    name = table.fence.name
+    has = f"the mark {outcome.current_token}" if outcome.shows_mark else "a mark"
     raise RefusedClaim(
         Problem(
             WRONG_TOKEN_SOURCE,
-            f"{outcome.resource} has the mark {outcome.current_token}, and token {token} was only drawn this moment: "
+            f"{outcome.resource} has {has}, and token {token} was only drawn this moment: "
             f"another source hands out tokens for {name}.",
             hint=f"`fencepost protect {name} --source {source}` pins the table to these leases.",
             resource=outcome.resource,
             presented_token=token,
             current_token=outcome.current_token,
+            shows_mark=outcome.shows_mark,
         )
     )
 
 
 async def _reread(
-    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str
+    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str, most_bytes: int
 ) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
     with map_errors(writing=False):
         found = await read_resource(connection, table, key)
-        row = await reading.row(connection, table, key, None)
-    mark = max(found.live or 0, found.recorded or 0, token)
+        try:
+            row = await reading.row(connection, table, key, None, most_bytes)
+        except reading.TooManyBytesError as error:
+            raise RefusedClaim(_too_large(most_bytes)) from error
+    known = max(found.live or 0, found.recorded or 0, token)
+    mark = known if shown_mark(table.fence.rule, known) is not None else token
     return Done([row.json] if row else [], mark, resource=found.resource)
+
+
+def _too_large(most_bytes: int) -> Problem:
+    return bad_request(
+        f"claim: The rows have more than {most_bytes} bytes.",
+        "Claim fewer rows with a lease; FENCEPOST_MAX_ANSWER_BYTES.",
+    )

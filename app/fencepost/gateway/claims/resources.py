@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
+from fencepost.fencing.caller import Caller
+from fencepost.fencing.database_problem_types import PERMISSION_DENIED
+from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
 from fencepost.gateway.preconditions import require_key
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
-from fencepost.storage.statements import scope_names
+from fencepost.storage.statements import scope_access, scope_names
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.tables.catalog import ProtectedTable, Table
@@ -56,3 +59,26 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
         named = f"{sharing[0][1].prefix}/{','.join(values)}"
         where = ", ".join(table.name for table, _ in sharing)
         raise QueryError(f"resource: the scope {named} would be changed, or refused, when stored in {where}")
+
+
+async def refuse_scope(
+    connection: Connection, caller: Caller, scope: Scope, tables: Sequence[Table], name: str, *, writing: bool
+) -> Problem | None:
+    """Refuse a caller whose role may not see the scope of this name, or (writing) claim it: no row stands for it, which
+    PostgreSQL would judge. It needs the privilege for one of the scope's tables; where row security rules them, also
+    one row of the scope that the policies let it see, or change. `connection` acts as the caller.
+    """
+    if caller.role is None:
+        return None
+    with map_errors(writing=False):
+        open_tables = await scope_access.tables_open(connection, scope, writing=writing)
+        if not open_tables:
+            verb = "claim" if writing else "see"
+            detail = f"permission denied for scope {scope.prefix}: {caller.role} may {verb} none of its tables"
+            return Problem(PERMISSION_DENIED, detail, code="42501", status=403)
+        if not all(open_tables.values()):
+            return None
+        for table in tables:
+            if open_tables.get(table.oid) and await scope_access.has_row(connection, table, name, writing=writing):
+                return None
+    return Problem(ROW_NOT_FOUND, f"There is no row of the scope {name}.")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fencepost.fencing.access_problem_types import LOCK_FORBIDDEN
+from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
@@ -13,17 +15,20 @@ from fencepost.fencing.problem_types import (
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
 )
-from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.problems import Problem, bad_request, out_of_scope
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.leases.sealing import binding_of, names_of_writes
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
-from fencepost.locks.leases import AcquireResult, Overtaken
+from fencepost.gateway.roles import acting
+from fencepost.locks.leases import AcquireResult, Leases, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
+from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest
@@ -50,6 +55,9 @@ class Acquire:
     keep_place: bool
     owner_given: bool = True
     source: str = BUILTIN
+    writes: tuple[str, ...] = ()
+    """What the tokens may be used for, beside what locks and claims name, where they are sealed."""
+    caller: str = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,8 @@ class Granted:
     locks: tuple[str, ...]
     claims: Sequence[Done]
     waited_ms: int
+    sealed: Sequence[str] = ()
+    """The lease's tokens with their seals; none where the gateway has no keys."""
 
     @property
     def lease_id(self) -> LeaseId:
@@ -70,15 +80,49 @@ class Granted:
         return LeaseId(self.source, self.lease.lease_id)
 
 
-def hash_secret(secret: str) -> bytes:
-    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching."""
-    return hashlib.sha256(secret.encode()).digest()
+def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
+    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching.
+
+    The caller's name is a part of it: for another caller the same secret is another one, which no lease has. Neither
+    text has a NUL byte.
+    """
+    text = f"{caller.name}\0{secret}" if caller.name else secret
+    return hashlib.sha256(text.encode()).digest()
+
+
+def forbidden_lock(caller: Caller, names: Sequence[str]) -> Problem | None:
+    """Refuse locks that are not for this caller."""
+    name = next((name for name in names if not caller.may_lock(name)), None)
+    if name is None:
+        return None
+    return Problem(
+        LOCK_FORBIDDEN,
+        f"The lock {name!r:.120} is not for {caller.name}.",
+        hint=f"The caller's token or key has these patterns: {', '.join(caller.locks or ()) or 'none'}.",
+        extra={"lock": name},
+    )
 
 
 async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
     """Acquire all locks and claim all claims, or nothing. `gone`: the client has hung up, and waits no longer."""
+    if request.claims and "write" not in gateway.caller.access:
+        return out_of_scope(gateway.caller, "write")
+    if not request.wait_ms:
+        return await _acquire(gateway, request, gone)
+    with gateway.waiters.place(request.caller) as full:
+        if full is None:
+            return await _acquire(gateway, request, gone)
+    refused = unavailable(UnavailableError(f"no more requests may wait for locks at this gateway: there are {full}"))
+    gateway.emit(LeaseAsked("acquire", refused.name, request.locks, None, request.owner))
+    return refused
+
+
+async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
     arrived = asyncio.get_running_loop().time()
-    outcome, doubtful = await _attempt(gateway, request, gone)
+    if gateway.caller.ends is not None:
+        request = replace(request, wait_ms=int(gateway.caller.within(request.wait_ms / 1000, arrived) * 1000))
+    forbidden = forbidden_lock(gateway.caller, request.locks)
+    outcome, doubtful = await _attempt(gateway, request, gone) if forbidden is None else (forbidden, False)
     if doubtful:
         try:
             await gateway.catalog.loaded_after(arrived)
@@ -91,6 +135,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
     if isinstance(outcome, Problem):
         outcome = await with_blocker(gateway.database, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
+        gateway.report_if_forbidden(outcome)
         return outcome
     lease = outcome.lease
     tokens = len(lease.tokens) + bool(request.claims) if lease.verdict == "granted" else 0
@@ -110,41 +155,18 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
         locks = gateway.locks_of(request.source)
         try:
             if locks is not None:
-                await locks.release(lease.lease_id, hash_secret(request.secret))
+                await locks.release(lease.lease_id, hash_secret(request.secret, gateway.caller))
         except (StorageError, SourceError) as error:
             return _problem_of(error, request)  # which no client reads; the lease's time will run out
     return outcome
 
 
-async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in the way
-    gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]"
-) -> tuple[Granted | Problem, bool]:
-    """Try once; the bool says that an outdated catalog may be why it failed."""
-    locks = gateway.locks_of(request.source)
-    if locks is None:
-        return no_such_source(gateway, request.source, "body"), False
-    if request.source != BUILTIN and len(request.locks) > 1:
-        return bad_request(f"body: locks: {request.source} locks one name at a time; builtin takes several"), False
-    claimed = resolve(gateway.catalog.current, request.claims, request.source)
-    if isinstance(claimed, Problem):
-        return claimed, claimed.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
-    wanted = LockRequest(
-        request.locks,
-        hash_secret(request.secret),
-        request.owner,
-        request.ttl_ms,
-        request.tokens,
-        tuple(text for text, _ in request.claims),
-        request.wait_ms,
-        request.keep_place,
-        request.chosen,
-    )
-
-    async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
-        return await claim_all(connection, claimed, token, repeated=repeated, source=request.source)
-
+async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> tuple[Granted | Problem, bool]:
+    """Try once; True: an outdated catalog may be why it failed."""
+    on_tables = bool(request.claims or request.writes)
+    trying = _try(gateway, request, gone)
     try:
-        attempted = await locks.acquire(wanted, claim if claimed else None, gone)
+        outcome = await (acting(gateway, trying) if on_tables else trying)
     except RefusedClaim as refused:
         return refused.problem, False
     except QueryError as error:
@@ -154,8 +176,56 @@ async def _attempt(  # noqa: PLR0911 - one way out for each thing that may be in
     except SourceError as error:
         return _problem_of(error, request), False
     except StorageError as error:
-        return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and bool(claimed)
-    return _grant_or_problem(attempted, request), False
+        return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and on_tables
+    return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
+
+
+async def _try(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Read what the tokens are for, acquire, and seal them. Nothing is read after the grant: it could fail then."""
+    locks = _locks_for(gateway, request)
+    if isinstance(locks, Problem):
+        return locks
+    writes = await names_of_writes(gateway, request.writes)
+    if isinstance(writes, Problem):
+        return writes
+    claimed = resolve(gateway.catalog.current, request.claims, request.source)
+    if isinstance(claimed, Problem):
+        return claimed
+    texts = tuple(text for text, _ in request.claims)
+    binding = None
+    if gateway.seals.keys is not None:
+        binding = await binding_of(gateway, request.source, request.locks, texts, writes)
+    wanted = LockRequest(
+        request.locks,
+        hash_secret(request.secret, gateway.caller),
+        request.owner,
+        request.ttl_ms,
+        request.tokens,
+        texts,
+        request.wait_ms,
+        request.keep_place,
+        request.chosen,
+        writes,
+    )
+
+    async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
+        return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=request.source)
+
+    attempted = await locks.acquire(wanted, claim if claimed else None, gone)
+    granted = _grant_or_problem(attempted, request)
+    if isinstance(granted, Problem) or binding is None:
+        return granted
+    sealed = gateway.seals.seal(granted.lease.tokens, replace(binding, lease=str(granted.lease_id)))
+    return replace(granted, sealed=sealed)
+
+
+def _locks_for(gateway: Gateway, request: Acquire) -> Leases | Problem:
+    locks = gateway.locks_of(request.source)
+    if locks is None:
+        return no_such_source(gateway, request.source, "body")
+    if request.source != BUILTIN and len(request.locks) > 1:
+        return bad_request(f"body: locks: {request.source} locks one name at a time; builtin takes several")
+    return locks
 
 
 def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | Problem:
@@ -175,16 +245,16 @@ def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | P
 
 def _mismatch() -> Problem:
     return bad_request(
-        "X-Lease-Secret: this secret is that of a live lease of other locks or claims, or of another owner",
+        "X-Lease-Secret: this secret is that of a live lease of other locks, claims or writes, or of another owner",
         "Choose a new secret for every lease; repeat one only to repeat the same request.",
     )
 
 
 def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
-    """Say who is in the way."""
+    """Return who is in the way."""
     if source != BUILTIN:
         by = "another client" if acquired.owner is None else acquired.owner
-        detail = f"{acquired.lock} is held by {by}, as {source} says."
+        detail = f"{acquired.lock} is held by {by}, according to {source}."
     elif acquired.lease_id is None and not acquired.waiting:
         detail = f"{acquired.lock} is being granted to another client at this moment."
     elif acquired.lease_id is None:

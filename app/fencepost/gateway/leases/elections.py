@@ -1,23 +1,37 @@
 """Observing elections: who leads now, and every change of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fencepost.election.state import PREFIX, Election, election_of, lock_of
-from fencepost.election.watching import Subscription
+from fencepost.election.watching import Key, Subscription
+from fencepost.fencing.caller import EVERYBODY
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.verbs import locks
+from fencepost.gateway.leases.acquire import forbidden_lock
+from fencepost.gateway.leases.held import locks
 
 PAGE = 1000
 
 
 async def observe(gateway: Gateway, source: str, name: str) -> Election | Problem:
     """Show how an election stands."""
-    found = await locks(gateway, source, lock_of(name), None, 1)
-    if isinstance(found, Problem):
-        return found
-    return (found and election_of(source, found[0])) or Election(name, source)
+    return (await _look(gateway, [(source, name)]))[source, name]
+
+
+async def _look(gateway: Gateway, asked: Sequence[Key]) -> Mapping[Key, Election | Problem]:
+    """Look how elections stand: one question for all of a source."""
+    found: dict[Key, Election | Problem] = {}
+    for source in {source for source, _ in asked}:
+        names = [name for of, name in asked if of == source]
+        states = await locks(gateway, source, [lock_of(name) for name in names], None, len(names))
+        if isinstance(states, Problem):
+            found |= dict.fromkeys([(source, name) for name in names], states)
+            continue
+        found |= {(source, name): Election(name, source) for name in names}
+        elections_found = (election_of(source, state) for state in states)
+        found |= {(source, each.name): each for each in elections_found if each is not None}
+    return found
 
 
 async def elections(gateway: Gateway, source: str, after: str, limit: int) -> list[Election] | Problem:
@@ -42,7 +56,18 @@ async def elections(gateway: Gateway, source: str, after: str, limit: int) -> li
 
 
 @asynccontextmanager
-async def watch_election(gateway: Gateway, source: str, name: str) -> AsyncIterator[Subscription]:
-    """Watch an election until the block ends."""
-    async with gateway.watches.subscribe((source, name), lambda: observe(gateway, source, name)) as subscription:
+async def watch_election(
+    gateway: Gateway, source: str, name: str, caller: str
+) -> AsyncIterator[Subscription | Problem]:
+    """Watch an election until the block ends. A Problem: the caller may not see it."""
+    if (forbidden := forbidden_lock(gateway.caller, [lock_of(name)])) is not None:
+        gateway.report_if_forbidden(forbidden)
+        yield forbidden
+        return
+    everybody = gateway.of(EVERYBODY)  # one question is asked for all who watch, whatever each of them may see
+
+    async def look(asked: Sequence[Key]) -> Mapping[Key, Election | Problem]:
+        return await _look(everybody, asked)
+
+    async with gateway.watches.subscribe((source, name), look, caller) as subscription:
         yield subscription

@@ -4,11 +4,18 @@ from collections.abc import Sequence
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, NOT_ACCEPTABLE, SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import Token, shown_mark
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.storage.statements.many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import Table
+
+
+def names_of(done: Done) -> Sequence[str]:
+    """Name all that was written, where a seal has to be compared with it."""
+    if done.resources is None or len(done.resources) != len(done.rows):
+        raise RuntimeError("the names of what was written were not asked for")
+    return done.resources
 
 
 def answer_of_many(
@@ -20,8 +27,8 @@ def answer_of_many(
             return not_one(0)
         case TooManyRows() if exactly_one:
             return not_one(None)
-        case ManyWritten(rows):
-            return Done(rows)
+        case ManyWritten(rows, names):
+            return Done(rows, resources=names)
         case TooManyRows(limit) if limit == most:
             return more_than_wanted(most, "the filter matches more")
         case TooManyRows(limit):
@@ -49,6 +56,9 @@ def refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem
     stale = [p for p in refusals if p.type is STALE_TOKEN]
     kind = STALE_TOKEN if stale else SPENT_TOKEN
     first = (stale or refusals)[0]
+    shows = (
+        all(shown_mark(table.fence.rule, p.current_token or 0) is not None for p in refusals) if table.fence else True
+    )
     of = "scopes" if table.fence is not None and table.fence.scope is not None else "rows"
     return Problem(
         kind,
@@ -60,7 +70,12 @@ def refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem
         resource=first.resource,
         presented_token=token,
         current_token=first.current_token,
-        extra={"rows": [{"resource": p.resource, "current_token": str(p.current_token)} for p in refusals]},
+        shows_mark=shows,
+        extra={
+            "rows": [
+                {"resource": p.resource, "current_token": str(p.current_token) if shows else None} for p in refusals
+            ]
+        },
     )
 
 

@@ -1,38 +1,40 @@
 """Single-row writes as batches decide them (storage/batches/group_commit.py): one transaction for many requests.
 
 A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
-in the next one (R5). With them, and for PUT, it is a transaction, in the order that everybody keeps (R6):
-Idempotency-Keys, scopes, rows, records. Whatever a batch cannot say for certain, it leaves to `perform`, which decides
-a write alone.
+in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R6):
+Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recorded like keys, and not looked up before
+(idempotency.py). What a batch cannot decide for certain, it leaves to `perform`, which decides a write alone.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.turns import busy
-from fencepost.gateway.writes.idempotency import IdempotentRequest, answer_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Keeping, answer_of
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.gateway.writes.scoped import refused_scope
 from fencepost.gateway.writes.verbs import Verb, steps_of
-from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
+from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import OutcomeUnknownError, UncommittedError, map_errors
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UncommittedError, map_errors
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.batch_prelude import Opened, Prelude, ScopeOf, prelude
+from fencepost.storage.statements.idempotency import CALLER, Record
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 MOST: Final = 256
-MOST_KEYED: Final = 64
-"""Each Idempotency-Key of a batch is a lock, and PostgreSQL has room for some 64 per connection."""
+MOST_IDEMPOTENT: Final = 64
+"""Each Idempotency-Key that is looked up is a lock, and PostgreSQL has room for some 64 per connection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,8 +55,21 @@ class Batched:
 WriteQueue = BatchQueue[Batched, Outcome]
 
 
-def write_queue(table: ProtectedTable, verb: Verb, change: Change, *, keyed: bool) -> WriteQueue | None:
-    """Make the queue of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The queues of such writes."""
+
+    queues: RoleQueues[Batched, Outcome]
+    shows_caller: bool
+    """Whether the table runs something that can see who calls: a default that reads the claims, for example."""
+
+    def of(self, caller: Caller) -> WriteQueue | None:
+        """Find the queue of a caller's writes; None: they go alone."""
+        return None if caller.role is not None and self.shows_caller else self.queues.of(caller)
+
+
+def lanes_of(table: ProtectedTable, verb: Verb, change: Change, keeping: Keeping) -> Lanes | None:
+    """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
     scope = table.fence.scope
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
@@ -62,10 +77,20 @@ def write_queue(table: ProtectedTable, verb: Verb, change: Change, *, keyed: boo
         return None
     steps = steps_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
-    batches = _Batches(table, steps, prelude(table, scope, scope_of, keyed=keyed))
-    if verb != "put" and not keyed and scope is None:
-        return BatchQueue(batches.run, _order, _size)
-    return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, MOST_KEYED if keyed else MOST)
+    caller, looked_up = keeping if keeping is not None else (CALLER, False)
+    first = prelude(table, scope, scope_of, caller if looked_up else None)
+    simple = verb != "put" and keeping is None and scope is None
+
+    def make(lane: Caller) -> WriteQueue:
+        # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.
+        lenient = lane.role is not None and verb in ("put", "delete")
+        batches = _Batches(table, steps, first, lenient)
+        if simple:
+            return BatchQueue(batches.run, _order, _size, caller=lane)
+        most = MOST_IDEMPOTENT if looked_up else MOST
+        return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
+
+    return Lanes(RoleQueues(make), table.shows_caller)
 
 
 def _names_its_scope(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
@@ -99,21 +124,21 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
         yield ("scope", write.row.scope)
 
 
-async def in_a_batch(gateway: Gateway, queue: WriteQueue | None, write: Batched) -> Answer | Broken:
+async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
-    if queue is None:
+    if lanes is None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
     answer: Answer | Broken = await gateway.group.write(queue, write)
     return answer
 
 
 async def alone(gateway: Gateway, operation: Operation, write: Batched, why: Alone | Broken) -> Outcome:
-    """Decide by itself what no batch has decided, and say whether that means to take turns."""
+    """Decide by itself what no batch has decided, and return whether that means to take turns."""
     if isinstance(why, Broken):
         return await perform(gateway, operation, after=why)
     if why is not HELD:
         return await perform(gateway, operation)
-    # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL says so.
+    # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL makes them.
     row = write.row.scope or ((operation.table.oid, write.row.key) if write.row.key else write)
     async with gateway.turns.of(row) as mine:
         return await perform(gateway, operation) if mine else busy(operation.table, write.row.key)
@@ -126,13 +151,29 @@ class _Batches:
     table: ProtectedTable
     steps: Steps
     prelude: Prelude | None
+    lenient: bool
+    """Whether a write alone may need fewer privileges than the batch."""
 
     async def run(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write, and ask: statements that each commit by themselves."""
-        return await round_of(connection, self.steps, [write.row for write in batch], committed=True)
+        try:
+            return await round_of(connection, self.steps, [write.row for write in batch], committed=True)
+        except RefusedError as error:
+            return self._left_alone(batch, error)
 
-    async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+    async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Look the keys up, enter the scopes, write, record."""
+        try:
+            return await self._transaction(connection, batch)
+        except RefusedError as error:
+            return self._left_alone(batch, error)
+
+    def _left_alone(self, batch: Sequence[Batched], error: RefusedError) -> Sequence[Answer]:
+        if self.lenient and error.lacks_privilege:
+            return [ALONE] * len(batch)
+        raise error
+
+    async def _transaction(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
         committing = False
         try:
             with map_errors(writing=True):
@@ -192,10 +233,10 @@ async def _record(
     connection: Connection, batch: Sequence[Batched], left: Sequence[int], answers: Sequence[Answer]
 ) -> None:
     """Record what is answered under the keys of those that were accepted, last."""
-    records = []
+    records: list[Record] = []
     for number in left:
         once, answer = batch[number].once, answers[number]
         if once is not None and isinstance(answer, Done):
-            records.append((once.key, once.payload_hash, once.render(answer)))
+            records += once.records(answer)
     if records:
         await idempotency.record_many(connection, records)

@@ -1,12 +1,12 @@
-"""Names the column whose value PostgreSQL could not take: it says the value and the type, and not where.
+"""Names the column whose value PostgreSQL could not take: its message has the value and the type, not the column.
 
 Asked only after a refusal: each value is converted alone, and the one that fails is it.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
+from fencepost.gateway.writes.requests import Body
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements.checks import converts_key, converts_value
@@ -14,22 +14,8 @@ from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Table
 
 
-class HasColumns(Protocol):
-    """A body, as far as this module needs it."""
-
-    @property
-    def text(self) -> str:
-        """The JSON."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The keys that it sets."""
-
-
 @asynccontextmanager
-async def with_column(
-    connection: Connection, table: Table, body: HasColumns | None, key: Key = ()
-) -> AsyncIterator[None]:
+async def with_column(connection: Connection, table: Table, body: Body | None, key: Key = ()) -> AsyncIterator[None]:
     """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
     try:
         yield
@@ -41,14 +27,14 @@ async def with_column(
 
 
 def _lacks_column(error: RefusedError) -> bool:
-    # A domain's refusal is a constraint violation without a table; a table's own says where. 22P05 is a NUL in the
-    # body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
+    # A domain's refusal is a constraint violation without a table; a table's own names its column. 22P05 is a NUL in
+    # the body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
     of_a_domain = error.sqlstate in ("23514", "23502") and error.table is None
     of_a_value = error.sqlstate.startswith("22") and error.sqlstate != "22P05"
     return error.column is None and (of_a_value or of_a_domain)
 
 
-async def _culprit(connection: Connection, table: Table, body: HasColumns | None, key: Key) -> str | None:
+async def _culprit(connection: Connection, table: Table, body: Body | None, key: Key) -> str | None:
     for position, name in enumerate(table.key if key else ()):
         if not await converts_key(connection, table, position, key[position]):
             return name

@@ -1,33 +1,32 @@
 """POST: one row or many under one token, all or none (R10)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN, WRONG_TOKEN_SOURCE
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.batched import Batched, WriteQueue, alone, in_a_batch, write_queue
-from fencepost.gateway.writes.evidence import rows_evidence
-from fencepost.gateway.writes.idempotency import IdempotentRequest
+from fencepost.gateway.preconditions import ready_to_write, target_of
+from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
+from fencepost.gateway.writes.batched import Batched, Lanes, alone, in_a_batch, lanes_of
+from fencepost.gateway.writes.idempotency import keeping, own_key
 from fencepost.gateway.writes.keys import may_need_fitting
-from fencepost.gateway.writes.operation import Evidence, Operation
-from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
+from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
+from fencepost.gateway.writes.requests import ArrayWrite
+from fencepost.gateway.writes.rounds import judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
-from fencepost.gateway.writes.verdicts import judge, problem_of_verdict
 from fencepost.storage.batches.batch_queue import ALONE, Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed, scope_names
+from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.keyed import Change, FencedRow
 from fencepost.storage.statements.parameters import RowWrite
-from fencepost.storage.statements.query import Select
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -35,49 +34,47 @@ _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
-    """POST: `body.text` is a JSON array of `count` objects."""
-
-    table: str
-    token: Token | None
-    body: Body
-    count: int
-    select: Select = None
-    exactly_one: bool = False
-    """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
-    once: IdempotentRequest | None = None
-    most: int | None = None
-    """How many rows the request may write at most, as its caller wants it."""
-    shown: bool = True
-    """Whether the answer has the rows; else no column is read but key and mark."""
+class Insert(ArrayWrite):
+    """POST."""
 
 
 async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
     """Decide an insert: of one row in a batch, or alone."""
-    target = target_of(found, request.select, shown=request.shown)
+    if request.once is not None:
+        request = replace(request, once=own_key(request.once, gateway.caller, found))
+    target = target_of(found, request.select, gateway.max_answer_bytes, shown=request.shown)
     unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
     if unfit is not None:
         return unfit
-    ready = ready_to_write(found, request.token, request.body.columns, request.once)
+    ready = ready_to_write(found, request.token, request.body.columns, request.once, gateway.seals)
     if isinstance(ready, Problem):
         return ready
-    table, token = ready
+    table, (token, binding) = ready
     write = Batched.of((), token, request.body.text, request.once)
-    answer = await in_a_batch(gateway, _write_queue(table, request, target), write) if request.count == 1 else ALONE
+    # Under a seal it goes alone: which row it makes is known only when it is made.
+    shares = request.count == 1 and binding is None
+    answer = await in_a_batch(gateway, _lanes(table, request, target), write) if shares else ALONE
     if not isinstance(answer, Alone | Broken):
         return answer
     kind = NewRows if table.fence.scope is None else NewRowsInScopes
     rows = kind(
-        table=table, row=write.row, body=request.body, once=request.once, columns=request.body.columns, target=target
+        table=table,
+        row=write.row,
+        body=request.body,
+        once=request.once,
+        binding=binding,
+        columns=request.body.columns,
+        target=target,
     )
     return await alone(gateway, rows, write, answer)
 
 
-def _write_queue(table: ProtectedTable, request: Insert, target: str) -> WriteQueue | None:
-    """Find the queue of such single rows."""
-    name = ("post", request.body.columns, request.select, request.shown, request.once is not None)
+def _lanes(table: ProtectedTable, request: Insert, target: Shown) -> Lanes | None:
+    """Find the queues of such single rows."""
+    kept = keeping(request.once)
+    name = ("post", request.body.columns, request.select, request.shown, kept)
     change = Change(request.body.columns, target)
-    return table.kept(name, lambda: write_queue(table, "post", change, keyed=request.once is not None))
+    return table.kept(name, lambda: lanes_of(table, "post", change, kept))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +82,7 @@ class NewRows(Operation):
     """Rows that have marks of their own: triggers judge those of keys without a row (R6)."""
 
     columns: tuple[str, ...]
-    target: str
+    target: Shown
 
     async def attempt(self, connection: Connection) -> Outcome:
         """Insert all of them, or none."""
@@ -108,6 +105,10 @@ class NewRows(Operation):
             return next((p for p in problems if p.type in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE)), None)
         return refusals[0] if len(standings) == 1 else refused_rows(table, self.row.token, refusals)
 
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the rows as they were stored: a trigger may have given one another key."""
+        return names_of(done)
+
     async def evidence(self, connection: Connection) -> Evidence:
         """Ask for the marks of all keys, unless the database makes or changes the keys, or a policy hides rows."""
         known = self._names_keys() and not may_need_fitting(self.table)
@@ -128,7 +129,7 @@ class NewRowsInScopes(InScopes):
     """Rows of one or several scopes."""
 
     columns: tuple[str, ...]
-    target: str
+    target: Shown
 
     async def find(self, connection: Connection) -> list[str]:
         """Render the scopes that the body names."""
@@ -147,7 +148,7 @@ class NewRowsInScopes(InScopes):
 
 
 async def _insert(
-    connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: str
+    connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: Shown
 ) -> list[FencedRow]:
     with map_errors(writing=True):
         statement = table.kept(("insert", columns, target), lambda: keyed.insert(table, columns, target, "block"))
@@ -156,5 +157,6 @@ async def _insert(
 
 def _inserted(rows: list[FencedRow], mark: int, scope: str = "") -> Done:
     if len(rows) != 1:
-        return Done([row.json for row in rows], created=True)
-    return Done([rows[0].json], mark, created=True, resource=rows[0].resource, scope=scope)
+        return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
+    name = rows[0].resource
+    return Done([rows[0].json], mark, created=True, resource=name, scope=scope, resources=(name,))

@@ -3,44 +3,165 @@
 A PUT is an UPDATE (columns that the body leaves out get their defaults) and, where there is no row, an INSERT. Each is
 a fenced operation of its own, so whatever happens in between is judged: an INSERT that meets a row after all goes back
 to the UPDATE.
+
+What can be known before PostgreSQL is asked is a Plan: it is checked, and its statements are written, once per table,
+verb, columns and select, and kept with the table's picture.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.seal import Binding, Presented, SealedToken
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.writes.batched import Batched, alone, in_a_batch
-from fencepost.gateway.writes.evidence import row_evidence
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import (
+    Authority,
+    require_columns,
+    require_key,
+    require_once,
+    require_protected,
+    require_reach,
+    require_token,
+    target_of,
+)
+from fencepost.gateway.seals import elsewhere
+from fencepost.gateway.writes.batched import Batched, Lanes, alone, in_a_batch, lanes_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest, keeping, own_key
 from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
-from fencepost.gateway.writes.operation import Evidence, Operation
-from fencepost.gateway.writes.plans import NO_BODY, Body, KeyedVerb, KeyedWrite, Plan, ready_for
-from fencepost.gateway.writes.rounds import decide_alone
+from fencepost.gateway.writes.naming import name_of_key
+from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
+from fencepost.gateway.writes.requests import NO_BODY, Body
+from fencepost.gateway.writes.rounds import Steps, decide_alone
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
-from fencepost.gateway.writes.verbs import no_row
+from fencepost.gateway.writes.verbs import no_row, steps_of
 from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.parameters import Key
+from fencepost.storage.statements.query import Select
 from fencepost.storage.statements.scope_names import scope_named, scope_of_row
-from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+KeyedVerb = Literal["patch", "put", "delete"]
+
+
+@dataclass(slots=True)
+class KeyedWrite:
+    """A write to the row that the path names. `token` None is what R13 refuses."""
+
+    table: str
+    key: Key
+    token: Presented | None
+    select: Select = None
+    body: Body | None = None
+    once: IdempotentRequest | None = None
+    shown: bool = True
+    """Whether the answer has the row; else no column is read but key and mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is the same for all writes of one verb that name the same columns: checked and written once."""
+
+    table: ProtectedTable
+    change: Change
+    alone: Steps
+    """Its statements for a write that is decided alone."""
+    lanes: Lanes | None
+    """Its batches; None: it is never in one."""
+    names_key: bool
+    """Whether the body gives key columns, too."""
 
 
 async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: Table) -> Outcome:
     """Decide a write: in a batch, or alone."""
-    ready = ready_for(found, request, verb)
+    if request.once is not None:
+        request.once = own_key(request.once, gateway.caller, found)
+    ready = _ready_for(gateway, found, request, verb)
     if isinstance(ready, Problem):
         return ready
-    plan, token = ready
+    plan, (token, binding) = ready
+    name = ""
+    if binding is not None and plan.table.fence.scope is None:
+        name = await name_of_key(gateway, plan.table, request.key)
+        if (refused := elsewhere(binding, token, (name,))) is not None:
+            return refused
+        if verb == "delete" and (refused := require_reach(plan.table, (token, binding))) is not None:
+            return refused
     body = request.body or NO_BODY
     doubtful = _doubtful(found, request, body) if plan.names_key else ()
     to_fit = plan.alone.creates and needs_fitting(found, request.key)
     write = Batched.of(request.key, token, body.text, request.once)
-    answer = await in_a_batch(gateway, None if doubtful or to_fit else plan.queue, write)
+    # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
+    goes_alone = doubtful or to_fit or (binding is not None and plan.table.fence.scope is not None)
+    answer = await in_a_batch(gateway, None if goes_alone else plan.lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
-    kind = OfRow if plan.table.fence.scope is None else OfRowInScope
     check = KeyCheck(plan.table, write.row, doubtful, to_fit)
-    operation = kind(table=plan.table, row=write.row, body=request.body, once=request.once, plan=plan, check=check)
+    operation = _operation(plan, request, write, check, binding, name)
     return await alone(gateway, operation, write, answer)
+
+
+def _operation(
+    plan: Plan, request: KeyedWrite, write: Batched, check: KeyCheck, binding: Binding | None, name: str
+) -> Operation:
+    """Make what is decided alone."""
+    table, row, body, once = plan.table, write.row, request.body, request.once
+    if table.fence.scope is not None:
+        return OfRowInScope(table=table, row=row, body=body, once=once, binding=binding, plan=plan, check=check)
+    return OfRow(table=table, row=row, body=body, once=once, binding=binding, plan=plan, check=check, name=name)
+
+
+def _ready_for(
+    gateway: Gateway, table: Table, request: KeyedWrite, verb: KeyedVerb
+) -> tuple[Plan, Authority] | Problem:
+    """Check all that needs no database."""
+    columns = request.body.columns if request.body is not None else ()
+    # Under a seal a PUT answers which row it has made: a trigger may have given it another key.
+    named = verb == "put" and isinstance(request.token, SealedToken)
+    kept = keeping(request.once) if table.shares_transactions else None  # it differs in batches only
+    name = (verb, columns, request.select, request.shown, kept, named)
+    plan: Plan | None = table.plans.get(name)
+    if plan is None:
+        made = _plan(table, request, verb, columns, gateway.max_answer_bytes, named=named)
+        if isinstance(made, Problem):
+            return made
+        plan = table.kept(name, lambda: made)
+    require_key(table, request.key)
+    if (keyless := require_once(plan.table.fence, request.once)) is not None:
+        return keyless
+    checked = require_token(plan.table, request.token, gateway.seals)
+    return checked if isinstance(checked, Problem) else (plan, checked)
+
+
+def _plan(
+    table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str, ...], most_bytes: int, *, named: bool
+) -> Plan | Problem:
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
+    require_key(table, request.key)
+    require_columns(table, columns)
+    # An unknown column is 400, and that comes before 428.
+    target = target_of(table, request.select, most_bytes, shown=request.shown)
+    given = tuple(c for c in columns if c not in table.key)
+    change = Change(given, target, _replaceable(table, given) if verb == "put" else (), named=named)
+    batches = lanes_of(protected, verb, change, keeping(request.once))
+    return Plan(protected, change, steps_of(protected, verb, change, "block"), batches, len(given) < len(columns))
+
+
+def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns that PUT sets to their defaults."""
+    return tuple(
+        name
+        for name in table.visible
+        if name not in given
+        and name not in table.key
+        and not table.columns[name].generated
+        and table.columns[name].identity != "always"
+    )
 
 
 def _doubtful(table: Table, request: KeyedWrite, body: Body) -> tuple[str, ...]:
@@ -48,7 +169,7 @@ def _doubtful(table: Table, request: KeyedWrite, body: Body) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in zip(table.key, request.key, strict=True)
-        if name in body.columns and not body.says(name, value)
+        if name in body.columns and not body.gives(name, value)
     )
 
 
@@ -58,11 +179,17 @@ class OfRow(Operation):
 
     plan: Plan
     check: KeyCheck
+    name: str
+    """The name of its resource, where its token is sealed."""
 
     async def attempt(self, connection: Connection) -> Outcome:
         """Write, ask, create, until it is decided."""
         await self.check.run(connection)
         return await decide_alone(connection, self.plan.alone, self.row)
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the row: that of a PUT as it was stored."""
+        return (done.resource or self.name,)
 
     async def evidence(self, connection: Connection) -> Evidence:
         """Ask for the row's mark."""

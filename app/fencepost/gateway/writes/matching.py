@@ -1,27 +1,29 @@
 """PATCH and DELETE of the rows that match a filter: of all of them, or of none (R10)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
+from fencepost.fencing.seal import Presented
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.preconditions import require_protected
-from fencepost.gateway.writes.all_or_nothing import answer_of_many, refused_by_scopes
-from fencepost.gateway.writes.idempotency import IdempotentRequest
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, require_reach, target_of
+from fencepost.gateway.writes.all_or_nothing import answer_of_many, names_of, refused_by_scopes
+from fencepost.gateway.writes.idempotency import IdempotentRequest, own_key
 from fencepost.gateway.writes.operation import Operation, perform
-from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
+from fencepost.gateway.writes.requests import Body
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
+from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
 from fencepost.storage.statements.parameters import Bound, RowWrite
 from fencepost.storage.statements.query import Filter, QueryError, Select
 from fencepost.storage.statements.query_sql import render_filters
+from fencepost.storage.statements.reading import check_filters
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -32,7 +34,7 @@ class FilteredWrite:
 
     table: str
     filters: tuple[Filter, ...]
-    token: Token | None
+    token: Presented | None
     body: Body | None = None
     select: Select = None
     exactly_one: bool = False
@@ -49,28 +51,36 @@ class FilteredWrite:
 
 async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch", "delete"], found: Table) -> Outcome:
     """Decide the write of all rows that match."""
+    if request.once is not None:
+        request = replace(request, once=own_key(request.once, gateway.caller, found))
     columns = request.body.columns if request.body is not None else ()
-    ready = _ready(found, request, columns)
+    ready = _ready(gateway, found, request, columns)
     if isinstance(ready, Problem):
         return ready
-    table, token = ready
-    target = target_of(table, request.select, shown=request.shown)
+    table, (token, binding) = ready
+    if verb == "delete" and (refused := require_reach(table, (token, binding))) is not None:
+        return refused
+    target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     text = request.body.text if request.body is not None else "{}"
     change = Change(columns, target) if verb == "patch" else None
     limit = request.limit(gateway.max_rows)
     kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
-    row, matching = RowWrite((), token, text), Matching(request, change, target, limit)
-    operation = kind(table=table, row=row, body=request.body, once=request.once, matching=matching)
+    named = binding is not None and table.fence.scope is None
+    row, matching = RowWrite((), token, text), Matching(request, change, target, limit, named)
+    operation = kind(table=table, row=row, body=request.body, once=request.once, binding=binding, matching=matching)
     return await perform(gateway, operation)
 
 
-def _ready(table: Table, request: FilteredWrite, columns: tuple[str, ...]) -> tuple[ProtectedTable, Token] | Problem:
+def _ready(
+    gateway: Gateway, table: Table, request: FilteredWrite, columns: tuple[str, ...]
+) -> tuple[ProtectedTable, Authority] | Problem:
     if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
         render_filters(table, request.filters, Bound())
-        target_of(table, request.select, shown=request.shown)
+        check_filters(table, request.filters)
+        target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
-    return ready_to_write(table, request.token, columns, request.once)
+    return ready_to_write(table, request.token, columns, request.once, gateway.seals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +89,18 @@ class Matching:
 
     request: FilteredWrite
     change: Change | None
-    target: str
+    target: Shown
     limit: int
+    named: bool = False
+    """Whether the names of the rows are wanted, too."""
 
     async def write(self, connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
         """Lock, judge and write them in one statement."""
         filters = self.request.filters
         with map_errors(writing=True):
-            outcome = await write_matching(connection, table, filters, row, self.change, self.target, self.limit)
+            outcome = await write_matching(
+                connection, table, filters, row, self.change, self.target, self.limit, named=self.named
+            )
         return self.answer(table, row, outcome)
 
     def answer(self, table: Table, row: RowWrite, outcome: ManyOutcome) -> Outcome:
@@ -104,6 +118,10 @@ class RowsMatching(Operation):
     async def attempt(self, connection: Connection) -> Outcome:
         """Write all of them, or none."""
         return await self.matching.write(connection, self.table, self.row)
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the rows that matched."""
+        return names_of(done)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,47 +4,57 @@ Every write of every verb that is decided alone comes through `perform`. `Operat
 connection; it may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py). A refusal rolls
-  that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent has none
-  either;
+- inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py), or a sealed token.
+  A refusal rolls that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent
+  has none either. With a seal, the resources that were written are compared with what it is bound to, last: only then
+  is known which they are, of a filter, of an array, of a row to which a trigger gave its key;
 - when the connection broke before the answer, and so the outcome is unknown (R15). Then, on another connection to the
   same system and timeline (another one may lack what was committed here),
   1. the old backend is ended, and it is made sure that it is gone: until then it may still commit;
   2. with a key, the attempt is run again: its look-up finds the record if the write landed;
-     without one, it is run again only if the marks say that it cannot have landed: a mark never falls, and the write
+     without one, it is run again only if the marks show that it cannot have landed: a mark never falls, and the write
      would have raised it. Else the answer is outcome-unknown, with what is known: no 409 or 404 is given that might be
      the echo of the write itself.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.seal import Binding
+from fencepost.fencing.token import Token, shown_mark
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.refusals import RETRY_AFTER
-from fencepost.gateway.writes.culprit import HasColumns, with_column
-from fencepost.gateway.writes.idempotency import IdempotentRequest, attempt_keyed, landed_meanwhile
+from fencepost.gateway.seals import elsewhere
+from fencepost.gateway.writes.culprit import with_column
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, attempt_keyed, landed_meanwhile
+from fencepost.gateway.writes.requests import Body
 from fencepost.storage.batches.batch_queue import Broken
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
-from fencepost.storage.connections.engine import retry_conflicts
+from fencepost.storage.connections.roles import as_gateway
+from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, map_errors
-from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.statements.asking import KeyState, read_resource
+from fencepost.storage.statements.checks import keys_may_change
+from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.tables.catalog import ProtectedTable
 
 RESOLVED_WITHIN: Final = 10.0
 """Seconds that an unknown outcome is looked into before the answer is that it is unknown."""
 PAUSE: Final = 0.1
 """Seconds before the database is asked again when it could not be reached, or ended the connection again."""
+_NOT_ASKED: Final = "the outcome could not be asked for: {}"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the marks say of a write without a key whose outcome is unknown. `landed` None: they do not say."""
+    """What the marks show of a write without a key whose outcome is unknown. `landed` None: they do not show it."""
 
     landed: bool | None
     resource: str | None = None
@@ -58,14 +68,16 @@ class Operation(ABC):
     table: ProtectedTable
     row: RowWrite
     """Its values. The key is empty where it is none of a row of the table."""
-    body: HasColumns | None = None
+    body: Body | None = None
     once: IdempotentRequest | None = None
     """The request's Idempotency-Key."""
+    binding: Binding | None = None
+    """What the token's seal is bound to; None: it has none."""
 
     @property
     def in_transaction(self) -> bool:
         """Whether an attempt is several statements that must be one."""
-        return False
+        return self.binding is not None
 
     @abstractmethod
     async def attempt(self, connection: Connection) -> Outcome:
@@ -78,6 +90,37 @@ class Operation(ABC):
     async def evidence(self, _connection: Connection) -> Evidence:
         """Ask the marks whether an attempt can have landed, when its backend is gone."""
         return Evidence(None)
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the resources that were written, or claimed, by what an attempt came to."""
+        return (done.resource,)
+
+
+async def row_evidence(
+    connection: Connection, table: ProtectedTable, key: Key, token: Token, *, creates: bool = False
+) -> Evidence:
+    """Decide by a key's mark whether a write with this token can have landed: it would have raised the mark (R15).
+
+    `creates`: the write may have made a row, and then a trigger may have given it another key.
+    """
+    if table.row_security or (creates and await keys_may_change(connection, table)):
+        return Evidence(None)  # a policy may hide the row, and the row's mark with it
+    found = await read_resource(connection, table, key)
+    return _evidence(found.resource, max(found.live or 0, found.recorded or 0), token)
+
+
+def rows_evidence(standings: Sequence[KeyState], token: Token) -> Evidence:
+    """Decide the same for rows that were inserted together. `without_row` may be a floor: it shows no write."""
+    found = [(max(s.live or 0, s.without_row or 0), s) for s in standings]
+    if not found:
+        return Evidence(None)
+    mark, standing = min(found, key=lambda each: each[0])
+    evidence = _evidence(standing.resource, mark, token)
+    return Evidence(None) if evidence.landed and standing.live != token else evidence
+
+
+def _evidence(resource: str, mark: int, token: Token) -> Evidence:
+    return Evidence(landed=False if mark < token else (True if mark == token else None), resource=resource, mark=mark)
 
 
 class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
@@ -97,9 +140,11 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
     deadline = 0.0 if after is None else loop.time() + RESOLVED_WITHIN
     while True:
         try:
-            async with gateway.database.connection(writing=True) as connection:
+            async with gateway.connection(writing=True) as connection:
                 if unknown is not None and broken is not None:
-                    if (settled := await _settle(connection, operation, unknown, broken)) is not None:
+                    async with as_gateway(connection, gateway.caller):  # whose backend it was
+                        ended = await _end(connection, unknown, broken)
+                    if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
                         return settled
                     broken = None  # only now: whatever breaks before is asked again
                 mine = gateway_connection(connection)
@@ -123,21 +168,31 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
         await asyncio.sleep(pause)
 
 
-async def _settle(
-    connection: Connection, operation: Operation, unknown: OutcomeUnknownError, broken: GatewayConnection
-) -> Problem | None:
-    """End the backend of the broken connection, and find out what it did. None: it can be tried again."""
+async def _end(connection: Connection, unknown: OutcomeUnknownError, broken: GatewayConnection) -> bool:
+    """End the backend of the broken connection. False: it is one of another history, where nothing can be asked."""
     uncommitted = isinstance(unknown, UncommittedError)
     if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
-        return _unknown(unknown, Evidence(None), operation)
+        return False
     try:
         await backends.end(connection, broken.backend)
-        if uncommitted or operation.once is not None:
-            return None
+    except RefusedError as error:
+        raise UnavailableError(_NOT_ASKED.format(error)) from error
+    return True
+
+
+async def _settle(
+    connection: Connection, operation: Operation, unknown: OutcomeUnknownError, *, ended: bool
+) -> Problem | None:
+    """Find out what a backend did that was ended. None: it can be tried again."""
+    if not ended:
+        return _unknown(unknown, Evidence(None), operation)
+    if isinstance(unknown, UncommittedError) or operation.once is not None:
+        return None
+    try:
         with map_errors(writing=False):
             evidence = await operation.evidence(connection)
     except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
-        raise UnavailableError(f"the outcome could not be asked for: {error}") from error
+        raise UnavailableError(_NOT_ASKED.format(error)) from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
 
 
@@ -172,6 +227,13 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
                     outcome = await (
                         attempt_keyed(connection, once, operation.attempt) if once else operation.attempt(connection)
                     )
+                    if (
+                        operation.binding is not None
+                        and isinstance(outcome, Done)
+                        and not isinstance(outcome, Replayed)
+                    ):
+                        written = operation.written(outcome)
+                        outcome = elsewhere(operation.binding, operation.row.token, written) or outcome
                     if isinstance(outcome, Problem):
                         raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
                     committing = True
@@ -192,13 +254,20 @@ def _unknown(
     error: OutcomeUnknownError, evidence: Evidence, operation: Operation, *, may_still_land: bool = False
 ) -> Problem:
     known = None
+    # Its own token is the caller's; a newer one may be a living holder's.
+    mark = evidence.mark
+    shown = mark if evidence.landed or mark is None else shown_mark(operation.table.fence.rule, mark)
     if evidence.resource is not None and evidence.mark is not None:
         meaning = (
             "A write with this token was accepted. If it was used for this request only, the request landed."
             if evidence.landed
             else "A newer token has written since; whether this request landed before that is not known."
         )
-        known = {"resource": evidence.resource, "mark": str(evidence.mark), "meaning": meaning}
+        known = {
+            "resource": evidence.resource,
+            "mark": None if shown is None else str(shown),
+            "meaning": meaning,
+        }
     if operation.once is not None:
         hint = "Repeat the request with the same Idempotency-Key: it is done once."
     elif may_still_land:
@@ -210,7 +279,7 @@ def _unknown(
         f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",
         hint=hint,
         resource=evidence.resource,
-        current_token=evidence.mark,
+        current_token=shown,
         retry_after=RETRY_AFTER,
         extra={"known": known},
     )

@@ -13,26 +13,23 @@ their rows only (R8). Whatever was not met then starts over as well.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import asyncpg
 
 from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.preconditions import require_protected
-from fencepost.gateway.writes.all_or_nothing import refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.evidence import rows_evidence
-from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.operation import Evidence, Operation, perform
-from fencepost.gateway.writes.plans import Body, ready_to_write, target_of
-from fencepost.gateway.writes.rounds import Answer, Verdict, decide_alone
+from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, target_of
+from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
+from fencepost.gateway.writes.idempotency import own_key
+from fencepost.gateway.writes.operation import Evidence, Operation, perform, rows_evidence
+from fencepost.gateway.writes.requests import ArrayWrite
+from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, contended, decide_alone, judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes
-from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, problem_of_verdict
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
@@ -41,7 +38,7 @@ from fencepost.storage.statements.asking import ElementScope, ElementState, ask_
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import LISTED_REFUSALS, Unwritten, write_elements
 from fencepost.storage.statements.parameters import RowWrite
-from fencepost.storage.statements.query import QueryError, Select
+from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -50,41 +47,33 @@ _NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class RowsPatch:
-    """PATCH: `body.text` is a JSON array of `count` objects, each with its row's key."""
-
-    table: str
-    token: Token | None
-    body: Body
-    count: int
-    select: Select = None
-    exactly_one: bool = False
-    """PostgREST's single-object form: anything but one row is refused, and nothing is written."""
-    once: IdempotentRequest | None = None
-    most: int | None = None
-    """How many rows the request may write at most, as its caller wants it."""
-    shown: bool = True
-    """Whether the answer has the rows; else no column is read but key and mark."""
+class RowsPatch(ArrayWrite):
+    """PATCH: each object has its row's key."""
 
 
 async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
     """Decide the write of an array."""
+    if request.once is not None:
+        request = replace(request, once=own_key(request.once, gateway.caller, found))
     ready = _ready(gateway, found, request)
     if isinstance(ready, Problem):
         return ready
-    table, token = ready
+    table, (token, binding) = ready
     columns = tuple(c for c in request.body.columns if c not in table.key)
-    change = Change(columns, target_of(table, request.select, shown=request.shown))
+    named = binding is not None and table.fence.scope is None
+    target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
+    change = Change(columns, target, named=named)
     row, once = RowWrite((), token, request.body.text), request.once
     if not request.count:
-        return await perform(gateway, NoRows(table=table, row=row, once=once))
+        return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
     kind = NamedRows if table.fence.scope is None else NamedRowsInScopes
-    return await perform(gateway, kind(table=table, row=row, body=request.body, once=once, change=change))
+    operation = kind(table=table, row=row, body=request.body, once=once, binding=binding, change=change)
+    return await perform(gateway, operation)
 
 
-def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[ProtectedTable, Token] | Problem:
+def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[ProtectedTable, Authority] | Problem:
     if not isinstance(require_protected(table), Problem):  # 403 first; then what the body lacks, 400; then 428
-        target_of(table, request.select, shown=request.shown)
+        target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
         if request.count and (lacking := [c for c in table.key if c not in request.body.columns]):
             raise QueryError(
                 f"body: without {', '.join(lacking)}: every object names its row of {table.name} by the key,"
@@ -93,7 +82,7 @@ def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[Protecte
         unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
         if unfit is not None:
             return unfit
-    return ready_to_write(table, request.token, request.body.columns, request.once)
+    return ready_to_write(table, request.token, request.body.columns, request.once, gateway.seals)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +92,10 @@ class NoRows(Operation):
     async def attempt(self, _connection: Connection) -> Outcome:
         """Do nothing."""
         return Done([])
+
+    def written(self, _done: Done) -> Sequence[str]:
+        """Name nothing."""
+        return ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +118,7 @@ class NamedRows(Operation):
         """Write all rows, or none."""
         outcome = await write_elements(connection, self.table, self.row, self.change)
         if not isinstance(outcome, Unwritten):
-            return [Done(outcome)]
+            return [Done(outcome.rows, resources=outcome.names)]
         self.met = outcome.met
         return [ALONE]
 
@@ -154,6 +147,10 @@ class NamedRows(Operation):
             return problem_of_verdict(unissued, fence)
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the rows."""
+        return names_of(done)
 
     async def create(self, *_: object) -> Sequence[Answer]:
         """Never called: `creates` is false."""
@@ -201,7 +198,7 @@ class NamedRowsInScopes(InScopes):
         with map_errors(writing=True):
             outcome = await write_elements(connection, self.table, self.row, self.change)
             if not isinstance(outcome, Unwritten):
-                return Done(outcome)
+                return Done(outcome.rows)
             if self.table.row_security:  # we may see the rows, and a policy keeps us from writing them
                 return _no_rows([each.resource for each in self.places if each.element not in outcome.met])
             raise asyncpg.SerializationError(f"{self.table.name}: a row left its scope while its mark was waited for")

@@ -11,22 +11,28 @@
 
 `round_of` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write with
 another batch. A write that is decided alone is a batch of one whose statements may wait, round after round:
-`decide_alone`. What the statements are, and what is created, is the verb's (verbs.py).
+`decide_alone`. What the statements are, and what is created, is the verb's (verbs.py). `judge` reads the answer to
+step 2.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import Protocol
+from typing import Final, Protocol
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.verdict import MissingRow, Refusal
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
+from fencepost.fencing.problems import Problem, problem_of
+from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import MissingRow, Refusal, beyond, refusal, unissued
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.writes.verdicts import ROUNDS, problem_of_verdict
 from fencepost.storage.batches.batch_queue import ALONE, Alone
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError, map_errors
+from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.parameters import RowWrite
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.storage.tables.catalog import Fence, ProtectedTable
+
+ROUNDS: Final = 10
+"""How often a write that nothing refuses is tried before it is given up."""
 
 Answer = Outcome | Alone
 Verdict = Refusal | MissingRow | Problem | Alone
@@ -104,3 +110,35 @@ async def _ask_and_create(
             created = await steps.create(connection, [(writes[n], verdict) for n, verdict in missing], number)
         for (n, _), answer in zip(missing, created, strict=True):
             answers[n] = answer
+
+
+def judge(standing: KeyState, fence: Fence, token: Token) -> Refusal | MissingRow | None:
+    """Read the answer to R5's question; None: nothing refuses."""
+    mark = standing.live if standing.live is not None else standing.without_row
+    verdict: Refusal | None = None
+    if mark is not None:
+        verdict = refusal(fence.rule, standing.resource, mark, token)
+    if verdict is None and not fence.pinned:
+        floor = standing.without_row or 0  # beside a live row it is the table's floor
+        verdict = beyond(standing.resource, token, mark or 0, floor, standing.issued, standing.max_jump)
+    elif verdict is None and standing.issued is not None:
+        verdict = unissued(standing.resource, token, standing.issued, fence.source)
+    if verdict is None and standing.live is None:
+        return MissingRow(standing.resource)
+    return verdict
+
+
+def problem_of_verdict(verdict: Refusal | MissingRow | Problem, fence: Fence) -> Problem:
+    """Give a verdict as a problem."""
+    return verdict if isinstance(verdict, Problem) else problem_of(verdict, fence.rule)
+
+
+def contended(resource: str) -> Problem:
+    """Give up without a verdict: the row comes and goes faster than it can be met, or a trigger eats the writes."""
+    return Problem(
+        DATABASE_UNAVAILABLE,
+        f"{resource} would take the token, and yet {ROUNDS} tries in a row did not reach it: it is deleted and made"
+        " anew all the time, or something keeps it from being written.",
+        resource=resource,
+        retry_after=1,
+    )

@@ -19,7 +19,7 @@ from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import refusal
-from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.operation import Evidence, Operation
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
@@ -65,6 +65,10 @@ class InScopes(Operation):
             if refused_by := await enter(connection, self.table, self.scope, scopes, self.row.token):
                 return self.refused(refused_by)
         return await self.write(connection, scopes)
+
+    def written(self, _done: Done) -> Sequence[str]:
+        """Name the scopes: the write is bound to those that were entered."""
+        return self.entered
 
     @abstractmethod
     async def find(self, connection: Connection) -> list[str] | Outcome:

@@ -20,11 +20,10 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.writes.rounds import Answer, Steps, Verdict
-from fencepost.gateway.writes.verdicts import ROUNDS, contended, judge, problem_of_verdict
+from fencepost.gateway.writes.rounds import ROUNDS, Answer, Steps, Verdict, contended, judge, problem_of_verdict
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, Alone
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import savepoint
+from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed
 from fencepost.storage.statements.keyed import Change, FencedRow, Wait, WriteStatement
@@ -207,12 +206,15 @@ class ScopedRows(_Statements):
         return [_in_scope(write, row, created=True) for write, row in zip(writes, rows, strict=True) if row is not None]
 
     async def _settle_duplicate(self, connection: Connection, write: RowWrite, error: RefusedError) -> Problem:
-        """Start over if the row's own key is taken; else the duplicate is the request's."""
-        taken = await scope_of_row(connection, self.table, self.scope, write.key) is not None
+        """Start over if the row's own key is taken; else the duplicate is the request's. With row security, a row that
+        we do not see, or see in the scope that was entered, is one that a policy keeps us from writing: starting over
+        would end the same way.
+        """
+        taken = await scope_of_row(connection, self.table, self.scope, write.key)
         # A partition's key has a name that the catalog does not know.
-        if not taken and error.constraint != self.table.key_constraint:
+        if taken is None and error.constraint != self.table.key_constraint:
             raise error
-        if not taken and self.table.row_security:
+        if self.table.row_security and taken in (None, write.scope):
             return no_row(self.table, write.key)
         raise asyncpg.SerializationError(f"{write.scope}: the key was taken in another scope meanwhile") from error
 

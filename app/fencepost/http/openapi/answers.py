@@ -1,28 +1,37 @@
-"""The parts that every table's routes share: headers, and each error status with an example body."""
+"""The answers that every table's routes share: each error status with an example body."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from fencepost.fencing.access_problem_types import RATE_LIMITED
+from fencepost.fencing.database_problem_types import DATABASE_BUSY, DATABASE_REFUSED, INVALID_VALUE, PERMISSION_DENIED
+from fencepost.fencing.identity_problem_types import (
+    AUTHENTICATION_REQUIRED,
+    INSUFFICIENT_SCOPE,
+    INVALID_CREDENTIAL,
+    VERIFICATION_UNAVAILABLE,
+)
 from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     BODY_TOO_LARGE,
-    DATABASE_BUSY,
     DATABASE_UNAVAILABLE,
-    INVALID_VALUE,
     KEY_IN_FLIGHT,
     KEY_REUSED,
     MALFORMED_TOKEN,
     NOT_ACCEPTABLE,
     OUTCOME_UNKNOWN,
-    PERMISSION_DENIED,
     ROW_NOT_FOUND,
     SOURCE_QUARANTINED,
     TOKEN_REQUIRED,
+    UNISSUED_TOKEN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
 )
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
+from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
+from fencepost.fencing.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.http.problems.examples import CONSTRAINT, SPENT, STALE, example_problem
 
 Part = dict[str, Any]
@@ -96,19 +105,65 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
         400,
         _problem_answer(
             "The request, its token or a value cannot be taken. Nothing was changed.",
-            _examples(*map(example_problem, (BAD_REQUEST, MALFORMED_TOKEN, INVALID_VALUE))),
+            _examples(*map(example_problem, (BAD_REQUEST, MALFORMED_TOKEN, INVALID_VALUE, DATABASE_REFUSED))),
+        ),
+    ),
+    "Unauthenticated": (
+        401,
+        _problem_answer(
+            "The request does not say who sends it, or its JWT or API key is not accepted. Nothing was done.",
+            _examples(*map(example_problem, (AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL))),
+            {"WWW-Authenticate": {"description": "`Bearer`, with what is wrong (RFC 6750).", "schema": _TEXT}},
+        ),
+    ),
+    "OutOfScope": (
+        403,
+        _problem_answer(
+            "The JWT or API key is not for this kind of request.", _examples(example_problem(INSUFFICIENT_SCOPE))
+        ),
+    ),
+    "TooManyRequests": (
+        429,
+        _problem_answer(
+            "The caller has sent too many requests, or its address too many tokens or keys that are not accepted.",
+            _examples(example_problem(RATE_LIMITED)),
+            _RETRY_AFTER,
+        ),
+    ),
+    "Unverified": (
+        503,
+        _problem_answer(
+            "The JWT or API key cannot be checked for now.",
+            _examples(example_problem(VERIFICATION_UNAVAILABLE)),
+            _RETRY_AFTER,
         ),
     ),
     "Forbidden": (
         403,
         _problem_answer(
-            "The table is not protected, or the gateway's role may not do this.",
-            _examples(*map(example_problem, (UNPROTECTED_TABLE, PERMISSION_DENIED))),
+            "The table is not protected, or the role of the caller, or of the gateway, may not do this, or the JWT or"
+            " API key is not for this; or the token's seal is not for what would be written.",
+            _examples(
+                *map(
+                    example_problem,
+                    (
+                        UNPROTECTED_TABLE,
+                        PERMISSION_DENIED,
+                        INSUFFICIENT_SCOPE,
+                        SEAL_REFUSED,
+                        ROLE_NOT_ALLOWED,
+                        QUEUED_AS_ROLE,
+                    ),
+                )
+            ),
         ),
     ),
     "Denied": (
         403,
-        _problem_answer("The gateway's role may not do this.", _examples(example_problem(PERMISSION_DENIED))),
+        _problem_answer(
+            "The role of the caller, or of the gateway, may not do this, or the JWT or API key is not for this.",
+            _examples(*map(example_problem, (PERMISSION_DENIED, INSUFFICIENT_SCOPE, ROLE_NOT_ALLOWED))),
+        ),
     ),
     "NoRow": (
         404,
@@ -126,9 +181,9 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
         409,
         _problem_answer(
             "**The fence refused**: the token is stale (a newer one has written) or spent (it has written "
-            "this row before); do not retry it. Or a constraint refused the data. Nothing was changed. Or a request "
-            "with the same Idempotency-Key is being worked on: that one may be repeated.",
-            _examples(STALE, SPENT, CONSTRAINT, example_problem(KEY_IN_FLIGHT)),
+            "this row before), or was never issued; do not retry it. Or a constraint refused the data. Nothing was "
+            "changed. Or a request with the same Idempotency-Key is being worked on: that one may be repeated.",
+            _examples(STALE, SPENT, *map(example_problem, (UNISSUED_TOKEN, KEY_IN_FLIGHT)), CONSTRAINT),
         ),
     ),
     "RefusedRows": (
@@ -137,7 +192,7 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
             "**The fence refused**: one stale row refuses the whole request, and `rows` lists them. Or a "
             "constraint refused the data. Nothing was changed. Or a request with the same Idempotency-Key is being "
             "worked on: that one may be repeated.",
-            _examples(_MANY_STALE, CONSTRAINT, example_problem(KEY_IN_FLIGHT)),
+            _examples(_MANY_STALE, *map(example_problem, (UNISSUED_TOKEN, KEY_IN_FLIGHT)), CONSTRAINT),
         ),
     ),
     "TooLarge": (413, _problem_answer("Too many bytes or rows.", _examples(example_problem(BODY_TOO_LARGE)))),
@@ -154,118 +209,60 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
     ),
     "TokenRequired": (
         428,
-        _problem_answer("The write carries no token.", _examples(example_problem(TOKEN_REQUIRED))),
+        _problem_answer(
+            "The write carries no token, or one without the seal that the table wants.",
+            _examples(example_problem(TOKEN_REQUIRED)),
+        ),
+    ),
+    "QueueFailed": (
+        502,
+        _problem_answer("The queue would not take the write.", _examples(example_problem(QUEUE_FAILED))),
     ),
     "Unavailable": (
         503,
         _problem_answer(
             "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
             "outcome is unknown. Or no writes are allowed, because it was promoted and no operator has confirmed "
-            "it.",
+            "it. Or the table takes sealed tokens, and the gateway has no keys. Or the write was to be queued, and the "
+            "queue cannot be reached, or did not say whether it has it.",
             _examples(
-                *map(example_problem, (DATABASE_UNAVAILABLE, DATABASE_BUSY, OUTCOME_UNKNOWN, SOURCE_QUARANTINED))
+                *map(
+                    example_problem,
+                    (
+                        DATABASE_UNAVAILABLE,
+                        DATABASE_BUSY,
+                        OUTCOME_UNKNOWN,
+                        SOURCE_QUARANTINED,
+                        NO_SEAL_KEYS,
+                        QUEUE_UNAVAILABLE,
+                        SUBMISSION_UNKNOWN,
+                    ),
+                )
             ),
             _RETRY_AFTER,
         ),
     ),
 }
 
-HEADERS: Final[dict[str, Part]] = {
-    "Idempotent-Replayed": {
-        "description": "The request had been done before, under this Idempotency-Key; this is what was answered then.",
-        "schema": {"type": "string", "enum": ["true"]},
-    },
-    "Content-Range": {
-        "description": "Which rows these are, as PostgREST says it: `first-last/total`; the total is `*` unless it "
-        "was asked for.",
-        "schema": {"type": "string", "pattern": r"^(\*|\d+-\d+)/(\*|\d+)$"},
-        "example": "0-19/*",
-    },
-    "Location": {
-        "description": "Where the row is, when there is one and the request named its key.",
-        "schema": {"type": "string", "format": "uri-reference"},
-    },
-    "X-Fence-Mark": {
-        "description": "The row's mark after this request: the newest token accepted for it.",
-        "schema": {"type": "string", "pattern": "^(0|[1-9][0-9]{0,18})$"},
-        "example": "34",
-    },
-    "X-Fence-Scope": {
-        "description": "The scope that the row belongs to, and whose mark `X-Fence-Mark` is: one for many rows.",
-        "schema": _TEXT,
-        "example": "account/42",
-    },
-    "X-Request-Id": {
-        "description": "The request's name in the gateway's log: yours, or one that it made.",
-        "schema": _TEXT,
-    },
-}
-
-IDEMPOTENCY_KEY: Final = (
-    "A name of your own for this write, new for each: a UUID, say, quoted or bare. Repeat the request with it when its "
-    "answer was lost: it is done once, and answered as it was then."
-)
-IDEMPOTENCY_KEY_PATTERN: Final = r'^([!#-~]{1,255}|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
-
-PARAMETERS: Final[dict[str, Part]] = {
-    "FenceToken": {
-        "name": "X-Fence-Token",
-        "in": "header",
-        "required": True,
-        "description": "The fencing token that your lock service gave with the grant: a positive integer "
-        "of at most 9223372036854775807. Newer grants have larger ones.",
-        "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,18}$"},
-        "example": "34",
-    },
-    "IdempotencyKey": {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "description": IDEMPOTENCY_KEY,
-        # No example: "Try it out" would send it with every write, and be answered from the first.
-        "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
-    },
-    "Prefer": {
-        "name": "Prefer",
-        "in": "header",
-        "description": "Whether the answer carries what was written. What is not done is refused.",
-        "schema": {"type": "string", "enum": ["return=minimal", "return=representation", "return=headers-only"]},
-    },
-    "PreferMany": {
-        "name": "Prefer",
-        "in": "header",
-        "description": "Whether the answer carries what was written, and its `Content-Range` how many rows; and how "
-        "many rows may be written at most: one more, and none is. Several are joined by commas. What is not done is "
-        "refused.",
-        "schema": {
-            "type": "string",
-            "enum": ["return=minimal", "return=representation", "return=headers-only", "count=exact", "max-affected=1"],
+QUEUED: Final[Part] = {
+    "description": "The write is in its queue, safe on disk, and will be applied in the order of its row's writes. "
+    "`Location` has what became of it.",
+    "headers": {
+        "Location": {
+            "description": "Where the write's result will be.",
+            "schema": {"type": "string", "format": "uri-reference"},
         },
+        "Preference-Applied": {
+            "description": "`respond-async`, where it was asked for.",
+            "schema": {"type": "string", "enum": ["respond-async"]},
+        },
+        "X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"},
     },
-    "PreferCount": {
-        "name": "Prefer",
-        "in": "header",
-        "description": "Count all rows that match; the number stands in `Content-Range`.",
-        "schema": {"type": "string", "enum": ["count=exact"]},
-    },
-    "RequestId": {
-        "name": "X-Request-Id",
-        "in": "header",
-        "description": "A name for this request in the gateway's log; made up when absent.",
-        "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
-    },
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/WriteAnswer"}}},
 }
-
-
-def parameter(name: str) -> Part:
-    """Refer to a shared parameter."""
-    return {"$ref": f"#/components/parameters/{name}"}
+"""The answer of a write that is queued."""
 
 
 def errors(names: Iterable[str]) -> Part:
     """Refer to shared error answers, by status."""
     return {str(ERRORS[name][0]): {"$ref": f"#/components/responses/{name}"} for name in names}
-
-
-def headers(*names: str) -> Part:
-    """Refer to shared answer headers."""
-    return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}}

@@ -8,9 +8,16 @@ import copy
 import re
 from typing import Any, Final
 
-from fencepost.http.openapi.answers import ERRORS, HEADERS, PARAMETERS, PROBLEM
+from pydantic import TypeAdapter
+
+from fencepost import wire
+from fencepost.http.openapi.answers import ERRORS, PROBLEM, QUEUED
 from fencepost.http.openapi.examples import example_changes, example_insert, example_named_changes, example_row
+from fencepost.http.openapi.headers import HEADERS
 from fencepost.http.openapi.paths import TableNames, table_paths
+from fencepost.http.openapi.preferences import PREFER, with_prefer
+from fencepost.http.openapi.secured import secure
+from fencepost.http.openapi.shared_parameters import PARAMETERS
 from fencepost.http.openapi.types import column_schema, is_required, writable
 from fencepost.storage.tables.catalog import Catalog, Table
 
@@ -41,28 +48,36 @@ the wildcard of `like`. A read needs no token, and does not look at one that com
 """
 
 
-def build_openapi(catalog: Catalog, system: dict[str, Any], *, version: str) -> dict[str, Any]:
-    """Build the document. `system` is FastAPI's schema of the other routes; it is not changed."""
+def build_openapi(
+    catalog: Catalog, system: dict[str, Any], *, version: str, authenticated: bool = False
+) -> dict[str, Any]:
+    """Build the document. `system` is FastAPI's schema of the other routes; it is not changed. `authenticated`: the
+    gateway has authentication.
+    """
     document = copy.deepcopy(system)
     components: Part = document.setdefault("components", {})
     schemas: Part = components.setdefault("schemas", {})
     schemas["Problem"] = PROBLEM
+    schemas.setdefault("WriteAnswer", _schema_of(wire.WriteAnswer, schemas))
     names = _allocate(catalog, taken=set(schemas))
     paths: Part = {}
-    for table in catalog.tables.values():
+    for table in catalog.shown:
         paths |= table_paths(table, names[table.name])
         schemas |= table_schemas(table, names[table.name].component)
-    _merge(components, "responses", {name: answer for name, (_, answer) in ERRORS.items()})
-    _merge(components, "parameters", PARAMETERS)
+    _merge(components, "responses", {name: answer for name, (_, answer) in ERRORS.items()} | {"Queued": QUEUED})
+    _merge(components, "parameters", PARAMETERS | PREFER)
     _merge(components, "headers", HEADERS)
-    tags = [{"name": table.name, "description": table_story(table)} for table in catalog.tables.values()]
+    tags = [{"name": table.name, "description": table_story(table)} for table in catalog.shown]
     system_tags = [tag for tag in document.get("tags", []) if tag["name"] not in catalog.tables]
-    return document | {
+    built = document | {
         "openapi": "3.1.0",
         "info": {"title": "Fencepost", "version": version, "description": INTRODUCTION},
         "tags": tags + system_tags,
-        "paths": paths | document.get("paths", {}),
+        "paths": paths | with_prefer(document.get("paths", {})),
     }
+    if authenticated:
+        secure(built)
+    return built
 
 
 def table_story(table: Table) -> str:
@@ -76,13 +91,15 @@ def table_story(table: Table) -> str:
     else:
         takes = "each token writes a row once" if table.fence.rule == "strict" else "a token may write a row again"
         standing = f"Protected, rule *{table.fence.rule}* ({takes}), tokens from *{table.fence.source}*."
+        if table.fence.queue is not None:
+            standing = f"Protected; all its writes go through the queue *{table.fence.queue}*, without a token."
         if not table.fence.intact:
             standing += " **Its fence is damaged and writes are refused**: run `fencepost protect` again."
     return "\n\n".join(filter(None, (table.comment, standing)))
 
 
 def table_schemas(table: Table, component: str) -> Part:
-    """Describe a table's row, and what an insert, an update and a replacement say."""
+    """Describe a table's row, and the bodies of an insert, an update and a replacement."""
     columns = {name: column_schema(table.columns[name]) for name in table.visible}
     about = {"description": table.comment} if table.comment else {}
     row = {"type": "object", "properties": columns, "example": example_row(table)} | about
@@ -106,6 +123,14 @@ def table_schemas(table: Table, component: str) -> Part:
             {name: value for name, value in example_insert(table).items() if name in free},
         ),
     }
+
+
+def _schema_of(kind: type, schemas: Part) -> Part:
+    """Describe what the routes of tables answer with too; its parts become schemas of their own."""
+    schema: Part = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+    for name, part in schema.pop("$defs", {}).items():
+        schemas.setdefault(name, part)
+    return schema
 
 
 def _body(properties: Part, needed: list[str], example: Part) -> Part:

@@ -1,6 +1,6 @@
 """Example values, rows and keys: what "Try it out" is filled with.
 
-They are made from names and types alone, so that the document never shows anybody's data. For the demo table
+They are made from names and types alone, so that the document never shows stored data. For the demo table
 `orders` they come out as `order-123`, its real row.
 """
 
@@ -66,7 +66,7 @@ def example_row(table: Table) -> dict[str, Any]:
 
 
 def example_insert(table: Table) -> dict[str, Any]:
-    """Make the least that an insert must say: the key and the columns without a default."""
+    """Make the smallest body of an insert: the key and the columns without a default."""
     chosen = [name for name in table.visible if is_required(table.columns[name]) or _in_key(table, name)]
     if len(chosen) == len(table.key):
         chosen += example_changes(table).keys()
@@ -100,7 +100,7 @@ def _in_key(table: Table, name: str) -> bool:
 
 
 def _singular(name: str) -> str:
-    """Say orders → order, OrderLines → orderline, categories → category: good enough for an example."""
+    """Make a singular: orders → order, OrderLines → orderline, categories → category: good enough for an example."""
     lower = name.lower()
     if lower.endswith("ies"):
         return lower[:-3] + "y"

@@ -8,7 +8,7 @@ from fencepost.storage.tables.catalog import Column, Table
 
 Part = dict[str, Any]
 
-# What the query string says itself; a column of such a name cannot be filtered.
+# Parameters with a meaning of their own; a column of such a name cannot be filtered.
 RESERVED: Final = frozenset({"select", "order", "limit", "offset", "and", "or", "not.and", "not.or", "columns"})
 
 _OPERATORS: Final = "eq|neq|gt|gte|lt|lte|like|ilike|in|is"

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from fencepost.http.openapi.answers import PARAMETERS, errors, headers, parameter
+from fencepost.http.openapi.answers import errors
 from fencepost.http.openapi.examples import example_changes, example_insert, example_named_changes, example_row
+from fencepost.http.openapi.headers import headers
 from fencepost.http.openapi.parameters import columns, filters, key_parameters, paging, select
+from fencepost.http.openapi.preferences import prefer
+from fencepost.http.openapi.shared_parameters import PARAMETERS, parameter
 from fencepost.storage.tables.catalog import Table
 
 Part = dict[str, Any]
@@ -15,6 +18,9 @@ Part = dict[str, Any]
 _READ: Final = ("BadRequest", "Denied", "NotAcceptable", "Unavailable")
 _DELETE: Final = ("BadRequest", "Forbidden", "TooLarge", "KeyReused", "TokenRequired", "Unavailable")
 _WRITE: Final = (*_DELETE, "NotJson")
+_OF_LOCKS: Final = frozenset({"KeyReused", "TokenRequired", "NoRow", "Refused"})
+"""Errors that a write which is queued has later, if at all."""
+_QUEUED: Final[Part] = {"202": {"$ref": "#/components/responses/Queued"}, **errors(["QueueFailed"])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +60,24 @@ class _Routes:
         self.many = headers("Content-Range", *written)
         self.created = headers("Location", *(marked if self.scope else ()), *written)
         self.keys = key_parameters(table)
-        keyed = parameter("IdempotencyKey")
+        once = parameter("IdempotencyKey")
         if self.fence and self.fence.requires_key:
-            keyed = {**PARAMETERS["IdempotencyKey"], "required": True}
+            once = {**PARAMETERS["IdempotencyKey"], "required": True}
         # Parameters stand with each operation: at the path, Swagger UI does not follow references.
-        before = [parameter("FenceToken"), keyed, select(table, writing=True)]
-        self.write = [*before, parameter("Prefer"), parameter("RequestId")]
-        self.write_many = [*before, parameter("PreferMany"), parameter("RequestId")]
+        self.queue = self.fence.queue if self.fence else None
+        token = [parameter("FenceToken")] if self.queue is None else []
+        before = [*token, once, select(table, writing=True)]
+        self.write = [*before, prefer("one"), parameter("RequestId")]
+        self.write_many = [*before, prefer("many"), parameter("RequestId")]
+        self.insert = [*before, prefer("insert"), parameter("RequestId"), columns()]
 
     def collection(self) -> Part:
         """Describe /v1/data/{table}."""
         item: Part = {"get": self._list()}
         if self.fence:
-            item |= {"post": self._insert(), "patch": self._update_where(), "delete": self._delete_where()}
+            item |= {"post": self._insert()}
+        if self.fence and self.queue is None:
+            item |= {"patch": self._update_where(), "delete": self._delete_where()}
         return item
 
     def row(self) -> Part:
@@ -85,7 +96,7 @@ class _Routes:
                 select(self.table),
                 *filters(self.table),
                 *paging(self.table),
-                parameter("PreferCount"),
+                prefer("list"),
                 parameter("RequestId"),
             ],
             {
@@ -100,7 +111,7 @@ class _Routes:
             f"read_{self.names.operation}_row",
             f"One row of {self.table.name}",
             "One row by its primary key. A token is not looked at." + self._how_to_write(),
-            [*self.keys, select(self.table), parameter("RequestId")],
+            [*self.keys, select(self.table), prefer("row"), parameter("RequestId")],
             {"200": self._row("The row.", self.read), **errors([*_READ, "NoRow"])},
         )
 
@@ -117,11 +128,15 @@ class _Routes:
             f"Insert into {self.table.name}",
             "One object, or an array of them, all or nothing. A key that a newer token has written, claimed "
             "or deleted is refused like any stale write." + self._scopes(),
-            [*self.write_many, columns()],
-            {
-                "201": self._rows("The rows as they were written; empty with `Prefer: return=minimal`.", self.created),
-                **errors([*_WRITE, "NoTable", "Refused"]),
-            },
+            self.insert,
+            self._now_or_later(
+                {
+                    "201": self._rows(
+                        "The rows as they were written; empty with `Prefer: return=minimal`.", self.created
+                    )
+                },
+                [*_WRITE, "NoTable", "Refused"],
+            ),
             body={"schema": body, "examples": examples},
         )
 
@@ -180,11 +195,13 @@ class _Routes:
             f"Change one row of {self.table.name}",
             "Changes the columns in the body, if the token is new enough. The primary key cannot change.",
             [*self.keys, *self.write],
-            {
-                "200": self._row("The row after the change.", self.single),
-                "204": {"description": "Done, with `Prefer: return=minimal`."} | self.single,
-                **errors([*_WRITE, "NoRow", "Refused"]),
-            },
+            self._now_or_later(
+                {
+                    "200": self._row("The row after the change.", self.single),
+                    "204": {"description": "Done, with `Prefer: return=minimal`."} | self.single,
+                },
+                [*_WRITE, "NoRow", "Refused"],
+            ),
             body={"schema": self._schema("update"), "example": example_changes(self.table)},
         )
 
@@ -194,12 +211,14 @@ class _Routes:
             f"Create or replace one row of {self.table.name}",
             "Columns that the body leaves out get their defaults. A key in the body must be the path's.",
             [*self.keys, *self.write],
-            {
-                "200": self._row("Replaced: the row.", self.single),
-                "201": self._row("Created: the row.", self.single),
-                "204": {"description": "Replaced, with `Prefer: return=minimal`."} | self.single,
-                **errors([*_WRITE, "NoTable", "Refused"]),
-            },
+            self._now_or_later(
+                {
+                    "200": self._row("Replaced: the row.", self.single),
+                    "201": self._row("Created: the row.", self.single),
+                    "204": {"description": "Replaced, with `Prefer: return=minimal`."} | self.single,
+                },
+                [*_WRITE, "NoTable", "Refused"],
+            ),
             body={
                 "schema": self._schema("replace"),
                 "example": {
@@ -214,12 +233,23 @@ class _Routes:
             f"Delete one row of {self.table.name}",
             "The row goes, its mark stays: a paused holder cannot create it again.",
             [*self.keys, *self.write],
-            {
-                "200": self._row("`Prefer: return=representation`: the row that was deleted.", self.single),
-                "204": {"description": "Deleted."} | self.single,
-                **errors([*_DELETE, "NoRow", "Refused"]),
-            },
+            self._now_or_later(
+                {
+                    "200": self._row("`Prefer: return=representation`: the row that was deleted.", self.single),
+                    "204": {"description": "Deleted."} | self.single,
+                },
+                [*_DELETE, "NoRow", "Refused"],
+            ),
         )
+
+    def _now_or_later(self, done: Part, refused: Iterable[str]) -> Part:
+        """Give the answers of a write of one row: what was done, or that it is queued; the latter only, where the
+        table has a queue.
+        """
+        if self.queue is None:
+            return {**done, **_QUEUED, **errors(refused)}
+        names = [name for name in refused if name not in _OF_LOCKS]
+        return {**_QUEUED, **errors([*dict.fromkeys([*names, "NoTable"])])}
 
     def _operation(
         self,

@@ -85,7 +85,7 @@ def value_schema(column: Column) -> Schema:
     """Describe a column's values, null included where the column takes it."""
     schema = element_schema(column)
     if column.is_array:
-        # PostgreSQL's array types do not say how many dimensions their values have.
+        # PostgreSQL's array types do not declare how many dimensions their values have.
         schema = {"type": "array", "items": {"anyOf": [_with_null(schema), {"type": "array"}]}}
     return _with_null(schema) if column.nullable else schema
 
@@ -99,7 +99,7 @@ def element_schema(column: Column) -> Schema:
     if known is not None:
         return dict(known)
     if name not in _STRINGS:
-        # A composite is an object; an extension's type is a string, or whatever its cast to JSON says.
+        # A composite is an object; an extension's type is a string, or what its cast to JSON gives.
         return {"type": ["string", "object"]}
     return {"type": "string"} | ({"maxLength": column.max_length} if column.max_length else {})
 
@@ -127,12 +127,12 @@ def describe(column: Column) -> str:
 
 
 def writable(column: Column) -> bool:
-    """Say whether a request may set the column at all."""
+    """Return whether a request may set the column at all."""
     return not column.generated and column.identity != "always"
 
 
 def is_required(column: Column) -> bool:
-    """Say whether an insert must name the column: NOT NULL, and nothing else gives it a value."""
+    """Return whether an insert must name the column: NOT NULL, and nothing else gives it a value."""
     return writable(column) and not column.nullable and column.default is None and not column.identity
 
 

@@ -2,15 +2,33 @@
 
 from typing import Final
 
-from fencepost.fencing.problem_types import (
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
+from fencepost.fencing.access_problem_types import LOCK_FORBIDDEN, RATE_LIMITED
+from fencepost.fencing.caller import Caller
+from fencepost.fencing.database_problem_types import (
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
     DATABASE_REFUSED,
+    INVALID_VALUE,
+    PERMISSION_DENIED,
+)
+from fencepost.fencing.edge_problem_types import (
+    CROSS_SITE,
+    HEAD_TOO_LARGE,
+    REQUEST_TOO_SLOW,
+    TOO_MANY_CONNECTIONS,
+    WRONG_HOST,
+)
+from fencepost.fencing.identity_problem_types import (
+    AUTHENTICATION_REQUIRED,
+    INVALID_CREDENTIAL,
+    VERIFICATION_UNAVAILABLE,
+)
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.problem_types import (
+    BAD_REQUEST,
+    BODY_TOO_LARGE,
     DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
-    INVALID_VALUE,
     KEY_IN_FLIGHT,
     KEY_REUSED,
     LEASE_LOST,
@@ -20,7 +38,6 @@ from fencepost.fencing.problem_types import (
     NO_ROUTE,
     NOT_ACCEPTABLE,
     OUTCOME_UNKNOWN,
-    PERMISSION_DENIED,
     ROW_NOT_FOUND,
     SOURCE_FAILED,
     SOURCE_QUARANTINED,
@@ -30,9 +47,17 @@ from fencepost.fencing.problem_types import (
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
     WRONG_TOKEN_SOURCE,
-    ProblemType,
 )
-from fencepost.fencing.problems import Problem, problem_of
+from fencepost.fencing.problems import Problem, out_of_scope, problem_of
+from fencepost.fencing.queue_problem_types import (
+    QUEUE_FAILED,
+    QUEUE_UNAVAILABLE,
+    RESOURCE_STOPPED,
+    SUBMISSION_UNKNOWN,
+    WRITE_NOT_FOUND,
+)
+from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
+from fencepost.fencing.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.fencing.token import Token
 from fencepost.fencing.verdict import Spent, Stale, Unissued
 
@@ -82,6 +107,60 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
     Problem(DATABASE_UNAVAILABLE, "No connection to PostgreSQL could be had within 5 seconds.", retry_after=1),
     Problem(BAD_REQUEST, "orders has no column colour.", hint="Its columns are order_id, status."),
     Problem(BODY_TOO_LARGE, "The body has more than 1048576 bytes."),
+    Problem(WRONG_HOST, "Host: shop.example is not served.", hint="FENCEPOST_ALLOWED_HOSTS=shop.example allows it."),
+    Problem(CROSS_SITE, "Origin: https://elsewhere.example is another site than shop.example."),
+    Problem(REQUEST_TOO_SLOW, "After 10 seconds the request's head was not there.", retry_after=1),
+    Problem(HEAD_TOO_LARGE, "The request's head has more than 65536 bytes."),
+    Problem(
+        TOO_MANY_CONNECTIONS,
+        "10.0.0.7 has 1024 connections, and each has a request under way.",
+        hint="FENCEPOST_MAX_CONNECTIONS and FENCEPOST_MAX_CONNECTIONS_PER_ADDRESS set how many there may be.",
+        retry_after=1,
+    ),
+    Problem(
+        SEAL_REFUSED,
+        "The seal of token 34 is not for orders/order-123: lease 40 is bound to other resources.",
+        hint='Acquire a lock of that name, or claim it, or name it in "writes": ["table/*"], with the lease.',
+        resource=_RESOURCE,
+        presented_token=Token(34),
+        extra={"reason": "other-resource"},
+    ),
+    Problem(
+        NO_SEAL_KEYS,
+        "orders takes sealed tokens only, and this gateway has no keys by which to verify one.",
+        hint="FENCEPOST_SEAL_KEYS_FILE names the file with them; all gateways of a database have the same.",
+        retry_after=10,
+    ),
+    Problem(
+        RATE_LIMITED,
+        "The caller jwt:https://login.example|worker-a has sent more requests than 100 per 1 second, which is what one "
+        "may send to a process of this gateway.",
+        retry_after=1,
+    ),
+    Problem(
+        LOCK_FORBIDDEN,
+        "The lock 'payments/7' is not for jwt:https://login.example|worker-a.",
+        hint="The caller's token or key has these patterns: orders/*.",
+        extra={"lock": "payments/7"},
+    ),
+    Problem(
+        AUTHENTICATION_REQUIRED,
+        "The request has no header Authorization.",
+        hint="Authorization: Bearer …, with a JWT or an API key.",
+    ),
+    Problem(INVALID_CREDENTIAL, "The JWT is not accepted: it has expired."),
+    out_of_scope(Caller("jwt:https://id.example|worker-a", access=frozenset({"read"})), "write"),
+    Problem(
+        VERIFICATION_UNAVAILABLE,
+        "The set of keys that verifies JWTs (JWKS) was not fetched for too long.",
+        retry_after=10,
+    ),
+    Problem(
+        ROLE_NOT_ALLOWED,
+        "The role web is not one that this gateway acts as: the gateway's login may not act as it (GRANT web TO"
+        " fencepost).",
+    ),
+    Problem(QUEUED_AS_ROLE, "orders: writes of the role web cannot be queued."),
     problem_of(Unissued(_RESOURCE, Token(9_000_000), 41), "strict"),
     Problem(
         WRONG_TOKEN_SOURCE,
@@ -116,7 +195,7 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         " 7412345678901234567, timeline 1: a standby was promoted, or a backup restored, and writes that were"
         " acknowledged, their marks and tokens may be missing here.",
         hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
-        " --above if the detail says so.",
+        " --above if the detail asks for it.",
         retry_after=10,
         extra={
             "found": {
@@ -145,6 +224,38 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         SOURCE_FAILED,
         "The key fencepost:lock:nightly-report in Redis is a list of another program, and no lock.",
         extra={"source": "redis"},
+    ),
+    Problem(
+        QUEUE_UNAVAILABLE,
+        "kafka:orders: no broker of kafka-1:9092 answered within 5 s.",
+        retry_after=1,
+        extra={"queue": "kafka:orders"},
+    ),
+    Problem(
+        SUBMISSION_UNKNOWN,
+        "It is not known whether the write is in the queue kafka:orders: no acknowledgement came within 5 s.",
+        hint="Repeat the request with the same Idempotency-Key: the write is done once.",
+        resource=_RESOURCE,
+        retry_after=1,
+        extra={"queue": "kafka:orders"},
+    ),
+    Problem(
+        QUEUE_FAILED,
+        "kafka:orders: the message is larger than the topic's max.message.bytes.",
+        resource=_RESOURCE,
+        extra={"queue": "kafka:orders"},
+    ),
+    Problem(
+        WRITE_NOT_FOUND,
+        "There is no result of postgres:default.3.17.5d0f6c2b9a8e4471: no write has had this place in the queue.",
+        extra={"queue": "postgres:default"},
+    ),
+    Problem(
+        RESOURCE_STOPPED,
+        f"{_RESOURCE} is stopped, since an earlier write of it is a dead letter: "
+        "postgres:default.3.16.0c61d29e5ab87f34.",
+        hint="`fencepost dead retry` or `fencepost dead drop` lets its later writes go on.",
+        resource=_RESOURCE,
     ),
     Problem(NO_ROUTE, "No route has the path /v1/orders.", hint="Tables are under /v1/data/."),
     Problem(METHOD_NOT_ALLOWED, "/v1/claims does not take GET."),

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES, ProblemType
+from fencepost.fencing.problem_type import ProblemType
+from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES
 from fencepost.fencing.problems import Problem
 from fencepost.http.html_page import page
 from fencepost.http.problems.examples import example_problem

@@ -1,11 +1,23 @@
 """A problem as an answer: application/problem+json, with what its reader's client understands beside it."""
 
+from typing import Final
+
 import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
+from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INSUFFICIENT_SCOPE, INVALID_CREDENTIAL
+from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.fencing.problems import Problem
 
 MEDIA_TYPE = "application/problem+json"
+_CHALLENGES: Final = {
+    AUTHENTICATION_REQUIRED: None,
+    INVALID_CREDENTIAL: "invalid_token",
+    INSUFFICIENT_SCOPE: "insufficient_scope",
+}
+"""Problems that a token could help with, and their names in RFC 6750."""
 
 
 class RequestError(Exception):
@@ -17,10 +29,34 @@ class RequestError(Exception):
 
 
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
-    """Build the answer. `Retry-After` only where trying again can help."""
+    """Build the answer. `Retry-After` only where trying again can help; `WWW-Authenticate` where a token can."""
     all_headers = {"Cache-Control": "no-store", **(headers or {})}
+    if problem.type in _CHALLENGES:
+        all_headers["WWW-Authenticate"] = _challenge(problem)
     if problem.retry_after is not None:
         all_headers["Retry-After"] = str(problem.retry_after)
     return Response(
         orjson.dumps(problem.body()), status_code=problem.http_status, media_type=MEDIA_TYPE, headers=all_headers
     )
+
+
+def _challenge(problem: Problem) -> str:
+    """Write WWW-Authenticate (RFC 6750 §3). A request without a credential gets no error."""
+    error = _CHALLENGES[problem.type]
+    if error is None:
+        return "Bearer"
+    detail = "".join(each if " " <= each <= "~" and each not in '"\\' else "'" for each in problem.detail)
+    scope = f', scope="{problem.extra["scope"]}"' if "scope" in problem.extra else ""
+    return f'Bearer error="{error}", error_description="{detail}"{scope}'
+
+
+async def http_problem(request: Request, error: Exception) -> Response:
+    """Give Starlette's own refusals the one form."""
+    if not isinstance(error, HTTPException):
+        raise error
+    headers = dict(error.headers or {})
+    if error.status_code == METHOD_NOT_ALLOWED.status:
+        return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
+    if error.status_code == NO_ROUTE.status:
+        return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)
+    return problem_response(Problem(BAD_REQUEST, str(error.detail), status=error.status_code), headers)

@@ -1,4 +1,4 @@
-"""What a request's body says. It is read to know its keys, and goes to PostgreSQL as it came (docs/decisions/0004)."""
+"""Reads a request's body. It is read to know its keys, and goes to PostgreSQL as it came (docs/decisions/0004)."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.writes.plans import Body
+from fencepost.gateway.writes.requests import Body
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.headers import Headers
 from fencepost.storage.statements.query import Query
@@ -37,11 +37,13 @@ def _too_large(limit: int) -> Problem:
 
 
 async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[bytes, Any]:
-    """Read a JSON body: the bytes, and what they say, where a number past all floats, as 1e400, is infinite."""
-    kind = headers.get(b"content-type", _APPLICATION_JSON)
-    if kind != _APPLICATION_JSON:
+    """Read a JSON body: the bytes, and their value, in which a number past all floats, as 1e400, is infinite."""
+    kind = headers.get(b"content-type")
+    if kind is not None and kind != _APPLICATION_JSON:
         _require_json(kind)
     raw = await read_body(headers, receive, limit)
+    if kind is None and raw:
+        raise RequestError(_NO_TYPE)
     try:
         return raw, orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -70,12 +72,19 @@ def _no_constant(name: str) -> object:
 
 _MOST_DIGITS = 300
 _APPLICATION_JSON = b"application/json"
+_NO_TYPE = Problem(
+    UNSUPPORTED_MEDIA_TYPE,
+    "The body has no Content-Type.",
+    hint="Send Content-Type: application/json. A page of any site could send a body without one.",
+)
 _PATCHES = frozenset({"application/json-patch+json", "application/merge-patch+json"})
-"""Documents that say how to change another: read as an object or array of columns they would do something else."""
+"""Documents that describe how to change another: read as an object or array of columns they would do something else."""
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
 
 
 def _require_json(content_type: bytes) -> None:
+    if not content_type:
+        raise RequestError(_NO_TYPE)
     kind, *parameters = [part.strip().lower() for part in content_type.decode("latin-1").split(";")]
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {kind[:100]}: bodies are application/json."))
@@ -89,9 +98,12 @@ def _require_json(content_type: bytes) -> None:
 
 
 async def read_no_body(headers: Headers, receive: Receive, limit: int) -> None:
-    """Read the body of a DELETE. PostgREST's clients send {}, which says nothing; what says something is refused."""
+    """Read the body of a DELETE. PostgREST's clients send {}, which is empty; any other body is refused."""
     raw = await read_body(headers, receive, limit)
-    if raw in (b"", b"{}") or not raw.strip():
+    if not raw:
+        return
+    _require_json(headers.get(b"content-type", b""))
+    if raw == b"{}" or not raw.strip():
         return
     try:
         value = orjson.loads(raw)
@@ -153,7 +165,7 @@ def _require_all(row: dict[str, Any], columns: tuple[str, ...], number: int) -> 
 
 
 def require_form_of_patch(query: Query, count: int | None) -> None:
-    """Refuse a PATCH of a collection that says twice which rows it means, or not at all. `count`: as read_changes."""
+    """Refuse a PATCH of a collection that selects its rows twice, or not at all. `count`: as read_changes."""
     if count is None and not query.filters:
         raise RequestError(refuse_whole_table("PATCH"))
     if count is not None and query.filters:

@@ -1,4 +1,4 @@
-"""What a request's headers say: token, key, media types and schema. Whatever cannot be read raises RequestError."""
+"""Reads a request's headers: token, key, media types and schema. What cannot be read raises RequestError."""
 
 import hashlib
 import re
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fencepost.fencing.problem_types import MALFORMED_TOKEN, NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_segment
-from fencepost.fencing.token import MalformedTokenError, Token, parse_token
+from fencepost.fencing.seal import Presented, parse_presented
+from fencepost.fencing.token import MalformedTokenError
 from fencepost.http.problems.response import RequestError
 
 TOKEN_HEADER = b"x-fence-token"
@@ -37,14 +38,14 @@ def by_name(raw_headers: RawHeaders) -> Headers:
     first = dict(reversed(raw_headers))
     for name in _ONCE & headers.keys():
         if first[name] != headers[name]:
-            raise RequestError(bad_request(f"{name.decode('ascii').title()}: two headers that say different things."))
+            raise RequestError(bad_request(f"{name.decode('ascii').title()}: two headers with different values."))
     for name in _LISTS & headers.keys():
         first[name] = b", ".join(value for each, value in raw_headers if each == name)
     return first
 
 
-def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Token | None:
-    """Read X-Fence-Token (R11); None when there is none. Two headers are one too many."""
+def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Presented | None:
+    """Read X-Fence-Token (R11), with its seal if it has one; None when there is none. Two headers are one too many."""
     values = [value for name, value in raw_headers if name == TOKEN_HEADER]
     if not values:
         return None
@@ -53,14 +54,14 @@ def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Token | None:
             Problem(MALFORMED_TOKEN, f"X-Fence-Token: {len(values)} headers, and a write has one token.")
         )
     try:
-        return parse_token(values[0])
+        return parse_presented(values[0])
     except MalformedTokenError as error:
-        shown = values[0][:40].decode("latin-1")
+        shown = values[0].partition(b".")[0][:40].decode("latin-1")  # no part of a seal
         raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.")) from error
 
 
 def read_idempotency_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Read Idempotency-Key (R16): a quoted string, as the IETF draft says, or bare. None when there is none."""
+    """Read Idempotency-Key (R16): a quoted string, as in the IETF draft, or bare. None when there is none."""
     values = [value for name, value in raw_headers if name == KEY_HEADER]
     if not values:
         return None
@@ -119,7 +120,7 @@ def _media_range(part: str, accept: str) -> str | None:
 
 def table_name(headers: Headers, name: str, *, writing: bool) -> str:
     """Apply PostgREST's profile, the schema of a table: Accept-Profile of reads, Content-Profile of writes. The other
-    of the two is taken where it says the same.
+    of the two is taken where both have the same schema.
     """
     reads, writes = headers.get(b"accept-profile"), headers.get(b"content-profile")
     if reads is None and writes is None:
@@ -131,7 +132,7 @@ def table_name(headers: Headers, name: str, *, writing: bool) -> str:
         raise RequestError(
             bad_request(
                 f"{other}: {also[:60].decode('latin-1')}: the schema of a {'write' if writing else 'read'} is named by"
-                f" {counts}, which says {schema if stated is not None else 'nothing: that is public'}.",
+                f" {counts}, which names {schema if stated is not None else 'no schema: that is public'}.",
                 f"Send {counts}.",
             )
         )
@@ -139,7 +140,7 @@ def table_name(headers: Headers, name: str, *, writing: bool) -> str:
 
 
 def refuse_profile(headers: Headers) -> None:
-    """Refuse a profile where resources are named, which say their schema themselves."""
+    """Refuse a profile where resources are named: a resource's name has its schema."""
     for name in ("Accept-Profile", "Content-Profile"):
         value = headers.get(name.lower().encode("ascii"))
         if value is not None and (schema := _schema(name, value)) != "public":

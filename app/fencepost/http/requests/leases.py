@@ -1,4 +1,4 @@
-"""Reading what the lease routes are sent, strictly: every error says what and where."""
+"""Reading what the lease routes are sent, strictly: every error names what is wrong and where."""
 
 import re
 import secrets
@@ -13,6 +13,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
 from fencepost.fencing.token import BUILTIN, MAX_TOKEN
 from fencepost.gateway.leases.acquire import Acquire
+from fencepost.http.caller import caller_of
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name
@@ -27,6 +28,8 @@ SHORTEST: Final = 22  # characters: 128 bits in base64
 LONGEST: Final = 256
 MOST_LOCKS: Final = 32
 MOST_CLAIMS: Final = 100
+MOST_WRITES: Final = 32
+LONGEST_WRITES: Final = 1024  # bytes, of all together: they stand in each token
 LONGEST_NAME: Final = 512  # bytes
 LONGEST_OWNER: Final = 256  # characters
 DEFAULT_TTL_MS: Final = 30_000
@@ -34,12 +37,14 @@ MOST_MS: Final = 2_000_000_000  # PostgreSQL's integer holds it
 _NOT_PLAIN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 MOST_LISTED: Final = 1000
 ID: Final = re.compile("[1-9][0-9]{0,18}")
-LIMIT: Final = re.compile("0*[1-9][0-9]{0,3}")
+LIMIT: Final = re.compile("0{0,16}[1-9][0-9]{0,3}")
 
 SOURCE: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 LEASE_OF_SOURCE: Final = re.compile("([a-z][a-z0-9_]{0,31})-([1-9][0-9]{0,18})")
 
-_ACQUIRE: Final = frozenset({"lock", "locks", "owner", "ttl_ms", "wait_ms", "tokens", "claim", "keep_place", "source"})
+_ACQUIRE: Final = frozenset(
+    {"lock", "locks", "owner", "ttl_ms", "wait_ms", "tokens", "claim", "writes", "keep_place", "source"}
+)
 
 
 def _bad(detail: str, hint: str | None = None) -> RequestError:
@@ -100,6 +105,8 @@ async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -
         _keep_place(body, chosen=secret is not None),
         "owner" in body,
         _source(body.get("source", BUILTIN)),
+        _writes(body.get("writes", [])),
+        caller_of(request.scope),
     )
 
 
@@ -222,3 +229,19 @@ def _claims(value: object) -> tuple[tuple[str, Resource], ...]:
     if len(claims) < len(value):
         raise _bad("body: claim: a resource stands there twice")
     return tuple(claims.items())
+
+
+def _writes(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_WRITES:
+        raise _bad(f"body: writes: an array of at most {MOST_WRITES} resources is expected, such as orders/*")
+    for text in value:
+        if not isinstance(text, str) or not is_plain(text):
+            raise _bad("body: writes: resources are strings like orders/order-123 or orders/*")
+    if len(set(value)) < len(value):
+        raise _bad("body: writes: a resource stands there twice")
+    if sum(len(text.encode()) for text in value) > LONGEST_WRITES:
+        raise _bad(
+            f"body: writes: they have more than {LONGEST_WRITES} bytes together, and stand in each sealed token",
+            "orders/* names all rows of a table.",
+        )
+    return tuple(value)

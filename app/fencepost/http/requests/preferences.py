@@ -30,7 +30,9 @@ class Preferences:
     complete: bool = False
     """`missing=default`: no object may lack a column that counts. It would get null, and not its default."""
     applied: bytes = b""
-    """What Preference-Applied names."""
+    """What Preference-Applied names, once the write is done."""
+    queued: bool = False
+    """`respond-async`: the write is to be queued."""
 
     def shows(self, *, by_default: bool) -> bool:
         """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
@@ -48,16 +50,21 @@ HONOURED: Final[dict[str, frozenset[Route]]] = {
     "count": frozenset({"list", "insert", "many"}),
     "max-affected": frozenset({"insert", "many", "one"}),
     "missing=default": frozenset({"insert", "many", "one"}),
+    "respond-async": frozenset({"insert", "one"}),
     "handling=strict": frozenset({"list", "row", "insert", "many", "one", "look", "claim", "lease"}),
 }
-"""On which routes a preference does something; others refuse it, unless it is harmless there."""
+"""On which routes a preference does something; others refuse it, unless it is harmless there. The OpenAPI document and
+the messages of refusals are made from this table."""
+
+_NAMES: Final = tuple(dict.fromkeys(each.partition("=")[0] for each in HONOURED))
+_KNOWN: Final = f"Known are {', '.join(_NAMES[:-1])} and {_NAMES[-1]}."
 
 HARMLESS: Final = frozenset({"handling=lenient", "tx=commit", "missing=null", "timezone=UTC"})
 """What is done anyway, on every route."""
-HARMLESS_NAMES: Final = frozenset({"respond-async", "wait", "safe"})
-"""Of RFC 7240 and RFC 8674: the answer comes when the work is done, and has nothing that is unsafe to show."""
-HARMLESS_ON_READS: Final = frozenset({"return", "max-affected"})
-"""A read has one answer, the rows, and affects none."""
+HARMLESS_NAMES: Final = frozenset({"wait", "safe"})
+"""Of RFC 7240 and RFC 8674: the answer comes as soon as it can, and has nothing that is unsafe to show."""
+HARMLESS_ON_READS: Final = frozenset({"return", "max-affected", "respond-async"})
+"""A read has one answer, the rows, affects none, and is not put off."""
 _DONE_ANYWAY: Final = {"claim": "return=representation", "lease": "return=representation"}
 
 _HINTS: Final = {
@@ -68,7 +75,10 @@ _HINTS: Final = {
     "count": "On routes of a collection: /v1/data/{table}.",
     "max-affected": "On writes of tables: /v1/data/{table}.",
     "return": "This route has one form of answer.",
+    "respond-async": "PATCH, PUT and DELETE of /v1/data/{table}/{key} can be queued, and POST of one object.",
 }
+
+_ASYNC: Final = "respond-async"
 
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
 _WELL_FORMED: Final = re.compile(rf'(?:[^"]|{_QUOTED})*')
@@ -83,6 +93,13 @@ def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
     return NONE if prefer is None else _read(prefer, route)
 
 
+def spellings(route: Route) -> tuple[str, ...]:
+    """Spell all that a route honours; for a number the least one stands."""
+    values = {"return": _RETURN, "count": _COUNT, "max-affected": ("1",)}
+    honoured = [name for name, routes in HONOURED.items() if route in routes]
+    return tuple(f"{name}={value}" if value else name for name in honoured for value in values.get(name, ("",)))
+
+
 @lru_cache(maxsize=256)  # clients send the same few with every request
 def _read(prefer: bytes, route: Route) -> Preferences:
     wanted: dict[str, str] = {}
@@ -93,7 +110,7 @@ def _read(prefer: bytes, route: Route) -> Preferences:
     applied = [
         f"{name}={value}"
         for name, value in wanted.items()
-        if route in HONOURED.get(name, ()) or route in HONOURED.get(f"{name}={value}", ())
+        if name != _ASYNC and (route in HONOURED.get(name, ()) or route in HONOURED.get(f"{name}={value}", ()))
     ]
     return Preferences(
         answer=None if route in READS else next((each for each in _RETURN if wanted.get("return") == each), None),
@@ -101,6 +118,7 @@ def _read(prefer: bytes, route: Route) -> Preferences:
         most=int(wanted["max-affected"]) if "max-affected" in wanted else None,
         complete=wanted.get("missing") == "default",
         applied=", ".join(applied).encode("latin-1"),
+        queued=_ASYNC in wanted and route not in READS,
     )
 
 
@@ -137,7 +155,7 @@ def _require_known(name: str, value: str, route: Route) -> None:
         return
     if name in HONOURED:
         raise _bad(f"{spelled} means nothing on this route.", _HINTS.get(name))
-    known = "" if name in _HINTS else " Known are return, count, max-affected, missing and handling."
+    known = "" if name in _HINTS else f" {_KNOWN}"
     raise _bad(f"{spelled} is not supported, and nothing is ignored in silence.{known}", _HINTS.get(name))
 
 
@@ -146,6 +164,8 @@ def _require_value(name: str, value: str, spelled: str) -> None:
         values = _RETURN if name == "return" else _COUNT
         if value not in values:
             raise _bad(f"{spelled}: {name} takes {', '.join(values)}.")
+    if name == _ASYNC and value:
+        raise _bad(f"{spelled}: respond-async takes no value.")
     if name == "max-affected" and not _NUMBER.fullmatch(value):
         raise _bad(f"{spelled}: max-affected takes a whole number from 1 to 999999999.")
 

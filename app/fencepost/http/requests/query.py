@@ -25,6 +25,10 @@ from fencepost.storage.statements.query import (
 
 MAX_DEPTH = 32
 MAX_TERMS = 1000
+MAX_SELECTED = 250
+"""Columns and expressions of `select`: each may name the same large column."""
+MAX_PATTERNS = 20
+"""Filters by like and ilike: each looks through a whole value, and no time limit ends a statement within a row."""
 
 _SINGLE = frozenset({"select", "order", "limit", "offset", "columns"})
 _OPERATORS: dict[str, Operator] = {name: name for name in get_args(Operator)}
@@ -136,12 +140,22 @@ def _bounded(name: str, text: str) -> int:
 def _refuse_oversize(query: Query) -> None:
     terms = sum(_size(member) for member in query.filters)
     terms += len(query.select or ()) + len(query.order) + len(query.columns or ())
+    if (selected := len(query.select or ())) > MAX_SELECTED:
+        raise QueryError(f"select: {selected} columns; at most {MAX_SELECTED}")
+    if (patterns := sum(_patterns(member) for member in query.filters)) > MAX_PATTERNS:
+        raise QueryError(f"the query has {patterns} filters by like and ilike; at most {MAX_PATTERNS}")
     if terms > MAX_TERMS:
         raise QueryError(f"the query has {terms} filters, selected, ordered and listed columns; at most {MAX_TERMS}")
 
 
 def _size(filter_: Filter) -> int:
     return 1 if isinstance(filter_, Condition) else 1 + sum(_size(member) for member in filter_.members)
+
+
+def _patterns(filter_: Filter) -> int:
+    if isinstance(filter_, Condition):
+        return int(filter_.operator in {"like", "ilike"})
+    return sum(_patterns(member) for member in filter_.members)
 
 
 def _select_item(cursor: Cursor) -> Selected | Literal["*"]:

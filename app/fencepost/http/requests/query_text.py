@@ -36,7 +36,7 @@ class Cursor:
         return QueryError(f"{self.where}: {what}")
 
     def unexpected(self, wanted: str) -> QueryError:
-        """Make an error that says what stands here instead of `wanted`."""
+        """Make an error that names what stands here instead of `wanted`."""
         found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
         return self.error(f"expected {wanted} at character {self.position + 1}, found {found}")
 

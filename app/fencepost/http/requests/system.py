@@ -35,7 +35,7 @@ def _refuse_token_and_key(headers: Headers) -> None:
         raise RequestError(
             bad_request(
                 "X-Fence-Token: a lease is not judged by a token, nor changed under one.",
-                "X-Lease-Secret says whose the lease is.",
+                "X-Lease-Secret proves whose the lease is.",
             )
         )
     if KEY_HEADER in headers:

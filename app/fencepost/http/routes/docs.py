@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from fencepost.fencing.problem_types import NO_ROUTE
 from fencepost.fencing.problems import Problem
+from fencepost.http.admission import is_named
 from fencepost.http.html_page import page
 from fencepost.http.problems.response import problem_response
 from fencepost.storage.demo import is_demo
@@ -38,7 +39,6 @@ _ASSETS: Final = {
 _DOCS_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
@@ -46,20 +46,27 @@ _MOST_TABLES: Final = 200
 """How many tables the index page lists; /docs has them all."""
 
 
+_FORM: Final = (
+    '<form id="token"><label>JWT or API key <input type="password" autocomplete="off" spellcheck="false" required>'
+    "</label> <button>Use it</button></form>"
+)
 _DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
 
 
-def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> list[Route]:
+def docs_routes(
+    catalog: Callable[[], Catalog], *, version: str, demo: bool, authenticated: bool = False
+) -> list[Route]:
     """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
-    table was asked for.
+    table was asked for; `authenticated`: the gateway has authentication.
     """
 
-    async def index(_request: Request) -> Response:
-        return index_page(catalog(), version)
+    async def index(request: Request) -> Response:
+        return index_page(catalog() if is_named(request.scope) else None, version)
 
     async def docs(_request: Request) -> Response:
-        return docs_page(version, writes=_DEMO_WRITES if demo and is_demo(catalog().find("orders")) else "")
+        writes = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
+        return docs_page(version, writes=writes, authenticated=authenticated)
 
     return [
         Route("/", index),
@@ -68,9 +75,10 @@ def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> 
     ]
 
 
-def docs_page(version: str, *, writes: str) -> HTMLResponse:
+def docs_page(version: str, *, writes: str, authenticated: bool = False) -> HTMLResponse:
     """Show Swagger UI on /openapi.json. Its forms are filled in with examples, so on real tables "Execute" is offered
-    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too.
+    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too. `authenticated`: it
+    asks for a JWT or API key, which it keeps as long as the page is open.
     """
     # Assets are cached for a day; another version of either is another address.
     query = escape(f"?v={version}-{SWAGGER_UI_VERSION}")
@@ -81,36 +89,43 @@ def docs_page(version: str, *, writes: str) -> HTMLResponse:
         '<link rel="icon" href="docs/assets/favicon-32x32.png">'
         f'<link rel="stylesheet" href="docs/assets/swagger-ui.css{query}">'
         f'<link rel="stylesheet" href="docs/assets/docs.css{query}"></head>'
-        "<body>"
+        f"<body>{_FORM if authenticated else ''}"
         f'<div id="swagger-ui" data-writes="{escape(writes)}"></div>'
         '<noscript>This page needs JavaScript; <a href="openapi.json">'
-        "openapi.json</a> says the same.</noscript>"
+        "openapi.json</a> has the same contents.</noscript>"
         f'<script src="docs/assets/swagger-ui-bundle.js{query}"></script>'
         f'<script src="docs/assets/docs.js{query}"></script></body></html>\n',
         headers=_DOCS_HEADERS,
     )
 
 
-def index_page(catalog: Catalog, version: str) -> HTMLResponse:
-    """Show where everything is: the documentation, the tables, the health of the gateway."""
-    tables = list(catalog.tables.values())
+def index_page(catalog: Catalog | None, version: str) -> HTMLResponse:
+    """Show where everything is: the documentation, the tables, the health of the gateway. None: no tables."""
+    tables = catalog.shown if catalog else ()
     rows = "".join(_table_row(table) for table in tables[:_MOST_TABLES])
     if len(tables) > _MOST_TABLES:
         more = len(tables) - _MOST_TABLES
         rows += f'<tr><td colspan="2" class="soft">and {more} more, in the documentation</td></tr>'
-    listing = f"<table><tbody>{rows}</tbody></table>" if rows else '<p class="soft">None that the gateway can see.</p>'
+    why = (
+        "None that the gateway can see." if catalog else "For known callers: the documentation takes a JWT or API key."
+    )
+    listing = f"<table><tbody>{rows}</tbody></table>" if rows else f'<p class="soft">{why}</p>'
     return page(
         "Gateway",
         f'<nav class="soft">Fencepost {escape(version)}</nav><h1>Every write carries its fencing token</h1>'
         "<p>This gateway checks the token of each write against the newest one that the row has accepted. "
         "A holder whose lock was taken over gets a 409, and nothing is changed.</p>"
-        '<p><a href="docs">Documentation</a> · <a href="openapi.json">openapi.json</a> · '
-        '<a href="problems">problems</a></p>'
+        f'<p><a href="docs">Documentation</a> · {_link("openapi.json", catalog)}<a href="problems">problems</a></p>'
         f"<h2>Tables</h2>{listing}"
-        '<h2>Service</h2><p><a href="healthz">healthz</a> · <a href="readyz">readyz</a> · '
-        '<a href="metrics">metrics</a></p>',
+        f'<h2>Service</h2><p>{_link("metrics", catalog)}<a href="healthz">healthz</a> · '
+        '<a href="readyz">readyz</a></p>',
         home="./",
     )
+
+
+def _link(name: str, catalog: Catalog | None) -> str:
+    """Link what is for known callers, for them only: a browser would get a 401 there."""
+    return f'<a href="{name}">{name}</a> · ' if catalog else ""
 
 
 def _table_row(table: Table) -> str:
@@ -131,5 +146,5 @@ async def _asset(request: Request) -> Response:
     if path is None:
         return problem_response(Problem(NO_ROUTE, f"/docs/assets has no {name}."))
     # The ETag lets a browser ask again cheaply once the day is over.
-    caching = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
+    caching = {"Cache-Control": "public, max-age=86400"}
     return FileResponse(path, headers=caching)

@@ -5,6 +5,7 @@ leads; EventSource and the SDK connect again, and are sent the state of that mom
 not needed.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,20 +20,23 @@ from starlette.types import Receive, Scope, Send
 from fencepost import wire
 from fencepost.election.state import PREFIX, Election, Leader
 from fencepost.election.watching import Subscription
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.elections import elections, observe, watch_election
+from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
+from fencepost.http.openapi.problems import problems
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
-from fencepost.http.routes.system import answer_or_problem, json_response, problems
+from fencepost.http.routes.system import answer_or_problem, json_response
 from fencepost.storage.statements.query import QueryError
 
 HEARTBEAT: Final = 10.0
-"""Seconds of silence after which a stream says that it is alive."""
+"""Seconds without an event after which a stream sends one that only shows that it is alive."""
 RECONNECT_MS: Final = 1000
 LONGEST: Final = LONGEST_NAME - len(PREFIX)  # bytes
 
@@ -82,7 +86,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ElectionQuery:
-    """What the query says."""
+    """The parameters of the query."""
 
     source: str
     name: str | None
@@ -90,7 +94,7 @@ class ElectionQuery:
     limit: int
 
 
-def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
+def election_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
     """Give /v1/elections and /v1/elections/events."""
     router = APIRouter(tags=["elections"])
 
@@ -106,7 +110,7 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
 
         For finding the leader, not for deciding who may write: the fence does that, by the term.
         """
-        return await answer_or_problem(_observe(gateway(), request))
+        return await answer_or_problem(_observe(gateway(request.scope), request))
 
     @router.get(
         "/v1/elections/events",
@@ -119,7 +123,7 @@ def election_routes(gateway: Callable[[], Gateway]) -> APIRouter:
         """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
         changes for long. `elected` names the leader; `vacant`: there is no leader.
         """
-        return await answer_or_problem(_stream(gateway(), request))
+        return await answer_or_problem(_stream(gateway(request.scope), request))
 
     return router
 
@@ -170,20 +174,24 @@ async def _stream(gateway: Gateway, request: Request) -> Response:
     if asked.name is None:
         raise _bad("query: name: which election? ?name=scheduler")
     async with AsyncExitStack() as stack:
-        subscription = await stack.enter_async_context(watch_election(gateway, asked.source, asked.name))
+        subscription = await stack.enter_async_context(
+            watch_election(gateway, asked.source, asked.name, caller_of(request.scope))
+        )
+        if isinstance(subscription, Problem):
+            return problem_response(subscription)
         first = await subscription.next()
         if isinstance(first, Problem):
             return problem_response(first)
         if request.scope.get(HEAD):
             return Response(headers=_HEADERS, media_type=EventSourceResponse.media_type)
-        return Stream(subscription, first, stack.pop_all())
+        return Stream(_events(subscription, first, gateway.caller), stack.pop_all())
 
 
 class Stream(EventSourceResponse):
     """The answer that goes on. Its end, by either side, ends the subscription; also when it never began."""
 
-    def __init__(self, subscription: Subscription, first: Election | None, watched: AsyncExitStack) -> None:
-        super().__init__(_events(subscription, first), headers=_HEADERS)
+    def __init__(self, events: AsyncIterator[bytes], watched: AsyncExitStack) -> None:
+        super().__init__(events, headers=_HEADERS)
         self._watched = watched
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,8 +200,10 @@ class Stream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(subscription: Subscription, first: Election | None) -> AsyncIterator[bytes]:
+async def _events(subscription: Subscription, first: Election | None, caller: Caller) -> AsyncIterator[bytes]:
+    """Stream until the election cannot be watched any more, or the caller's token ends."""
     yield format_sse_event(retry=RECONNECT_MS)
+    now = asyncio.get_running_loop().time
     last: int | None = None
     election: Election | Problem | None = first
     while not isinstance(election, Problem):
@@ -202,7 +212,9 @@ async def _events(subscription: Subscription, first: Election | None) -> AsyncIt
         else:
             last = election.leader.term if election.leader is not None else last
             yield _event(election, last)
-        election = await subscription.next(HEARTBEAT)
+        election = await subscription.next(caller.within(HEARTBEAT, now()))
+        if caller.is_over(now()):
+            return
 
 
 def _event(election: Election, last: int | None) -> bytes:

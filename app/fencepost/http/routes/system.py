@@ -1,26 +1,33 @@
-"""The routes that are the same for every database: claims, fences, health, metrics.
+"""The routes that are the same for every database: claims and fences.
 
 They are FastAPI's, so they document themselves.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
+from starlette.types import Scope
 
 from fencepost import wire
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
+from fencepost.fencing.seal import SealedToken
+from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.use_cases import claim, explain
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.http.openapi.answers import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN
+from fencepost.http.caller import caller_of
+from fencepost.http.openapi.problems import problems
+from fencepost.http.openapi.shared_parameters import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import payload_hash, read_idempotency_key, read_token
@@ -28,17 +35,18 @@ from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.answers import fence_headers, replay, to_recorded
 from fencepost.http.responses.raw import JSON, NO_STORE, RawResponse
-from fencepost.observe.metrics import CONTENT_TYPE, Metrics
+from fencepost.storage.statements.idempotency import Recorded
 from fencepost.storage.statements.query import QueryError
 
 TokenHeader = Annotated[
     str | None,
     Header(
         alias="X-Fence-Token",
-        description="The token of your grant: a positive decimal integer. It is spent by the claim.",
+        description="The token of your grant: a positive decimal integer, with its seal if it has one. It is spent by"
+        " the claim.",
         examples=["34"],
-        # Documented, and not checked here: `read_token` does, and says FP004.
-        json_schema_extra={"pattern": "^[1-9][0-9]{0,18}$"},
+        # Documented, and not checked here: `read_token` does, and answers FP004.
+        json_schema_extra={"pattern": TOKEN_PATTERN},
     ),
 ]
 KeyHeader = Annotated[
@@ -51,16 +59,6 @@ KeyHeader = Annotated[
 ]
 ResourceQuery = Annotated[str | None, Query(description="The resource: table/key.", examples=["orders/order-123"])]
 
-_PROBLEM: dict[str, Any] = {
-    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-}
-
-
-def problems(*statuses: tuple[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Document these errors of a route."""
-    return {status: {"description": text, **_PROBLEM} for status, text in statuses}
-
-
 CLAIM_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -72,9 +70,26 @@ CLAIM_BODY: dict[str, Any] = {
         },
     }
 }
+_CLAIM_PROBLEMS: Final = problems(
+    (400, "The body, the key or the token cannot be read."),
+    (403, "The table is not protected, or the token's seal is not for the resource."),
+    (404, "There is no such table."),
+    (409, "The token is stale or spent, or was never issued; or the Idempotency-Key is being worked on."),
+    (413, "The body is too large."),
+    (415, "The body is not JSON."),
+    (422, "The Idempotency-Key was used for another request."),
+    (428, "The claim carries no token, or one without the seal that the table wants."),
+    (503, "The database cannot be asked, or its answer was lost."),
+)
+_FENCE_PROBLEMS: Final = problems(
+    (400, "The resource, the query or a header cannot be read."),
+    (403, "The table is not protected."),
+    (404, "There is no such table."),
+    (503, "The database cannot be asked."),
+)
 
 
-def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRouter:
+def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> APIRouter:
     """Give POST /v1/claims and GET /v1/fences."""
     router = APIRouter(tags=["fences"])
 
@@ -83,17 +98,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         response_model=wire.ClaimAnswer,
         summary="Claim a resource: no older token can write to it from now on",
         openapi_extra=CLAIM_BODY,
-        responses=problems(
-            (400, "The body, the key or the token cannot be read."),
-            (403, "The table is not protected."),
-            (404, "There is no such table."),
-            (409, "The token is stale or spent, or was never issued; or the Idempotency-Key is being worked on."),
-            (413, "The body is too large."),
-            (415, "The body is not JSON."),
-            (422, "The Idempotency-Key was used for another request."),
-            (428, "The claim carries no token."),
-            (503, "The database cannot be asked, or its answer was lost."),
-        ),
+        responses=_CLAIM_PROBLEMS,
     )
     async def post_claim(request: Request, _token: TokenHeader = None, _key: KeyHeader = None) -> Response:
         """Raise the resource's mark to your token without writing data, and read the row from the same statement.
@@ -107,12 +112,7 @@ def claim_routes(gateway: Callable[[], Gateway], max_body_bytes: int) -> APIRout
         "/v1/fences",
         response_model=wire.FenceAnswer,
         summary="What is known of a resource: mark, rule, source",
-        responses=problems(
-            (400, "The resource, the query or a header cannot be read."),
-            (403, "The table is not protected."),
-            (404, "There is no such table."),
-            (503, "The database cannot be asked."),
-        ),
+        responses=_FENCE_PROBLEMS,
     )
     async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
         """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
@@ -141,7 +141,7 @@ def _resource(name: str, where: str) -> Resource:
         raise RequestError(bad_request(f"{where}: {error}")) from error
 
 
-async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -> Response:
+async def _claim(gateway: Callable[[Scope], Gateway], limit: int, request: Request) -> Response:
     headers = read_headers(request, "claim", resources=True)
     token = read_token(request.scope["headers"])
     _, body = await read_json(headers, request.receive, limit)
@@ -155,8 +155,19 @@ async def _claim(gateway: Callable[[], Gateway], limit: int, request: Request) -
             key, payload_hash("claim", body["resource"]), lambda done: to_recorded(_claim_answer(done))
         )
     )
-    outcome = await claim(gateway(), Claim(_resource(body["resource"], "body: resource"), token, once))
+    outcome = await claim(gateway(request.scope), Claim(_resource(body["resource"], "body: resource"), token, once))
+    if isinstance(outcome, Replayed) and outcome.answer is not None:
+        outcome.answer = _without_others_mark(outcome.answer, token)
     return _claim_answer(outcome)
+
+
+def _without_others_mark(answer: Recorded, token: Token | SealedToken | None) -> Recorded:
+    """Leave the mark out that another token than this request's has made: it may be good for writes still."""
+    number = token.number if isinstance(token, SealedToken) else token
+    if orjson.loads(answer.body)["mark"] == str(number):
+        return answer
+    # As text: the row stays as PostgreSQL has written it. In a name the quotes would be escaped.
+    return replace(answer, body=re.sub(rb',"mark":"[0-9]+"', b',"mark":null', answer.body, count=1))
 
 
 def _claim_answer(outcome: Outcome) -> Response:
@@ -180,44 +191,12 @@ def _resource_parameter(raw: bytes) -> Resource:
     return _resource(pairs[0][1], "query: resource")
 
 
-async def _explain(gateway: Callable[[], Gateway], request: Request) -> Response:
+async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Response:
     read_headers(request, "look", query=True, resources=True)
-    outcome = await explain(gateway(), _resource_parameter(request.scope["query_string"]))
+    scope = request.scope
+    outcome = await explain(gateway(scope), _resource_parameter(scope["query_string"]), caller_of(scope))
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if not isinstance(outcome, Explained):
         raise TypeError(f"an explanation gave {outcome!r}")
     return json_response(outcome.body)
-
-
-def health_routes(
-    ready: Callable[[], Awaitable[wire.Readiness]], metrics: Metrics, measure: Callable[[], Awaitable[None]]
-) -> APIRouter:
-    """Give /healthz, /readyz and /metrics."""
-    router = APIRouter(tags=["service"])
-
-    @router.get("/healthz", response_model=wire.Liveness, summary="Whether the process is alive")
-    async def healthz() -> Response:
-        """Answer as long as the process can answer at all; it says nothing of the database."""
-        return json_response({"status": "ok"})
-
-    @router.get(
-        "/readyz",
-        response_model=wire.Readiness,
-        summary="Whether requests can be served",
-        responses={503: {"model": wire.Readiness, "description": "Something that requests depend on does not work."}},
-    )
-    async def readyz() -> Response:
-        """Ask the database, and compare its schema with what this version works with."""
-        state = await ready()
-        response = json_response(state)
-        response.status_code = 200 if state["status"] == "ready" else 503
-        return response
-
-    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
-    async def get_metrics() -> Response:
-        """Give counts, times, the pool's state over all workers, and the locks of the whole database."""
-        await measure()
-        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
-
-    return router

@@ -194,12 +194,12 @@ class AdvisorySession:
                     await self.connection.execute(f"{self._label} SET idle_session_timeout = {self.ttl_ms:d}")
                 except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                     # Cancelled by an administrator: the lock is still ours, go on. Or the session has ended, and the
-                    # loop with it: the next renewal says so.
+                    # loop with it: the next renewal reports it.
                     continue
 
 
 def _label_statement(lock: str, owner: str) -> str:
-    """Say whose session it is and what for, as a comment in ASCII: pg_stat_activity shows the latest statement."""
+    """Return whose session it is and what for, as a comment in ASCII: pg_stat_activity shows the latest statement."""
     for shown in ({"owner": owner, "lock": lock}, {"owner": owner}, {"owner": owner[:_MOST_OWNER]}):
         # Without a * it can neither end the comment nor begin another one.
         text = json.dumps(shown).replace("*", r"\u002a")
@@ -209,7 +209,7 @@ def _label_statement(lock: str, owner: str) -> str:
 
 
 def owner_of(query: str | None, application_name: str | None, role: str | None, pid: int) -> str:
-    """Say whose session this is: ours have it in their label, those of other programs go by their name."""
+    """Return whose session this is: ours have it in their label, those of other programs go by their name."""
     if (label := _LABEL.match(query or "")) is not None:
         return str(json.loads(label[1])["owner"])
     if (ours := _NAME.fullmatch(application_name or "")) is not None and ours[1]:

@@ -139,7 +139,7 @@ class AdvisorySource:
             await self._end(pid, name)
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has the lock, programs that lock there themselves included."""
+        """Return who has the lock, programs that lock there themselves included."""
         statement = _HELD.format(place=self._settings.key(lock).place, of_lock=_OF_LOCK)
         if (held := await self._asking.row(statement, lock)) is None:
             return None
@@ -155,7 +155,7 @@ class AdvisorySource:
         raise SourceError("advisory locks have no numbers: ask the database that the tokens are drawn in")
 
     async def advice(self) -> list[str]:
-        """What keeps its locks from working. A pooler or a standby raises, as it does for everybody."""
+        """What keeps its locks from working. A pooler or a standby raises, as it does for all calls."""
         row = await self._asking.row(_LOOK)
         if row is None:
             raise SourceUnavailableError(f"PostgreSQL ({self._settings.server}) gave no answer about its settings")

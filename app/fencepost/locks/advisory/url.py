@@ -63,7 +63,7 @@ PAIRED: Final = AdvisoryKey.of_ints("split_part($1::text, ',', 1)::bigint", "spl
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryUrl:
-    """What the URL says. `server` names the database for messages, without a password."""
+    """The parts of the URL. `server` names the database for messages, without a password."""
 
     dsn: str
     server: str

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, Literal, TypeVar
@@ -16,7 +16,8 @@ from typing import Final, Literal, TypeVar
 from fencepost.locks.builtin.queue import Queue, Visit
 from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases, Overtaken
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
@@ -214,9 +215,15 @@ class PostgresLocks(Leases):
         """Look at a lease that is over, as long as it is remembered."""
         return await self._ask(lambda c: leases.find_ended(c, lease_id))
 
-    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
+    async def states(
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
+    ) -> list[LockState]:
         """List locks that are held or waited for."""
-        return await self._ask(lambda c: leases.lock_states(c, name, after, limit))
+        return await self._ask(lambda c: leases.lock_states(c, names, after, limit, patterns))
 
     async def counts(self) -> tuple[int, int]:
         """Count (locks held, requests that wait), over all gateways."""
@@ -232,7 +239,9 @@ class PostgresLocks(Leases):
 
     async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         async def attempt() -> T:
-            async with self._database.connection(writing=writing) as connection:
+            # What others read, a list of all locks say, is no reason for renewals to wait.
+            lend = self._database.lease_connection if writing else self._database.connection
+            async with lend(writing=writing) as connection:
                 with map_errors(writing=writing):
                     answer = await statement(connection)
                 if writing:

@@ -9,8 +9,8 @@ The queue itself is in the database: a waiter's ticket is drawn under the rows o
    dies. So each gateway that has waiters beats once a second: the statement keeps its waiters counting, and returns
    those that are first, with the time until their lock expires, and those whose place got lost. A gateway silent for
    three seconds is passed over.
-4. A waiter that goes away leaves. Where that could not be said, or an answer got lost and PostgreSQL may still be
-   giving it a place, the next beats say it again.
+4. A waiter that goes away leaves. Where PostgreSQL could not be reached for that, or an answer got lost and PostgreSQL
+   may still be giving it a place, the next beats send it again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BEAT: Final = 1.0
 LINGER: Final = 30.0
 """Seconds for which a gateway without waiters goes on beating: its next one needs no word ahead."""
 REPEATS: Final = 30
-"""Beats that say again who has left where that is in doubt: longer than a statement may run."""
+"""Beats that repeat who has left where that is in doubt: longer than a statement may run."""
 KEEP_PLACE_MS: Final = 3000
 
 
@@ -65,11 +65,10 @@ class Visit:
 class Queue:
     """The waiters of one gateway process."""
 
-    def __init__(self, database: Database, most: int, failed: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, failed: Callable[[str], None]) -> None:
         self.gateway = uuid4()
         self.channel = f"fencepost_{self.gateway.hex}"
         self._database = database
-        self._most = most
         self._failed = failed
         self._visits: dict[UUID, Visit] = {}
         self._beating: asyncio.Task[None] | None = None
@@ -79,11 +78,9 @@ class Queue:
         self.stopping = False
 
     async def arrive(self) -> Visit:
-        """Let a request in. UnavailableError when too many wait here, or when the database cannot be reached."""
+        """Let a request in. UnavailableError when the database cannot be reached."""
         if self.stopping:
             raise UnavailableError("this gateway is stopping")
-        if len(self._visits) >= self._most:
-            raise UnavailableError(f"{self._most} requests wait for locks at this gateway, and it takes no more")
         visit = Visit()
         self._visits[visit.id] = visit
         try:
@@ -108,10 +105,10 @@ class Queue:
                 await self._leave(visit.id, KEEP_PLACE_MS if keep else 0)
             except StorageError as error:
                 self._left[visit.id] = REPEATS
-                self._failed(f"a waiter could not leave its queue; the next heartbeat says it: {error}")
+                self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
-        async with self._database.connection() as connection:
+        async with self._database.lease_connection() as connection:
             with map_errors(writing=True):
                 await leases.leave(connection, visit, keep_ms)
 
@@ -123,12 +120,12 @@ class Queue:
 
     def on_notify(self, payload: str) -> None:
         """Wake the waiter that a release elsewhere has named."""
-        # Anybody may NOTIFY anything.
+        # Every role may NOTIFY any text.
         with suppress(ValueError):
             self.wake([UUID(payload)])
 
     def on_listening(self) -> None:
-        """Notifications may have been missed: everybody looks."""
+        """Notifications may have been missed: all waiters look."""
         for visit in self._visits.values():
             visit.woken.set()
 
@@ -146,14 +143,14 @@ class Queue:
             await asyncio.gather(self._beating, return_exceptions=True)
         if self._registered:
             try:
-                async with self._database.connection() as connection:
+                async with self._database.lease_connection() as connection:
                     with map_errors(writing=True):
                         await leases.retire(connection, self.gateway)
             except StorageError as error:
                 self._failed(f"this gateway's waiters could not be taken out of their queues: {error}")
 
     async def _beat(self) -> None:
-        async with self._database.connection() as connection:
+        async with self._database.lease_connection() as connection:
             with map_errors(writing=True):
                 due = await leases.beat(connection, self.gateway, list(self._visits), left := list(self._left))
         self._registered = True

@@ -1,8 +1,8 @@
 """etcd's JSON gateway, and how it is asked.
 
 Several endpoints are one service. A request goes to the one that answered last, and on to the next when the connection
-breaks, no answer comes, or the node says that it is not ready (no leader, say). **So every request may be done
-twice, or land after its caller gave up**: callers ask only what may be repeated (see source.py, "Repeats").
+breaks, no answer comes, or the node reports that it is not ready (no leader, for example). **So every request may be
+done twice, or land after its caller gave up**: callers ask only what may be repeated (see source.py, "Repeats").
 
 All of it, sign-in and other endpoints included, takes REQUEST_TIMEOUT at most. The watch is a stream and has no such
 end: the caller of watch gives the time, and relies on it for speed only.
@@ -34,7 +34,7 @@ SIGN_IN_AGAIN: Final = ("user name is empty", "revision of auth store is old")
 
 
 class EtcdRefusedError(SourceError):
-    """etcd has answered, and said no. `code` is gRPC's."""
+    """etcd has answered with a refusal. `code` is gRPC's."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -137,7 +137,7 @@ class EtcdApi:
                     if result.get("canceled"):
                         return False
         except (httpx.HTTPError, OSError, orjson.JSONDecodeError):
-            # What is wrong there the look says, that comes next and has errors of its own.
+            # The look that comes next reports what is wrong there, with errors of its own.
             self._current = (at + 1) % len(self.where.endpoints)
         return False
 

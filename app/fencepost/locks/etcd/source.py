@@ -173,7 +173,7 @@ class EtcdSource:
         return Grant(str(hold), (drawn + more)[:tokens])
 
     async def _turn(self, lock: str, hold: Hold, ends: float, ttl_ms: int) -> Holder | None:
-        """Wait until no older key is before ours: None. After `ends`, say who has the lock."""
+        """Wait until no older key is before ours: None. After `ends`, return who has the lock."""
         loop = asyncio.get_running_loop()
         while True:
             before, revision = await self._keys.look(lock, before=hold.created)
@@ -190,7 +190,7 @@ class EtcdSource:
                 raise PlaceLostError
 
     async def _other_holder(self, lock: str, but: Hold | None = None) -> Holder | None:
-        """Say who has the lock, unless it is free or held by `but`. Raises SourceError for a key that is no lock's."""
+        """Return who has the lock, unless it is free or held by `but`. Raises SourceError for a foreign key."""
         first, _ = await self._keys.look(lock)
         if first is None or (but is not None and first.created == but.created):
             return None

@@ -25,7 +25,7 @@ _FORM: Final = Form(
 
 @dataclass(frozen=True, slots=True)
 class EtcdUrl:
-    """What a source's URL says. `endpoints` are base URLs without a path."""
+    """The parts of a source's URL. `endpoints` are base URLs without a path."""
 
     name: str
     endpoints: tuple[str, ...]

@@ -59,7 +59,7 @@ Access = InCluster | Kubeconfig
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ApiServer:
     """An API server, credentials for it, and the namespace that they come with. `connection`: what a client is made
     of, that is all but the token.
     """
@@ -76,7 +76,7 @@ class Server:
         return f"{url.scheme}://{url.netloc.decode()}"
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers that say who we are; from inside a pod the token is read anew each minute."""
+        """Return the headers with our credentials; from inside a pod the token is read anew each minute."""
         try:
             token = await self.configuration.get_api_key_with_prefix(_BEARER)
         except (ConfigException, OSError, ValueError) as error:
@@ -94,7 +94,7 @@ class Server:
                 # managedFields of a Lease name who wrote it by this.
                 headers={"User-Agent": "fencepost"},
                 timeout=REQUEST_TIMEOUT,
-                # Everybody who waits for a lock has a connection that waits for its event.
+                # Each request that waits for a lock has a connection that waits for its event.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
             )
         except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
@@ -112,12 +112,12 @@ class Server:
         return context
 
 
-async def read(access: Access) -> Server:
+async def read(access: Access) -> ApiServer:
     """Read the credentials anew; an exec plugin is run. Raises SourceConfigError."""
     try:
         async with asyncio.timeout(READ_TIMEOUT):
             configuration, namespace = await _read(access)
-        return Server(access, configuration, namespace, _connection(configuration))
+        return ApiServer(access, configuration, namespace, _connection(configuration))
     except Exception as error:  # noqa: BLE001 - a malformed kubeconfig makes the library stumble in many ways
         raise _unreadable(access, error) from None
 

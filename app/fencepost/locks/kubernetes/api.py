@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from fencepost.locks.kubernetes import access as kubernetes_access
-from fencepost.locks.kubernetes.access import Access, Server
+from fencepost.locks.kubernetes.access import Access, ApiServer
 from fencepost.locks.kubernetes.lease import LeaseObject, number
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceError, SourceUnavailableError
 
@@ -35,7 +35,7 @@ class KubernetesApi:
 
     def __init__(self, access: Access, namespace: str | None) -> None:
         self._access, self._wanted = access, namespace
-        self._server: Server | None = None
+        self._server: ApiServer | None = None
         self._client: httpx.AsyncClient | None = None
         self._connection: tuple[object, ...] = ()
         self._retired: list[httpx.AsyncClient] = []
@@ -137,7 +137,7 @@ class KubernetesApi:
         if answer.status_code == GONE:
             return True
         if answer.status_code in {_UNAUTHORIZED, _TOO_MANY} or answer.status_code >= _BROKEN:
-            return False  # the look that follows says so, or renews the credentials
+            return False  # the look that follows reports it, or renews the credentials
         if answer.status_code not in OK:
             await answer.aread()
             self._read_answer(answer, "watch", name)
@@ -150,13 +150,13 @@ class KubernetesApi:
         return self._read_answer(await self._ask("POST", path, body=body), "create", path)
 
     async def version(self) -> dict[str, Any]:
-        """Return what the API server says about itself. Raises SourceError."""
+        """Return the API server's version. Raises SourceError."""
         return self._read_answer(await self._ask("GET", "/version"), "get", "/version")
 
     async def _ask(
         self, method: str, path: str, *, params: dict[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> httpx.Response:
-        """Send one request, and return its answer unless it says that the server cannot be asked. `path`: a Lease's
+        """Send one request, and return its answer unless it means that the server cannot be asked. `path`: a Lease's
         name, empty for all of them, or what begins with a slash.
         """
         try:
@@ -212,7 +212,7 @@ class KubernetesApi:
         return LeaseObject(body)
 
     def _read_answer(self, answer: httpx.Response, verb: str, name: str) -> dict[str, Any]:
-        """Return what an answer says. Raises SourceError where it is a refusal."""
+        """Return an answer's body. Raises SourceError where it is a refusal."""
         what = f"{self._at()}: to {verb} {self.where(name) if name and '/' not in name else name or 'Leases'}"
         if answer.status_code == _FORBIDDEN:
             raise SourceError(
@@ -231,10 +231,10 @@ class KubernetesApi:
     def _at(self) -> str:
         return f"the Kubernetes API server {self._server.url}" if self._server else str(self._access)
 
-    def _path(self, server: Server) -> str:
+    def _path(self, server: ApiServer) -> str:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self._wanted or server.namespace}/leases"
 
-    async def _connect(self, instead_of: Server | None = None) -> tuple[Server, httpx.AsyncClient]:
+    async def _connect(self, instead_of: ApiServer | None = None) -> tuple[ApiServer, httpx.AsyncClient]:
         """Return the server and a client for it. `instead_of`: read the credentials anew, these are refused."""
         if self._server is None or self._server is instead_of:
             if self._reading is None or self._reading.done():
@@ -262,7 +262,7 @@ def _note_failure(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _sni(server: Server) -> dict[str, str]:
+def _sni(server: ApiServer) -> dict[str, str]:
     name = server.configuration.tls_server_name
     return {"sni_hostname": name} if name else {}
 

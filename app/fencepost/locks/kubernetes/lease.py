@@ -80,7 +80,7 @@ class LeaseObject:
 
     @property
     def lock_annotation(self) -> str | None:
-        """The full name of the lock that it belongs to, where it says so."""
+        """The full name of the lock that it belongs to, where its annotation has it."""
         found = (self.body["metadata"].get("annotations") or {}).get(LOCK_ANNOTATION)
         return None if found is None else str(found)
 
@@ -154,7 +154,7 @@ def number(version: str, what: str) -> int:
 
 
 def whole_seconds(ttl_ms: int) -> int:
-    """Round a TTL up to what leaseDurationSeconds can say."""
+    """Round a TTL up to what leaseDurationSeconds can hold."""
     return max(1, math.ceil(ttl_ms / 1000))
 
 

@@ -13,7 +13,7 @@ Time. No clock of another machine is read. A client that wants a held Lease take
 unchanged for leaseDurationSeconds, by his own monotonic clock; a renewal and a mint change it. What was seen is kept
 per lock, so that those who do not wait but ask now and then get there too.
 
-What can fail. An identity is new for every acquisition, so that a Lease says for itself whether an update whose answer
+What can fail. An identity is new for every acquisition, so that a Lease shows by itself whether an update whose answer
 was lost has landed. A cancelled acquire lets its update come to an end, and gives back what it has got. An update that
 is still on its way when we give up may land later: that hold expires, since it is not renewed.
 """
@@ -118,7 +118,7 @@ class KubernetesLeases:
         await self._update(lock, handle, LeaseObject.released)
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has a lock; the time is how long it lives at most unless it is renewed. See Source."""
+        """Return who has a lock; the time is how long it lives at most unless it is renewed. See Source."""
         lease = await self._look(lock)
         if lease is None or not lease.holder:
             return None

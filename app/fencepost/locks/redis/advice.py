@@ -31,7 +31,7 @@ async def advice(node: RedisNode, counter: str | None, *, alone: bool = False) -
 
 
 async def server_info(node: RedisNode) -> dict[str, str]:
-    """Return what INFO says. Raises SourceError."""
+    """Return the fields of INFO. Raises SourceError."""
     found: dict[str, str] = {}
     # One section at a time: Redis before 7 takes only one.
     for section in ("server", "memory", "persistence", "replication", "cluster"):

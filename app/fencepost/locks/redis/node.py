@@ -84,7 +84,7 @@ class RedisNode:
     async def run_replicated(
         self, script: str, keys: tuple[str, ...], *values: str | int, about: str, replicas: int, wait_ms: int
     ) -> tuple[Any, int]:
-        """Run a script, and say how many replicas had its writes within `wait_ms`. Raises as `run` does."""
+        """Run a script, and return how many replicas had its writes within `wait_ms`. Raises as `run` does."""
         with self._map_errors(about):
             async with asyncio.timeout(self._timeout), self._redis.pipeline(transaction=False) as pipeline:
                 # WAIT is about the writes of its own connection, so both go over one.

@@ -146,7 +146,7 @@ class RedlockSource:
         return False
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:  # noqa: ARG002 - it has none
-        """Say whether the hold is there: an empty tuple, or None. Numbers are drawn in PostgreSQL."""
+        """Return whether the hold is there: an empty tuple, or None. Numbers are drawn in PostgreSQL."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
         ours = sum(answer is not None and answer[0] == handle.encode() for answer in poll.answered)
@@ -164,7 +164,7 @@ class RedlockSource:
             raise error
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has the lock at a majority, or may have it, as far as nodes answer."""
+        """Return who has the lock at a majority, or may have it, as far as nodes answer."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
         if (error := poll.most_cannot(about)) is not None:
@@ -224,7 +224,7 @@ def validity_ms(ttl_ms: int, elapsed_ms: float) -> float:
 
 
 def _most_held(held: Sequence[list[Any]]) -> Holder:
-    """Say who has most nodes; several at once are rivals, of whom none may have got the lock."""
+    """Return who has most nodes; several at once are rivals, of whom none may have got the lock."""
     if not held:
         return Holder()
     value = Counter(value for value, _ in held).most_common(1)[0][0]

@@ -115,7 +115,7 @@ class RedisSource:
         await self._node.run(RELEASE, (self._key(lock),), handle, about=self._about(lock))
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who has the lock. A lock of a program that sets another kind of value has no owner that we know."""
+        """Return who has the lock. A lock of a program that sets another kind of value has no owner that we know."""
         held = await self._node.run(LOOK, (self._key(lock),), about=self._about(lock))
         return None if held is None else holder(held)
 

@@ -13,7 +13,8 @@ from fencepost.fencing.token import Token
 from fencepost.locks.leases import Claim, Overtaken
 from fencepost.locks.source_leases.grants import Grants, ms_since
 from fencepost.storage.connections.connection import gateway_connection
-from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, map_errors
 from fencepost.storage.leases import source_leases
 from fencepost.storage.leases.builtin import Lease

@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceFrozenError
+from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceQuarantinedError
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import map_errors
 from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
-from fencepost.storage.leases.sources import State
+from fencepost.storage.leases.sources import SourceState
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class Held:
 
     handle: str
     tokens: tuple[int, ...]
-    before: State
+    before: SourceState
     since: float
 
 
@@ -35,13 +36,18 @@ class Grants:
     """Gets holds and tokens from one source, and records them."""
 
     def __init__(
-        self, name: str, source: Source, database: Database, failed: Callable[[str], None], froze: Callable[[str], None]
+        self,
+        name: str,
+        source: Source,
+        database: Database,
+        failed: Callable[[str], None],
+        quarantined: Callable[[str], None],
     ) -> None:
         self.name, self.source = name, source
-        self._database, self._failed, self._froze = database, failed, froze
+        self._database, self._failed, self._quarantined = database, failed, quarantined
 
     async def grant(
-        self, wanted: LockRequest, before: State, wait_s: float, gone: "asyncio.Future[None]"
+        self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
     ) -> Held | Holder | None:
         """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
         self.require_sound(before)
@@ -95,7 +101,9 @@ class Grants:
             return Holder()
         return asking.result()
 
-    async def draw(self, lock: str, handle: str, ttl_ms: int, count: int, before: State) -> tuple[int, ...] | None:
+    async def draw(
+        self, lock: str, handle: str, ttl_ms: int, count: int, before: SourceState
+    ) -> tuple[int, ...] | None:
         """Draw tokens while the lock is held; None: it is not."""
         if self.source.capabilities.order == "database":
             drawn = await self.ask(lambda c: sources.draw(c, self.name, before.generation, count))
@@ -105,7 +113,7 @@ class Grants:
         return None if numbers is None else before.compose(_small(self.name, numbers))
 
     async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
-        """Record a grant; None: it is void. Raises SourceFrozenError."""
+        """Record a grant; None: it is void. Raises SourceQuarantinedError."""
         lock = wanted.names[0]
         granting = GrantRecord(
             self.name,
@@ -118,6 +126,7 @@ class Grants:
             held.before,
             wanted.ttl_ms,
             ms_since(held.since),
+            wanted.writes,
         )
         verdict, lease = "void", None
         try:
@@ -126,8 +135,8 @@ class Grants:
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)
-        if verdict in ("backwards", "frozen"):
-            raise await self.freeze_error(lock, just_now=verdict == "backwards")
+        if verdict in ("backwards", "quarantined"):
+            raise await self.quarantine_error(lock, just_now=verdict == "backwards")
         return lease
 
     async def give_back(self, lock: str, handle: str) -> None:
@@ -146,26 +155,26 @@ class Grants:
         """Finish this, even if the caller is cancelled meanwhile."""
         return await asyncio.shield(work)
 
-    async def state(self, lock: str) -> State:
-        """Look where the source's tokens are. Raises SourceFrozenError."""
+    async def state(self, lock: str) -> SourceState:
+        """Look where the source's tokens are. Raises SourceQuarantinedError."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
         self.require_sound(found)
         return found
 
-    def require_sound(self, state: State) -> None:
-        """Raise SourceFrozenError where nothing is taken from the source."""
-        if state.frozen is not None:
-            raise self._frozen_error(state.frozen)
+    def require_sound(self, state: SourceState) -> None:
+        """Raise SourceQuarantinedError where nothing is taken from the source."""
+        if state.quarantined is not None:
+            raise self._quarantined_error(state.quarantined)
 
-    async def freeze_error(self, lock: str, *, just_now: bool) -> SourceFrozenError:
-        """Make the error that says why the source is frozen."""
+    async def quarantine_error(self, lock: str, *, just_now: bool) -> SourceQuarantinedError:
+        """Make the error that gives the reason why the source is quarantined."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
-        if just_now and found.frozen is not None:
-            self._froze(found.frozen)
-        return self._frozen_error(found.frozen or "its generation has just been raised")
+        if just_now and found.quarantined is not None:
+            self._quarantined(found.quarantined)
+        return self._quarantined_error(found.quarantined or "its generation has just been raised")
 
-    def _frozen_error(self, reason: str) -> SourceFrozenError:
-        return SourceFrozenError(f"the source {self.name} is frozen: {reason}")
+    def _quarantined_error(self, reason: str) -> SourceQuarantinedError:
+        return SourceQuarantinedError(f"the source {self.name} is quarantined: {reason}")
 
     def ttl(self, ttl_ms: int) -> int:
         """Lengthen a TTL to what the source can do; the lease's own is what counts for the tokens."""
@@ -175,7 +184,7 @@ class Grants:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
 
         async def attempt() -> T:
-            async with self._database.connection(writing=True) as connection:
+            async with self._database.lease_connection(writing=True) as connection:
                 with map_errors(writing=True):
                     answer = await statement(connection)
                 gateway_connection(connection).require_replicated()
@@ -190,7 +199,7 @@ def ms_since(moment: float) -> int:
 
 
 def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:
-    """Refuse numbers that leave no room for the generation, before they are anybody's tokens."""
+    """Refuse numbers that leave no room for the generation, before they are handed out as tokens."""
     if numbers and not 0 < numbers[0] <= numbers[-1] <= MOST_NATIVE:
         raise SourceError(f"the source {name} counts to {numbers[-1]}, and a token has room for {MOST_NATIVE}")
     return numbers

@@ -1,8 +1,8 @@
 """Ends holds that live by this process's session (Capabilities.ttl_from_server is False) when their leases are over.
 
-The lease's record says when: any gateway may have renewed it, or released it. So the record is read when a lease is due
-by what this process knows of it, and every LOOKS_AT_LEAST seconds. Should PostgreSQL not be there to be asked, the hold
-stays: a lock that is kept for too long delays others, and does no other harm.
+The lease's record has the time: any gateway may have renewed it, or released it. So the record is read when a lease is
+due by what this process knows of it, and every LOOKS_AT_LEAST seconds. Should PostgreSQL not be there to be asked, the
+hold stays: a lock that is kept for too long delays others, and does no other harm.
 """
 
 import asyncio

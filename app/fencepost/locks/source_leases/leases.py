@@ -1,4 +1,4 @@
-"""Leases on the locks of a source: the source says who holds a lock, PostgreSQL keeps the lease and judges the tokens.
+"""Leases on the locks of a source: the source decides who holds a lock, PostgreSQL keeps the lease and judges tokens.
 
 Order of a grant (R12), with the state of the source's tokens read before the number is asked for:
 
@@ -18,20 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fencepost.fencing.token import GENERATION_BITS, Token
+from fencepost.fencing.token import GENERATION_BITS
 from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
+from fencepost.locks.source_leases.answers import granted, not_granted, public
 from fencepost.locks.source_leases.claims import SourceClaims
 from fencepost.locks.source_leases.grants import Grants, Held, ms_since
 from fencepost.locks.source_leases.hold_keeper import HoldKeeper
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.builtin import Lease, LockRequest, LockState, LostLease
 from fencepost.storage.leases.source_leases import SourceLease
 
 if TYPE_CHECKING:
-    from fencepost.storage.leases.sources import State
+    from fencepost.storage.leases.sources import SourceState
 
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
@@ -52,7 +53,7 @@ class SourceLocks(Leases):
         *,
         limits: LeaseLimits | None = None,
         failed: Callable[[str], None] = lambda _reason: None,
-        froze: Callable[[str], None] = lambda _reason: None,
+        quarantined: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -61,7 +62,7 @@ class SourceLocks(Leases):
         self.source = source
         self.limits = limits or LeaseLimits()
         self._database = database
-        self._grants = Grants(name, source, database, failed, froze)
+        self._grants = Grants(name, source, database, failed, quarantined)
         self._keeper = HoldKeeper(source, self._grants.ask, failed)
 
     async def open(self) -> None:
@@ -109,7 +110,7 @@ class SourceLocks(Leases):
             attempted = await self._attempt(wanted, claim, gone, began)
             if attempted is not None:
                 return attempted
-        return _attempted_since(_not_granted("held", wanted, Holder()), began)
+        return not_granted("held", wanted, Holder(), began)
 
     async def _attempt(
         self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
@@ -128,15 +129,20 @@ class SourceLocks(Leases):
                 )
             _, found = await self._look_up(wanted)  # the holder may be this very request, sent twice
             if found is None:
-                return _attempted_since(_not_granted("held", wanted, held), began)
+                return not_granted("held", wanted, held, began)
         source, known = found
-        if (source, known.lock, known.claims) != (self.name, wanted.names[0], wanted.claims):
-            return _attempted_since(_not_granted("mismatch", wanted, Holder()), began)
+        if (source, known.lock, known.claims, known.writes) != (
+            self.name,
+            wanted.names[0],
+            wanted.claims,
+            wanted.writes,
+        ):
+            return not_granted("mismatch", wanted, Holder(), began)
         if not await self._holds(known, wanted.secret_hash):
             return None
         return await self._claim_and_answer(known, wanted, claim, 0, repeated=True)
 
-    async def _look_up(self, wanted: LockRequest) -> "tuple[State, tuple[str, SourceLease] | None]":
+    async def _look_up(self, wanted: LockRequest) -> "tuple[SourceState, tuple[str, SourceLease] | None]":
         return await self._grants.ask(
             lambda c: source_leases.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
         )
@@ -158,10 +164,10 @@ class SourceLocks(Leases):
             await self._grants.give_back(lease.lock, lease.handle)
             return None
         self._keeper.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
-        return _public(renewed, ())
+        return public(renewed, ())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
-        """Draw more tokens. None: the lease is lost. Raises SourceFrozenError."""
+        """Draw more tokens. None: the lease is lost. Raises SourceQuarantinedError."""
         found = await self._grants.ask(lambda c: source_leases.find_held(c, self.name, lease_id, secret_hash))
         if found is None:
             return None
@@ -174,11 +180,11 @@ class SourceLocks(Leases):
             return None
         match await self._grants.ask(lambda c: source_leases.record_minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
-                return _public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
+                return public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
                 return None
             case verdict:
-                raise await self._grants.freeze_error(lease.lock, just_now=verdict == "backwards")
+                raise await self._grants.quarantine_error(lease.lock, just_now=verdict == "backwards")
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is another client's."""
@@ -194,15 +200,21 @@ class SourceLocks(Leases):
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
-        return None if lease is None else _public(lease, ())
+        return None if lease is None else public(lease, ())
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
         return await self._grants.ask(lambda c: source_leases.find_ended(c, self.name, lease_id))
 
-    async def states(self, name: str | None, after: str | None, limit: int) -> list[LockState]:
+    async def states(
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
+    ) -> list[LockState]:
         """List the locks that are held under leases."""
-        return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, name, after, limit))
+        return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, names, after, limit, patterns))
 
     async def verify(self, token: int) -> bool:
         """Ask the source whether it has issued a token that is above all that are known, and note that (--verify)."""
@@ -237,24 +249,7 @@ class SourceLocks(Leases):
             if claimed is None:
                 return None
             claims, lease = claimed
-        return AcquireResult(
-            Acquired(
-                "repeated" if repeated else "granted",
-                lease.lease_id,
-                lease.owner,
-                None,
-                tuple(Token(token) for token in (lease.tokens[1:] if wanted.claims else lease.tokens)),
-                lease.ttl_ms,
-                lease.granted_at,
-                lease.expires_at,
-                lease.lock,
-                max(lease.remaining_ms - ms_since(asked), 0),
-                first=False,
-                waiting=0,
-            ),
-            claims,
-            waited_ms,
-        )
+        return granted(lease, wanted, claims, waited_ms, repeated=repeated, asked=asked)
 
     async def _holds(self, lease: SourceLease, secret_hash: bytes) -> bool:
         """Whether the hold of a lease is there still, which renews it; ended in our record if it is not."""
@@ -275,39 +270,3 @@ class SourceLocks(Leases):
         """Note that a lease is over though it was not released."""
         self._keeper.forget(lease_id)
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
-
-
-def _not_granted(verdict: str, wanted: LockRequest, holder: Holder) -> Acquired:
-    return Acquired(
-        "mismatch" if verdict == "mismatch" else "held",
-        None,
-        holder.owner,
-        None,
-        (),
-        None,
-        None,
-        None,
-        wanted.names[0],
-        holder.expires_ms,
-        first=False,
-        waiting=0,
-    )
-
-
-def _attempted_since(acquired: Acquired, began: float) -> AcquireResult:
-    return AcquireResult(acquired, None, int((time.monotonic() - began) * 1000))
-
-
-def _public(lease: SourceLease, minted: Sequence[int]) -> Lease:
-    return Lease(
-        lease.lease_id,
-        (lease.lock,),
-        lease.owner,
-        lease.claims,
-        lease.ttl_ms,
-        lease.last_token,
-        lease.granted_at,
-        lease.expires_at,
-        lease.remaining_ms,
-        tuple(Token(token) for token in minted),
-    )

@@ -34,7 +34,7 @@ async def _permissions(settings: ZooKeeperUrl, session: ZooKeeperSession) -> lis
         return []
     if any((acl.id.scheme, acl.id.id) == _ANYBODY and acl.perms & ~1 for acl in acls):
         return [
-            f"Anybody who reaches ZooKeeper can delete or change what is under {settings.root}, and so end a hold: "
+            f"Any client that reaches ZooKeeper can delete or change what is under {settings.root}, and so end a hold: "
             "put user:password@ into the URL, which makes new nodes its own."
         ]
     return []

@@ -194,7 +194,7 @@ class ZooKeeperSession:
         return newest
 
     async def _ready(self) -> Any:
-        """Wait for a connection. kazoo's thread ends for good when a server says something that it does not know."""
+        """Wait for a connection. kazoo's thread ends for good when a server answers something that it does not know."""
         if self._closing or self._client is None:
             raise SourceUnavailableError("this gateway has closed its session with ZooKeeper")
         if self._client.client_state in _ENDED and self._loop.time() - self._started > REQUEST_TIMEOUT:

@@ -1,16 +1,16 @@
 """Locks of ZooKeeper: the recipe of ephemeral sequential nodes, where each waiter watches the one before it.
 
 1. To take a lock, make a node in its queue. Then look: the first has the lock, and each other one waits until
-   the node before its own is deleted. The look needs no `sync`: the answer to the create says that this server has all
+   the node before its own is deleted. The look needs no `sync`: the answer to the create shows that this server has all
    that came before.
 2. Tokens are transaction numbers (zxids). They rise over all locks, and through elections of a leader. A waiter's node
    was created before the owner's later mints, so the number of its creation is no token: the first act of an owner is
    a mint.
 3. A mint is a setData on the owner's node, and the token is that transaction's number. The leader decides in one step
    whether the node is there, and it is there exactly as long as the session that made it lives and it was not deleted
-   it. The answer says who made the node (czxid, ephemeralOwner), and only one's own counts. Every process can do it.
+   it. The answer names who made the node (czxid, ephemeralOwner), and only one's own counts. Every process can do it.
 4. The setData carries no version. The guid in a node's name makes that its path never means another node, and a version
-   would have to be read before, from a server that may be behind and say that the node is not there.
+   would have to be read before, from a server that may be behind and answer that the node is not there.
 5. A hold lives as long as the session of the process that acquired it. The servers end that session when the process is
    dead, or paused for longer than session_timeout_s.
 """
@@ -89,7 +89,7 @@ class ZooKeeperSource:
                 )
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:  # noqa: ARG002 - sessions only
-        """Say whether the hold is there. A read could be stale, so this is a mint whose token is not used."""
+        """Return whether the hold is there. A read could be stale, so this is a mint whose token is not used."""
         return await self._draw(lock, QueueNode.from_handle(lock, handle), 1) is not None
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
@@ -97,7 +97,7 @@ class ZooKeeperSource:
         return await self._draw(lock, QueueNode.from_handle(lock, handle), count)
 
     async def release(self, lock: str, handle: str) -> None:
-        """Delete the owner's node. Where that cannot be said, this process goes on trying: no other does."""
+        """Delete the owner's node. Where no server can be reached for that, this process tries on: no other does."""
         place = QueueNode.from_handle(lock, handle)
         parent = self._parent(lock)
         try:
@@ -107,7 +107,7 @@ class ZooKeeperSource:
             raise
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Say who is first in the queue."""
+        """Return who is first in the queue."""
         parent = self._parent(lock)
         await self._session.ask(lock, lambda client: client.sync_async(parent))
         while queue := await self._queue(lock):

@@ -1,7 +1,7 @@
 """Takes nodes of ours out of a queue, however long that takes.
 
 The session of a gateway lives on, so a node that is not deleted would block its lock for ever: one whose create was
-cancelled or given up, or whose delete could not be said. The node is looked for by the guid in its name. That finds it
+cancelled or given up, or whose delete could not be sent. The node is looked for by the guid in its name. That finds it
 also where its create is still under way: on one connection ZooKeeper answers in order, and after a reconnection no
 request of the old one is accepted any more. Before the look, `sync` lets the server catch up with what was accepted.
 """

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
+from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.storage.connections.connection import Connection, GatewayConnection
 from fencepost.storage.errors import OutcomeUnknownError
 
 W = TypeVar("W")
 R = TypeVar("R")
 
+MOST_LANES: Final = 256
+"""How many roles have queues of one kind at a time."""
 MOST_BYTES: Final = 1_000_000
 """A batch that has grown so large takes in no more writes."""
 
@@ -66,11 +69,20 @@ class BatchQueue(Generic[W, R]):
     clashes: Callable[[W], Iterable[Hashable]] = _nothing
     """What no two writes of a batch may share."""
     most: int = 256
+    caller: Caller = EVERYBODY
+    """As whom its batches run: a role, and no claims, for the writes are those of several callers."""
     pending: "deque[Waiting[W, R]]" = field(default_factory=deque)
     running: int = 0
     """How many send its batches: one, unless one of them is slow."""
     sent: float = 0.0
     """When the last batch was sent (loop time)."""
+    lingering: "Future[None] | None" = None
+    """Done when one that has a connection, and waits for the next write, need wait no longer."""
+
+    def wake(self) -> None:
+        """Have it wait no longer."""
+        if self.lingering is not None and not self.lingering.done():
+            self.lingering.set_result(None)
 
     def take(self) -> "list[Waiting[W, R]]":
         """Take the next batch, sorted. Those whose caller has gone before they were sent are dropped."""
@@ -94,3 +106,21 @@ class BatchQueue(Generic[W, R]):
         order = self.order
         taken.sort(key=lambda waiting: order(waiting.write))
         return taken
+
+
+@dataclass(eq=False)
+class RoleQueues(Generic[W, R]):
+    """Queues of one kind, one for each role: PostgreSQL judges a statement by the role that runs it."""
+
+    make: Callable[[Caller], BatchQueue[W, R]]
+    queues: dict[str | None, BatchQueue[W, R]] = field(default_factory=dict)
+
+    def of(self, caller: Caller) -> BatchQueue[W, R]:
+        """Find the queue of a caller's role."""
+        queue = self.queues.get(caller.role)
+        if queue is None:
+            if len(self.queues) >= MOST_LANES:
+                self.queues.clear()  # those go on until nothing waits in them
+            lane = EVERYBODY if caller.role is None else Caller("", role=caller.role)
+            queue = self.queues[caller.role] = self.make(lane)
+        return queue

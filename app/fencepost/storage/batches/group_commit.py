@@ -1,6 +1,6 @@
 """Group commit: writes that come at the same time share one transaction, one round trip and one flush of the log.
 
-The protocol of one queue (the writes that one statement can carry: a table, a verb, a set of columns):
+The protocol of one queue (the writes that one statement can carry: a table, a verb, a set of columns, a role):
 
 1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
    and a slow statement keeps only its own batch waiting.
@@ -15,11 +15,18 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
    up after LOCK_WAIT_MS.
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
    own beside the queue's next batch; a write that fails by itself gets ALONE. So a caller's bad value, or wait, costs
-   its neighbours a few round trips, and no verdict.
+   its neighbours a few round trips, and no verdict. An answer that is too large for a batch fails it, too (answers.py).
 6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (operation.py):
    it may wait, and its answer is the same as without group commit.
 7. A connection that breaks under a batch leaves all of its writes unknown (R15): each gets BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.
+
+A queue of a role has its connection act as that for as long as it has it: taken in one statement, given back in one
+(roles.py). So that these are few, it keeps the connection for LINGERS seconds after an answer, unless another queue
+wants one: those that were answered write again, often. A privilege that the role lacks for the statement as such is the
+answer to each write of the batch, at once.
+
+Reads of single rows gather so, too (gateway/gathered_reads.py). Others want their connections: a batch gives its back.
 
 Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
 would be the `most_waiting`-th to wait is refused at once, and one that waited for `wait_at_most` seconds is taken out:
@@ -28,7 +35,7 @@ what has not been sent has not happened, so both are a plain 503.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, Waiting
@@ -38,19 +45,24 @@ from fencepost.storage.errors import OutcomeUnknownError, RefusedError, Unavaila
 
 W = TypeVar("W")
 R = TypeVar("R")
+Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Connection]]
 
 SWEPT_EVERY: Final = 0.25
 """Seconds between two looks for writes that have waited too long."""
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
-LOCK_WAITS: Final = frozenset({"55P03", "57014"})
+LOCKED: Final = "55P03"
+LOCK_WAITS: Final = frozenset({LOCKED, "57014"})
 """SQLSTATEs of a wait that was given up."""
-SETUP_ERRORS: Final = frozenset({"42501", "42883"})
+INSUFFICIENT_PRIVILEGE: Final = "42501"
+SETUP_ERRORS: Final = frozenset({INSUFFICIENT_PRIVILEGE, "42883"})
 """SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the queue will fail."""
 REPORTED_EVERY: Final = 60.0
 """Seconds between two reports of that."""
 SLOW: Final = 0.05
 """Seconds after which a batch in flight no longer keeps the next one of its queue waiting."""
+LINGERS: Final = 0.005
+"""Seconds that a queue with a role keeps its connection for the next write."""
 MOST_AT_ONCE: Final = 3
 """How many batches of a queue may be in flight then."""
 
@@ -65,14 +77,21 @@ class GroupCommit:
         most_waiting: int = 1000,
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
+        read_connection: Lend | None = None,
     ) -> None:
-        """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may."""
-        self._database = database
+        """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may.
+        `read_connection`: batches are of reads, on connections that it lends, which wait for locks as long as others.
+        """
+        self._reads = read_connection is not None
+        self._lend: Lend = read_connection or (lambda queue: database.batch_connection(queue.caller))
+        self._accepts = database.is_accepted if read_connection is None else (lambda _connection: True)
+        self._unsent = "it was not read" if self._reads else "nothing was written"
         self._on_setup_error = on_setup_error
         self._reported = -REPORTED_EVERY
         self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._queues: set[BatchQueue[Any, Any]] = set()
+        self._lingering: set[BatchQueue[Any, Any]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanting = 0
         self.waiting = 0
@@ -83,8 +102,8 @@ class GroupCommit:
         """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
         if self.waiting >= self._most_waiting:
             raise UnavailableError(
-                f"{self.waiting} writes are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
-                " nothing was written"
+                f"{self.waiting} requests are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
+                f" {self._unsent}"
             )
         self.waiting += 1
         try:
@@ -100,6 +119,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         waiting: Waiting[W, R] = Waiting(write, loop.create_future(), loop.time() + self._wait_at_most)
         queue.pending.append(waiting)
+        queue.wake()
         if not queue.running or (queue.running < MOST_AT_ONCE and loop.time() - queue.sent > SLOW):
             self._send(queue)
         if self._sweeper is None:
@@ -141,26 +161,43 @@ class GroupCommit:
         behind: GatewayConnection | None = None
         loop = asyncio.get_running_loop()
         try:
-            async with self._connection() as connection:
+            async with self._connection(queue) as connection:
                 behind = gateway_connection(connection)
-                while queue.pending and not behind.is_closed() and self._database.is_accepted(connection):
+                while await self._has_work(queue) and not behind.is_closed() and self._accepts(connection):
                     batch = queue.take()
                     queue.sent = loop.time()
                     if batch:
                         await _run_batch(queue, connection, behind, batch)
                     batch = []
-                    if self._wanting:
+                    if self._wanting or self._reads:
                         return
         except Exception as error:  # noqa: BLE001 - those that wait get it
             self._failed(queue, batch or queue.take(), error, behind)
 
+    async def _has_work(self, queue: BatchQueue[Any, Any]) -> bool:
+        """Whether something waits in a queue. One of a role waits for that a moment, on one of its connections."""
+        if queue.pending or queue.caller.role is None or self._wanting or queue in self._lingering:
+            return bool(queue.pending)
+        loop = asyncio.get_running_loop()
+        queue.lingering = loop.create_future()
+        self._lingering.add(queue)
+        timer = loop.call_later(LINGERS, queue.wake)
+        try:
+            await queue.lingering
+        finally:
+            timer.cancel()
+            self._lingering.discard(queue)
+        return bool(queue.pending)
+
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection. A task that has one gives it back after a batch as long as another wants one."""
+    async def _connection(self, of: BatchQueue[Any, Any]) -> AsyncIterator[Connection]:
+        """Lend a connection for a queue. A task that has one gives it back after a batch while another wants one."""
         self._wanting += 1
         wanting = True
+        for queue in tuple(self._lingering):
+            queue.wake()
         try:
-            async with self._database.batch_connection() as connection:
+            async with self._lend(of) as connection:
                 self._wanting -= 1
                 wanting = False
                 yield connection
@@ -177,9 +214,20 @@ class GroupCommit:
     ) -> None:
         # Out of memory, of space: where a connection was there, that is about one of its writes, too.
         refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
-        if isinstance(error, RefusedError) and error.sqlstate in SETUP_ERRORS:
+        of_a_role = queue.caller.role is not None
+        if (
+            isinstance(error, RefusedError)
+            and error.sqlstate in SETUP_ERRORS
+            and not (of_a_role and _is_a_callers_lack(error))
+        ):
             self._report(error)
         match error:
+            case RefusedError() if of_a_role and error.lacks_privilege:
+                _raise_to(batch, error)
+            case RefusedError(sqlstate=state) if self._reads and state == LOCKED:
+                _raise_to(batch, error)  # a read waits for its table only: each of them would wait as long
+            case _ if refused and self._reads:
+                _set_answers(batch, ALONE)
             case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
                 for half in (batch[:middle], batch[middle:]):
@@ -191,9 +239,7 @@ class GroupCommit:
             case OutcomeUnknownError() if behind is not None:
                 _set_answers(batch, Broken(error, behind))
             case _:
-                for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_exception(error)
+                _raise_to(batch, error)
 
     def _report(self, error: RefusedError) -> None:
         now = asyncio.get_running_loop().time()
@@ -205,7 +251,7 @@ class GroupCommit:
         """Send a part of a batch that was refused."""
         behind: GatewayConnection | None = None
         try:
-            async with self._connection() as connection:
+            async with self._connection(queue) as connection:
                 behind = gateway_connection(connection)
                 await _run_batch(queue, connection, behind, batch)
         except Exception as error:  # noqa: BLE001 - the same
@@ -221,7 +267,7 @@ class GroupCommit:
             while queue.pending and (queue.pending[0].deadline <= now or queue.pending[0].answer.done()):
                 late = queue.pending.popleft()
                 if not late.answer.done():
-                    error = f"the write was not sent within {self._wait_at_most:g} s: nothing was written"
+                    error = f"the request was not sent within {self._wait_at_most:g} s: {self._unsent}"
                     late.answer.set_exception(UnavailableError(error))
         self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep) if self._queues else None
 
@@ -234,6 +280,17 @@ async def _run_batch(
     for waiting, answer in zip(batch, answers, strict=True):
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
+
+
+def _is_a_callers_lack(error: RefusedError) -> bool:
+    """Whether a role lacks what its grants would have to give it, and not the gateway what `migrate` grants it."""
+    return error.sqlstate == INSUFFICIENT_PRIVILEGE and not error.of_the_gateway
+
+
+def _raise_to(batch: "list[Waiting[Any, Any]]", error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.answer.done():
+            waiting.answer.set_exception(error)
 
 
 def _set_answers(batch: "list[Waiting[Any, Any]]", answer: Alone | Broken) -> None:

@@ -16,13 +16,16 @@ Connection = asyncpg.Connection
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Pools and time limits; seconds. `pool_size` connections serve requests, `batch_pool_size` carry batches."""
+    """Pools and time limits; seconds. `pool_size` connections serve requests, `batch_pool_size` carry batches, and
+    `lease_pool_size` keep leases alive.
+    """
 
     pool_size: int = 10
     pool_timeout: float = 5.0
     statement_timeout: float = 30.0
     lock_timeout: float = 10.0
     batch_pool_size: int = 4
+    lease_pool_size: int = 2
     most_waiting: int = 1000
     """How many requests may wait for a connection of the pool before others are refused at once."""
 
@@ -51,6 +54,8 @@ class GatewayConnection(asyncpg.Connection):
     """When it was opened (loop time)."""
     read_only = False
     """Whether its session was read-only then, or has refused a write as such since (read_only.py)."""
+    acting = False
+    """Whether its session may have a caller's role, or settings (roles.py)."""
     _log_listeners: set[object]
     _unreplicated = False
 

@@ -1,13 +1,14 @@
-"""The way to the one database: two pools of connections, to none but the system and timeline that may be written to."""
+"""The way to the one database: pools of connections, to none but the system and timeline that may be written to."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 import asyncpg
 
+from fencepost.fencing.caller import EVERYBODY, Caller
+from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import (
     Connection,
     GatewayConnection,
@@ -19,16 +20,16 @@ from fencepost.storage.connections.connection import (
 )
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import CLOSED_WITHIN, ClosedError, Pool
-from fencepost.storage.connections.read_only import REASON, ReadOnly, is_read_only, look
+from fencepost.storage.connections.read_only import REASON, ReadOnly, look
 from fencepost.storage.connections.session import BackendRegistry
 from fencepost.storage.errors import (
-    RETRIED,
     QuarantinedError,
     ReadOnlyError,
     RefusedError,
     StandbyError,
     UnavailableError,
     map_errors,
+    map_login_errors,
     may_be_running,
 )
 
@@ -41,15 +42,13 @@ UNREADABLE_URL: Final = (
 
 LOCK_WAIT_MS: Final = 10
 """How long a statement of a batch waits for anything that another transaction has locked (group_commit.py)."""
-RETRIES: Final = 10
-"""How often a deadlock or serialization failure is tried again inside before the caller gets the error."""
 
 
 class Database:
-    """Two pools: one for requests, and one for batches (group_commit.py), whose statements hardly wait for locks.
+    """Three pools: one for requests; one for batches (group_commit.py), whose statements hardly wait for locks; and one
+    for what keeps leases alive, which is not to wait for the other two.
 
-    Leaving `connection()` or `batch_connection()` gives the connection back, which changes no answer. `retry_conflicts`
-    repeats what lost a race.
+    Leaving `connection()` and its like gives the connection back, which changes no answer.
     """
 
     def __init__(
@@ -57,17 +56,22 @@ class Database:
         opened: Callable[[], Awaitable[GatewayConnection]],
         pool: Pool,
         batch_pool: Pool,
+        lease_pool: Pool,
         limits: Limits,
         watch: Watch,
         read_only: ReadOnly,
+        report: Callable[[str], None],
     ) -> None:
         self._opened = opened
         self._pool = pool
         self._batch_pool = batch_pool
+        self._lease_pool = lease_pool
+        self._pools = (pool, batch_pool, lease_pool)
         self._limits = limits
         self._watch = watch
         self._read_only = read_only
-        self._waiting = 0
+        self._report = report
+        self._waiting = dict.fromkeys(self._pools, 0)
         self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -89,10 +93,11 @@ class Database:
 
         pool = Pool(opened, limits.pool_size, report)
         batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report)
-        database = cls(opened, pool, batch_pool, limits, shared.watch, ReadOnly(report))
+        lease_pool = Pool(opened, limits.lease_pool_size, report)
+        database = cls(opened, pool, batch_pool, lease_pool, limits, shared.watch, ReadOnly(report), report)
         try:
             with map_errors(writing=False):
-                for each in (pool, batch_pool):
+                for each in (pool, batch_pool, lease_pool):
                     each.give_back(await each.lend())
         except BaseException:
             await database.close()
@@ -101,8 +106,8 @@ class Database:
 
     async def close(self) -> None:
         """Wait for connections in use, then close all."""
-        await self._batch_pool.close()
-        await self._pool.close()
+        for pool in reversed(self._pools):
+            await pool.close()
         if self._ending is not None:
             self._ending.cancel()
 
@@ -113,18 +118,19 @@ class Database:
         self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
-        self._batch_pool.end()
-        self._pool.end()
+        for pool in self._pools:
+            pool.end()
 
     @asynccontextmanager
-    async def connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
+    async def connection(self, *, writing: bool = False, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:
         """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map. One
-        that shows that the sessions have old plans (RefusedError.of_an_old_plan) makes all of them new.
+        that shows that the sessions have old query plans (RefusedError.of_an_old_query_plan) makes all of them new.
 
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
         QuarantinedError (R19); and only if PostgreSQL takes writes, else ReadOnlyError.
+        `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
         """
-        async with self._lend(self._pool, writing=writing) as connection:
+        async with self._lend(self._pool, caller, writing=writing) as connection:
             yield connection
 
     @asynccontextmanager
@@ -136,7 +142,7 @@ class Database:
             async with self.connection() as connection:
                 yield connection
             return
-        with _map_login_errors(), map_errors(writing=False):
+        with map_login_errors():
             connection = await self._opened()
         try:
             yield connection
@@ -145,31 +151,38 @@ class Database:
                 await connection.close(timeout=CLOSED_WITHIN)
 
     @asynccontextmanager
-    async def batch_connection(self) -> AsyncIterator[Connection]:
+    async def batch_connection(self, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:
         """Lend a connection for batches of writes, as `connection(writing=True)` does."""
-        async with self._lend(self._batch_pool, writing=True) as connection:
+        async with self._lend(self._batch_pool, caller, writing=True) as connection:
             yield connection
 
     @asynccontextmanager
-    async def _lend(self, pool: Pool, *, writing: bool) -> AsyncIterator[GatewayConnection]:
+    async def lease_connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
+        """Lend a connection for a short statement that keeps leases and their queues alive, as `connection` does."""
+        async with self._lend(self._lease_pool, EVERYBODY, writing=writing) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _lend(self, pool: Pool, caller: Caller, *, writing: bool) -> AsyncIterator[GatewayConnection]:
         if writing:
             self._read_only.require_writable()
-        with _map_login_errors(), map_errors(writing=False):
+        with map_login_errors():
             connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
             if writing:
                 await self._require_origin(connection)
-                self._require_writable(connection)
+                self._read_only.require_writable_session(connection)
                 connection.listen()
+            await roles.take(connection, caller)
             yield connection
         except RefusedError as error:
-            if error.of_an_old_plan:
+            if error.of_an_old_query_plan:
                 self._expire()
             raise
         except ReadOnlyError as error:
             spoilt = True  # also when the question is interrupted
-            if connection.read_only or await self._note_if_read_only(connection):
+            if connection.read_only or await self._read_only.explains(connection):
                 connection.read_only = True
                 raise ReadOnlyError(REASON) from error
             spoilt = False
@@ -180,25 +193,25 @@ class Database:
         finally:
             if writing:
                 connection.stop_listening()
+            await self._take_back(pool, connection, spoilt=spoilt)
+
+    async def _take_back(self, pool: Pool, connection: GatewayConnection, *, spoilt: bool) -> None:
+        """Take a connection back. One that acts as a caller does so no longer, or is closed; that changes no answer."""
+        if spoilt or not connection.acting or connection.is_closed() or connection.is_in_transaction():
             pool.give_back(connection, spoilt=spoilt)
-
-    def _require_writable(self, connection: GatewayConnection) -> None:
-        if connection.read_only:
-            self._read_only.notice()
-            raise ReadOnlyError(REASON)
-
-    async def _note_if_read_only(self, connection: Connection) -> bool:
-        """Whether a write was refused because all of them are."""
-        with map_errors(writing=False):
-            if not await is_read_only(connection):
-                return False
-        self._read_only.notice()
-        return True
+            return
+        failed: str | None = "it was interrupted"
+        try:
+            failed = await roles.give_back(connection)
+        finally:
+            pool.give_back(connection, spoilt=failed is not None)
+        if failed is not None:
+            self._report(f"a connection did not give a caller's role back, and is closed: {failed}")
 
     def _expire(self) -> None:
         """Make all connections new, as they come back."""
-        self._pool.expire()
-        self._batch_pool.expire()
+        for pool in self._pools:
+            pool.expire()
 
     def is_accepted(self, connection: Connection) -> bool:
         """Whether a connection that is held for long is still one to write on, after what was met since."""
@@ -248,11 +261,11 @@ class Database:
         """Take a connection within `pool_timeout`; for a write none whose session is read-only, but one that has just
         been opened.
         """
-        if self._waiting >= self._limits.most_waiting:
+        if self._waiting[pool] >= self._limits.most_waiting:
             raise UnavailableError(
-                f"{self._waiting} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
+                f"{self._waiting[pool]} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
             )
-        self._waiting += 1
+        self._waiting[pool] += 1
         try:
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
@@ -269,7 +282,12 @@ class Database:
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
         finally:
-            self._waiting -= 1
+            self._waiting[pool] -= 1
+
+    @property
+    def statement_timeout(self) -> float:
+        """Seconds that a statement may run."""
+        return self._limits.statement_timeout
 
     @property
     def all_lent(self) -> bool:
@@ -278,38 +296,4 @@ class Database:
 
     def sizes(self) -> tuple[int, int]:
         """Count (connections open, of them idle)."""
-        pools = (self._pool, self._batch_pool)
-        return sum(pool.size for pool in pools), sum(pool.idle for pool in pools)
-
-
-@contextmanager
-def _map_login_errors() -> Iterator[None]:
-    """Make a refusal while connecting (no such role, wrong password, no such database) an UnavailableError."""
-    try:
-        yield
-    except RefusedError as error:
-        raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error
-
-
-@asynccontextmanager
-async def savepoint(connection: Connection) -> AsyncIterator[None]:
-    """Undo a statement that fails, and only that, when it is part of a transaction: the transaction goes on."""
-    if not connection.is_in_transaction():
-        yield
-        return
-    async with connection.transaction():
-        yield
-
-
-async def retry_conflicts(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is answered as stale
-    (R4).
-    """
-    for number in range(RETRIES):
-        try:
-            return await attempt()
-        except RefusedError as error:
-            if error.sqlstate not in RETRIED:
-                raise
-            await asyncio.sleep(random.uniform(0, 0.002 * 2**number))  # noqa: S311 - jitter, so that the two part ways
-    return await attempt()
+        return sum(pool.size for pool in self._pools), sum(pool.idle for pool in self._pools)

@@ -49,7 +49,7 @@ class Location:
     """The oid of fencepost.generations."""
 
     def describe(self) -> str:
-        """Say it in words."""
+        """Return the location as a phrase for messages."""
         return f"system {self.system_identifier} on timeline {self.timeline}"
 
     def members(self) -> dict[str, object]:
@@ -130,7 +130,7 @@ class Origin:
         return newest in met.history and newest != f"{met.generation}/{met.identity}"
 
     def problem(self, met: Met | None = None) -> UnavailableError | None:
-        """Say why nothing may be written here; None: it may."""
+        """Return why nothing may be written here; None: it may."""
         if self.in_recovery:
             return StandbyError(
                 "This PostgreSQL is a standby: it serves reads; grants and fenced writes need the primary"
@@ -227,7 +227,7 @@ class OriginStatus:
     reason: str | None
 
     def describe(self) -> str:
-        """Say it in a line."""
+        """Return the status as one line for logs."""
         if self.accepted:
             return f"accepted: generation {self.generation}"
         return f"refused: {self.reason}"
@@ -238,7 +238,7 @@ class Watch:
 
     before = watch.met                  # before the question is sent
     origin = ...                        # the answer
-    watch.heard(origin, before)
+    watch.compare_position(origin, before)
     """
 
     def __init__(self, changed: Callable[[OriginStatus], None] = lambda _status: None) -> None:
@@ -263,7 +263,7 @@ class Watch:
             self.met = replace(now, flushed=origin.flushed)
 
     def problem(self, origin: Origin) -> UnavailableError | None:
-        """Say why nothing may be written there, as far as this process knows."""
+        """Return why nothing may be written there, as far as this process knows."""
         return origin.problem(self.met)
 
     def accepts(self, origin: Origin) -> bool:
@@ -277,7 +277,7 @@ class Watch:
         return not first
 
     def judge(self, origin: Origin) -> UnavailableError | None:
-        """Say why nothing may be written there, and report it when that has changed."""
+        """Return why nothing may be written there, and report it when that has changed."""
         error = self.problem(origin)
         status = OriginStatus(error is None, origin.generation, None if error is None else str(error))
         if status != self._reported:

@@ -9,8 +9,9 @@ one that comes back.
   the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
   FULL_FOR seconds no more are asked for, and it is reported once.
 - Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
-  statement was interrupted, whose transaction is open, or that is to be replaced, is closed in the background. asyncpg
-  waits there until the statement is cancelled, CLOSED_WITHIN seconds at most; what goes wrong is reported.
+  statement was interrupted, whose transaction is open, which has a caller's role still, or that is to be replaced, is
+  closed in the background. asyncpg waits there until the statement is cancelled, CLOSED_WITHIN seconds at most; what
+  goes wrong is reported.
 """
 
 import asyncio
@@ -206,7 +207,12 @@ class Pool:
         )
 
     def _is_useless(self, connection: GatewayConnection) -> bool:
-        return connection in self._outdated or connection.is_closed() or connection.is_in_transaction()
+        return (
+            connection in self._outdated
+            or connection.is_closed()
+            or connection.is_in_transaction()
+            or connection.acting  # as a caller: no other may get it
+        )
 
     def _close(self, connection: GatewayConnection) -> None:
         self._outdated.discard(connection)

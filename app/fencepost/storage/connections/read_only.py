@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import ReadOnlyError
+from fencepost.storage.connections.connection import Connection, GatewayConnection
+from fencepost.storage.errors import ReadOnlyError, map_errors
 
 HELD_FOR: Final = 1.0
 """Seconds for which writes are refused without asking again."""
@@ -70,11 +70,19 @@ class ReadOnly:
         if asyncio.get_running_loop().time() < self._until:
             raise ReadOnlyError(REASON)
 
+    def require_writable_session(self, connection: GatewayConnection) -> None:
+        """Raise ReadOnlyError if this session refused a write before, or was opened so."""
+        if connection.read_only:
+            self.notice()
+            raise ReadOnlyError(REASON)
 
-async def is_read_only(connection: Connection) -> bool:
-    """Whether writes are refused in this session, and not only in the statement that was."""
-    found: bool = await connection.fetchval(_HERE)
-    return found
+    async def explains(self, connection: Connection) -> bool:
+        """Whether all writes are refused in this session, and not only the statement that was. Raises StorageError."""
+        with map_errors(writing=False):
+            found: bool = await connection.fetchval(_HERE)
+        if found:
+            self.notice()
+        return found
 
 
 async def look(connection: Connection) -> tuple[bool, bool | None]:

@@ -55,7 +55,7 @@ PINNED: Final[Mapping[str, str]] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "1",
-    # A token or a reason that ALTER ROLE or ALTER DATABASE gives to everybody is none of the gateway's (R14).
+    # A token or a reason that ALTER ROLE or ALTER DATABASE gives to all sessions is none of the gateway's (R14).
     "fencepost.token": "",
     "fencepost.break_glass": "",
     # It would end connections that wait for work, and one that a write is just sent on.

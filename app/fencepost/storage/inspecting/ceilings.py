@@ -1,5 +1,5 @@
 """What `fencepost doctor` looks at of the marks of external tables: one that is far above all others, which a made-up
-token left, and which refuses everybody.
+token left, and which refuses all holders.
 
 For each table its highest mark is read, which is a scan: no index has the column. Only where that is above FAR is the
 next lower one read, and the name of the resource: two scans more.

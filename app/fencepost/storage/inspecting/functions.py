@@ -8,10 +8,10 @@ import asyncpg
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.protecting.check import Target, read_target
 from fencepost.storage.protecting.functions import Functions
 from fencepost.storage.protecting.scope import ScopeDdl
 from fencepost.storage.protecting.scope_check import read_scope
+from fencepost.storage.protecting.target import Target, read_target
 from fencepost.storage.schema.owner import RELATIONS
 from fencepost.storage.tables.catalog import quote
 
@@ -19,14 +19,17 @@ FOR_ALL: Final = frozenset(
     {
         *("mark_behind_glass", "record_break_glass", "require_reach", "require_reach_of_row"),
         *("altered", "altered_marks", "leave_marks", "partitions_known", "require_no_default"),
-        *("held_floor", "held_mark", "highest_below", "is_reset", "reset_mark"),
+        *("held_floor", "held_mark", "highest_below", "is_reset", "reset_mark", "force_release"),
+        *("gateway_mark_without_row", "gateway_mark_record", "gateway_floor_of", "gateway_raise_mark"),
+        *("gateway_meet_ceiling", "gateway_enter", "gateway_enter_each", "gateway_idem_begin"),
+        *("gateway_idem_begin_each", "gateway_idem_record", "gateway_idem_record_each"),
     }
 )
-"""SECURITY DEFINER functions that everybody's triggers, or operators, call in their own name; each asks who is calling,
-or which table is being changed, or only raises."""
+"""SECURITY DEFINER functions that the triggers of any role, operators, or callers of the gateway call in their own
+name; each checks which role calls it, or logged in, or which table is being changed, or only raises."""
 NOT_FOR_ALL: Final = frozenset({"current_timeline", "location", "issue_beyond", "prune", "raise_generation", "wake"})
 """Others that only some may execute."""
-FOR_NOBODY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
+FOR_TRIGGERS_ONLY: Final = frozenset({"judge_delete", "judge_insert", "judge_scope", "meet_mark"})
 """SECURITY DEFINER functions that only triggers call: another role that may, can shut others out."""
 
 _MOST: Final = 6
@@ -113,7 +116,7 @@ async def _keeper(connection: Connection) -> list[Finding]:
 
 
 def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
-    """Name the functions that everybody may execute and must not, and those that a search_path could lead astray."""
+    """Name the functions that every role may execute and must not, and those that a search_path could lead astray."""
     open_to_all = [each["called"] for each in functions if each["for_all"] and _is_for_some(each)]
     findings = [
         Finding(
@@ -133,7 +136,7 @@ def _grantees(functions: list[asyncpg.Record]) -> list[Finding]:
     """Name the roles that may execute what no role should, by default privileges maybe; and who may break the glass."""
     inner: dict[str, list[str]] = {}
     for function in functions:
-        if function["definer"] and (function["name"] in FOR_NOBODY or function["of_trigger"]):
+        if function["definer"] and (function["name"] in FOR_TRIGGERS_ONLY or function["of_trigger"]):
             for role in function["given_to"]:
                 inner.setdefault(role, []).append(function["called"])
     findings = [

@@ -59,13 +59,13 @@ async def examine_origin(connection: Connection) -> list[Finding]:
 
 async def _origin(connection: Connection) -> list[Finding]:
     if not await connection.fetchval("SELECT has_function_privilege('fencepost.origin()', 'EXECUTE')"):
-        return []  # doctor says so already, of the privileges
+        return []  # doctor has reported it, of the privileges
     row = await connection.fetchrow(ORIGIN)
     if row is None:
         raise RuntimeError("fencepost.origin() gave no row")
     origin = Origin.of(row)
     if origin.in_recovery:
-        return []  # doctor says so already, of the server
+        return []  # doctor has reported it, of the server
     if (error := origin.problem()) is not None:
         advice = "gateways do not write to it. When no other primary is alive: fencepost generation raise --reason …"
         return [Finding("error", "origin", f"{error}; {advice}")]
@@ -84,7 +84,7 @@ async def _sequence(connection: Connection) -> list[Finding]:
         return []
     row = await connection.fetchrow(_SEQUENCE)
     if row is None or row["newest"] is None:
-        return []  # said already: the sequence is gone, or the origin unknown
+        return []  # reported already: the sequence is gone, or the origin unknown
     first = max(row["newest"] << 48, 1)
     if row["seqmin"] == first:
         return []

@@ -24,6 +24,7 @@ class Protected:
     since: str
     max_token: str | None
     max_jump: str | None
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ async def protected_tables(connection: Connection) -> list[Protected]:
     of its scopes, which it shares. `max_token` and `max_jump` are an external table's, as texts.
     """
     rows = await connection.fetch(
-        """SELECT p.name, p.rule, p.source, p.key_columns, p.scope, p.max_token::text, p.max_jump::text,
+        """SELECT p.name, p.rule, p.source, p.key_columns, p.scope, p.max_token::text, p.max_jump::text, p.sealed,
                   to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
                   (SELECT greatest(sum(c.reltuples), 0)::int8 FROM pg_partition_tree(p.relation) t
                      JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf) AS rows,
@@ -61,6 +62,7 @@ async def protected_tables(connection: Connection) -> list[Protected]:
             r["since"],
             r["max_token"],
             r["max_jump"],
+            r["sealed"],
         )
         for r in rows
     ]
@@ -103,23 +105,29 @@ async def examine_server(connection: Connection) -> list[Finding]:
     ]
     if row["replication_role"] != "origin":
         findings.append(Finding("error", "session", "session_replication_role is not origin: no trigger would fire"))
-    if strays := await connection.fetchval(
+    findings += await _examine_strays(connection)
+    if row["standby"]:
+        findings.append(Finding("error", "server", "this is a standby: nothing can be written here"))
+    return findings
+
+
+async def _examine_strays(connection: Connection) -> list[Finding]:
+    strays = await connection.fetchval(
         """SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencepost'::regnamespace
            AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
            AND c.relname <> ALL ($1::text[])""",
         list(RELATIONS),
-    ):
-        findings.append(
-            Finding(
-                "warning",
-                "schema",
-                f"the schema fencepost holds tables that are not its own ({strays}); the gateway does not serve them. A"
-                ' role named fencepost creates tables here, since its search_path begins with "$user"',
-            )
+    )
+    if not strays:
+        return []
+    return [
+        Finding(
+            "warning",
+            "schema",
+            f"the schema fencepost holds tables that are not its own ({strays}); the gateway does not serve them. A"
+            ' role named fencepost creates tables here, since its search_path begins with "$user"',
         )
-    if row["standby"]:
-        findings.append(Finding("error", "server", "this is a standby: nothing can be written here"))
-    return findings
+    ]
 
 
 _PRIVILEGES: Final = """
@@ -150,7 +158,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         " AND has_function_privilege('fencepost.idem_begin_each(text, text[], bytea[])', 'EXECUTE')"
         " AND has_function_privilege('fencepost.idem_record(text, text, bytea, integer, text[], bytea)', 'EXECUTE')"
         " AND has_function_privilege("
-        "'fencepost.idem_record_each(text, text[], bytea[], integer[], text[], bytea[])', 'EXECUTE')"
+        "'fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"

@@ -1,4 +1,4 @@
-"""What `fencepost doctor` says of protected tables' partitions: whether they are followed, and what was missed."""
+"""What `fencepost doctor` reports of protected tables' partitions: whether they are followed, and what was missed."""
 
 from typing import Final
 

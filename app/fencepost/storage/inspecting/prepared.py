@@ -1,4 +1,4 @@
-"""What `fencepost doctor` says of prepared transactions: a forgotten one holds its rows until it is ended by hand."""
+"""What `fencepost doctor` reports of prepared transactions: a forgotten one locks its rows until ended by hand."""
 
 from typing import Final
 

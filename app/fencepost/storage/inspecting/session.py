@@ -1,5 +1,6 @@
-"""What `fencepost doctor` says of the gateway's sessions: what is in force in one, and whether all of them fit."""
+"""What `fencepost doctor` reports of the gateway's sessions: what is in force in one, and whether all of them fit."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import asyncpg
@@ -38,11 +39,11 @@ SELECT least(current_setting('max_connections')::int
   FROM pg_roles r, pg_database d WHERE r.rolname = session_user AND d.datname = current_database()"""
 
 
-async def examine_room(connection: Connection, workers: int, pool_size: int, batch_pool_size: int) -> Finding:
+async def examine_room(connection: Connection, workers: int, pool_sizes: Sequence[int]) -> Finding:
     """Compare what one gateway may open with what PostgreSQL lets this role have, `max_connections` first."""
-    wanted = workers * (pool_size + batch_pool_size + 1)
+    wanted = workers * (sum(pool_sizes) + 1)
     room: int = await connection.fetchval(_ROOM)
-    text = f"a gateway of {workers} workers may open {wanted} connections (pool-size + batch-pool-size + 1 each)"
+    text = f"a gateway of {workers} workers may open {wanted} connections (the three pool sizes + 1 each)"
     if wanted > room:
         return Finding(
             "warning",

@@ -1,4 +1,4 @@
-"""What `fencepost doctor` says of each protected table: whether all that `protect` made is there, and still fits."""
+"""What `fencepost doctor` reports of each protected table: whether all that `protect` made is there, and still fits."""
 
 from typing import Final
 
@@ -8,9 +8,10 @@ from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import EXTERNAL
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.protecting.check import CONSTRAINT, renamed_column_reason
+from fencepost.storage.protecting.check import renamed_column_reason
 from fencepost.storage.protecting.lost_marks import ABOVE
 from fencepost.storage.protecting.table import PREFIX
+from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.tables.catalog import MARK_COLUMN
 from fencepost.storage.tables.load import BOUND, api_name
 
@@ -90,7 +91,7 @@ async def examine_tables(connection: Connection) -> list[Finding]:
 
 
 def _mend(row: asyncpg.Record) -> str:
-    """Say what mends a table: the column of the marks must not come back empty."""
+    """Return what mends a table: the column of the marks must not come back empty."""
     again = f"`fencepost protect {api_name(row['schema'], row['relation'])}"
     if row["scope"] is None and row["column"] is None:
         if row["mark_called"] is not None:
@@ -102,8 +103,8 @@ def _mend(row: asyncpg.Record) -> str:
 
 
 def _broken(row: asyncpg.Record) -> list[str]:
-    """Say what keeps the fence from holding. The gateway refuses writes to such a table; not for a default, which none
-    of its own statements takes.
+    """Return what keeps the fence from holding. The gateway refuses writes to such a table; not for a default, which
+    none of its own statements takes.
     """
     broken = []
     scope = parse_scope(row["scope"]) if row["scope"] is not None else None
@@ -142,7 +143,7 @@ def _column_of_marks(row: asyncpg.Record) -> list[str]:
 
 
 def _unwritable(row: asyncpg.Record) -> list[str]:
-    """Say what keeps rows from being written, whatever the token. `protect` refuses such a table."""
+    """Return what keeps rows from being written, whatever the token. `protect` refuses such a table."""
     generated = _names(row["generated_key"]) if row["scope"] is None else []
     if not generated:
         return []
@@ -162,7 +163,7 @@ def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
 
 
 def _find_gaps(row: asyncpg.Record, mend: str) -> list[str]:
-    """Say what leaves a gap without breaking the fence."""
+    """Return what leaves a gap without breaking the fence."""
     doubtful = []
     if row["validated"] is False:
         doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")

@@ -11,7 +11,7 @@ from fencepost.storage.protecting.functions import JUDGING
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 from fencepost.storage.tables.load import api_name
 
-# Triggers compare with the sequence in the writer's own name, so everybody must be able to read it.
+# Triggers compare with the sequence in the writer's own name, so every role must be able to read it.
 _SEQUENCE: Final = """
 SELECT s.seqtypid = 'int8'::regtype AS is_bigint, s.seqincrement AS step, s.seqcache AS cache, s.seqcycle AS cycles,
        s.seqmax AS most, c.relpersistence::text AS persistence, current_user::text AS role,
@@ -60,7 +60,7 @@ async def examine_tokens(connection: Connection) -> list[Finding]:
 
 
 def _find_faults(row: asyncpg.Record | None) -> list[str]:
-    """Say what keeps the tokens from rising, or from being compared with."""
+    """Return what keeps the tokens from rising, or from being compared with."""
     if row is None:
         return ["the sequence fencepost.tokens is gone: no lease can be granted, and no table of it be written to"]
     alter = "ALTER SEQUENCE fencepost.tokens"

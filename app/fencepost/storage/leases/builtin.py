@@ -3,12 +3,14 @@
 Times come as ISO 8601 texts in UTC, durations in milliseconds. Secrets arrive hashed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
 import asyncpg
 
+from fencepost.fencing.lock_pattern import likes
 from fencepost.fencing.token import BUILTIN, Token
 from fencepost.storage.connections.connection import Connection
 
@@ -30,7 +32,7 @@ class Acquired:
 
     granted, repeated: the lease is the caller's; `claim_token` is the one for its claims. held, queued: the lease is
     its holder's, with no id when the lock is free and others wait for it. mismatch: the secret is that of a live lease
-    of other locks or claims. `due_ms`: until the lease expires. `first`: no one waits before the caller.
+    of other locks, claims or writes. `due_ms`: until the lease expires. `first`: no one waits before the caller.
     """
 
     verdict: Literal["granted", "repeated", "held", "queued", "mismatch"]
@@ -61,6 +63,8 @@ class Lease:
     expires_at: str
     remaining_ms: int
     minted: tuple[Token, ...] = ()
+    writes: tuple[str, ...] = ()
+    """What its tokens may be used for where they are sealed, beside what locks and claims name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,6 @@ class LockState:
     name: str
     lease_id: int | None
     owner: str | None
-    first_token: int | None
     last_token: int | None
     granted_at: str | None
     expires_at: str | None
@@ -98,18 +101,18 @@ def _time(expression: str) -> str:
 _TOKENS = "CAST(tokens AS text[]) AS tokens"
 _ACQUIRE = (
     f"SELECT verdict, lease_id, owner, claim_token, {_TOKENS}, ttl_ms, {_time('granted_at')}, {_time('expires_at')},"
-    " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 )
 _LEASE = (
-    f"lease_id, names, owner, claims, ttl_ms, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms"
+    f"lease_id, names, owner, claims, ttl_ms, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms,"
+    " writes"
 )
 _EXTEND = f"SELECT {_LEASE}, {_TOKENS} FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
 _LOST = f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.lost($1)"
 _LOCKS = (
-    # A lease of the built-in source is called by its first token.
-    f"SELECT name, lease_id, owner, lease_id AS first_token, last_token, {_time('granted_at')}, {_time('expires_at')},"
-    " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3)"
+    f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
+    " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3, $4)"
 )
 
 
@@ -127,6 +130,8 @@ class LockRequest:
     keep_place: bool
     chosen: bool = True
     """Whether the secret is the client's own, who can come back with it."""
+    writes: tuple[str, ...] = ()
+    """As in Lease, distinct."""
 
 
 async def acquire(
@@ -144,6 +149,7 @@ async def acquire(
         gateway,
         visit,
         wait_ms,
+        list(wanted.writes),
     )
     if row is None:
         raise RuntimeError("fencepost.acquire gave no row")
@@ -193,9 +199,18 @@ async def find_ended(connection: Connection, lease_id: int) -> LostLease | None:
     return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["released"], row["superseded_by"])
 
 
-async def lock_states(connection: Connection, name: str | None, after: str | None, limit: int) -> list[LockState]:
-    """List the locks that are held or waited for, by name."""
-    return [LockState(**dict(row)) for row in await connection.fetch(_LOCKS, name, after, limit)]
+async def lock_states(
+    connection: Connection,
+    names: Sequence[str] | None,
+    after: str | None,
+    limit: int,
+    patterns: Sequence[str] | None = None,
+) -> list[LockState]:
+    """List the locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
+    that a pattern names, unless there are none.
+    """
+    rows = await connection.fetch(_LOCKS, names, after, limit, likes(patterns))
+    return [LockState(**dict(row)) for row in rows]
 
 
 async def lock_counts(connection: Connection) -> tuple[int, int]:
@@ -212,7 +227,7 @@ async def leave(connection: Connection, visit: UUID, keep_ms: int = 0) -> None:
 
 
 async def beat(connection: Connection, gateway: UUID, visits: list[UUID], left: list[UUID]) -> list[tuple[UUID, int]]:
-    """Say that these visits of this gateway still wait, and that those have left.
+    """Record which visits of this gateway still wait, and which have left.
 
     Returns which of them are to try, and in how many ms: those first in a queue, and those that have no place in one.
     """
@@ -264,4 +279,5 @@ def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> Lease:
         row["expires_at"],
         row["remaining_ms"],
         minted,
+        tuple(row["writes"]),
     )

@@ -20,12 +20,11 @@ class Issued:
     source: str = BUILTIN
 
     def body(self) -> dict[str, object]:
-        """The members that answers show. Tokens and ids are strings."""
+        """The members that answers show: not the token, which may be one that writes are still accepted with."""
         return {
             "holder": self.holder,
             "lease_id": self.lease_id,
             "locks": list(self.locks),
-            "token": str(self.token),
             "granted_at": self.granted_at,
             "issued_at": self.issued_at,
             "source": self.source,

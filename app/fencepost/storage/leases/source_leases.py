@@ -8,9 +8,10 @@ from typing import Final, Literal
 
 import asyncpg
 
+from fencepost.fencing.lock_pattern import likes
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.leases.builtin import LockState, LostLease
-from fencepost.storage.leases.sources import State, state_of
+from fencepost.storage.leases.sources import SourceState, state_of
 
 
 def _time(expression: str) -> str:
@@ -19,7 +20,7 @@ def _time(expression: str) -> str:
 
 _LEASE: Final = (
     f"lease_id, lock, owner, claims, claimed, handle, CAST(tokens AS text[]) AS tokens, last_token, ttl_ms,"
-    f" {_time('granted_at')}, {_time('expires_at')}"
+    f" {_time('granted_at')}, {_time('expires_at')}, writes"
 )
 
 
@@ -39,6 +40,7 @@ class SourceLease:
     granted_at: str
     expires_at: str
     remaining_ms: int
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,18 @@ class GrantRecord:
     claims: tuple[str, ...]
     handle: str
     tokens: tuple[int, ...]
-    before: State
+    before: SourceState
     ttl_ms: int
     elapsed_ms: int
+    writes: tuple[str, ...] = ()
 
 
 async def find_by_secret(
     connection: Connection, name: str, lock: str, secret_hash: bytes
-) -> tuple[State, tuple[str, SourceLease] | None]:
+) -> tuple[SourceState, tuple[str, SourceLease] | None]:
     """Look where the source's tokens are, and for the live lease of a secret, with its source."""
     row = await connection.fetchrow(
-        f"SELECT s.generation, s.issued, s.frozen, x.source, {_LEASE},"
+        f"SELECT s.generation, s.issued, s.quarantined, x.source, {_LEASE},"
         " ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint AS remaining_ms"
         " FROM fencepost.source_state($1, $2) AS s LEFT JOIN fencepost.source_repeated($3) AS x ON true",
         name,
@@ -75,11 +78,11 @@ async def find_by_secret(
 
 async def find_held(
     connection: Connection, name: str, lease_id: int, secret_hash: bytes
-) -> tuple[State, SourceLease] | None:
+) -> tuple[SourceState, SourceLease] | None:
     """Look at a live lease as its holder, and where its source's tokens are."""
     row = await connection.fetchrow(
-        f"SELECT s.generation, s.issued, s.frozen, {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3) AS x"
-        " CROSS JOIN LATERAL fencepost.source_state($1, x.lock) AS s",
+        f"SELECT s.generation, s.issued, s.quarantined, {_LEASE}, remaining_ms"
+        " FROM fencepost.source_lease($1, $2, $3) AS x CROSS JOIN LATERAL fencepost.source_state($1, x.lock) AS s",
         name,
         lease_id,
         secret_hash,
@@ -89,11 +92,11 @@ async def find_held(
 
 async def grant(
     connection: Connection, granting: GrantRecord
-) -> tuple[Literal["granted", "void", "backwards", "frozen"], SourceLease | None]:
+) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
     """Record a grant: its verdict, and where that is `granted` the lease."""
     row = await connection.fetchrow(
         f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
-        "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11)",
+        "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11, $12)",
         granting.source,
         granting.lock,
         granting.secret_hash,
@@ -105,6 +108,7 @@ async def grant(
         granting.before.issued,
         granting.ttl_ms,
         granting.elapsed_ms,
+        list(granting.writes),
     )
     if row is None:
         raise RuntimeError("fencepost.source_grant gave no row")
@@ -123,6 +127,7 @@ async def grant(
         row["granted_at"],
         row["expires_at"],
         granting.ttl_ms - granting.elapsed_ms,
+        granting.writes,
     )
 
 
@@ -155,7 +160,7 @@ async def hold(connection: Connection, source: str, lease_id: int, secret_hash: 
 
 
 async def lease(connection: Connection, source: str, lease_id: int, secret_hash: bytes | None) -> SourceLease | None:
-    """Look at a live lease, as its holder or as anybody."""
+    """Look at a live lease, with or without its secret."""
     row = await connection.fetchrow(
         f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3)", source, lease_id, secret_hash
     )
@@ -179,10 +184,10 @@ async def record_renewal(
 
 
 async def record_minted(
-    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], before: State
-) -> Literal["minted", "lost", "backwards", "frozen"]:
+    connection: Connection, lease_id: int, secret_hash: bytes, tokens: Sequence[int], before: SourceState
+) -> Literal["minted", "lost", "backwards", "quarantined"]:
     """Record tokens that were minted under a lease."""
-    verdict: Literal["minted", "lost", "backwards", "frozen"] = await connection.fetchval(
+    verdict: Literal["minted", "lost", "backwards", "quarantined"] = await connection.fetchval(
         "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4, $5)",
         lease_id,
         secret_hash,
@@ -220,16 +225,24 @@ async def find_ended(connection: Connection, source: str, lease_id: int) -> Lost
 
 
 async def lock_states(
-    connection: Connection, source: str, name: str | None, after: str | None, limit: int
+    connection: Connection,
+    source: str,
+    names: Sequence[str] | None,
+    after: str | None,
+    limit: int,
+    patterns: Sequence[str] | None = None,
 ) -> list[LockState]:
-    """List the source's locks that are held under leases, by name. Who waits is known to the service alone."""
+    """List the source's locks that are held under leases, by name; only those that a pattern names, unless there are
+    none. Who waits is known to the service alone.
+    """
     rows = await connection.fetch(
-        f"SELECT name, lease_id, owner, first_token, last_token, {_time('granted_at')}, {_time('expires_at')},"
-        " remaining_ms, waiters FROM fencepost.source_lock_states($1, $2, $3, $4)",
+        f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
+        " remaining_ms, waiters FROM fencepost.source_lock_states($1, $2, $3, $4, $5)",
         source,
-        name,
+        names,
         after,
         limit,
+        likes(patterns),
     )
     return [LockState(**dict(row)) for row in rows]
 
@@ -254,4 +267,5 @@ def _lease(row: asyncpg.Record) -> SourceLease:
         row["granted_at"],
         row["expires_at"],
         row["remaining_ms"],
+        tuple(row["writes"]),
     )

@@ -1,8 +1,7 @@
 """The functions of one protected table, as text. The comparisons themselves are those of the schema fencepost.
 
 Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
-UPDATE that it guards. Those of a table that is pinned to a source ask in addition whether the token was ever issued;
-those of the others compare it with the table's ceiling (R12).
+UPDATE that it guards. How high and how old a token may be is in bounds.py (R12, R19).
 """
 
 import hashlib
@@ -11,15 +10,16 @@ from typing import Final
 
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import EXTERNAL, Rule
-from fencepost.storage.protecting.check import Target
-from fencepost.storage.statements.row_sql import comparison, issued_by, literal, oldest_of, require_issued, resource_sql
+from fencepost.storage.protecting.bounds import Bounds
+from fencepost.storage.protecting.target import Target
+from fencepost.storage.statements.row_sql import comparison, dollar, issued_by, literal, oldest_of, resource_sql
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
 PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
 JUDGING: Final = ("upd", "insmark", "del")
 """The functions that judge a token, and so the ones in which source and ceiling make a difference."""
 
-# SQL that runs inside other people's sessions names its operators in full, against their search_path.
+# SQL that runs inside other sessions names its operators in full, against their search_path.
 _EQ: Final = "OPERATOR(pg_catalog.=)"
 _GT: Final = "OPERATOR(pg_catalog.>)"
 _LE: Final = "OPERATOR(pg_catalog.<=)"
@@ -38,14 +38,6 @@ def function_stem(target: Target) -> str:
     return f"{readable}_{digest}"
 
 
-def dollar(body: str) -> str:
-    """Quote a function's body with a tag that the body does not contain: a table may be called anything."""
-    tag = "$fn$"
-    while tag in body:
-        tag = f"{tag[:-1]}_$"
-    return f"{tag}{body} {tag}"
-
-
 class Functions:
     """Writes the functions of one table."""
 
@@ -57,6 +49,7 @@ class Functions:
         self.table = f"{quote(target.schema)}.{quote(target.relation)}"
         self.stem = function_stem(target)
         self.name = literal(target.name)
+        self.bounds = Bounds(self.name, source, self.ceiling)
 
     def function_name(self, part: str) -> str:
         """Name one of the table's functions."""
@@ -93,7 +86,7 @@ class Functions:
             f"CREATE OR REPLACE FUNCTION {self.function_name('delete')}({arguments}, token bigint, shown boolean)"
             f" RETURNS SETOF {self.table}"
             f" LANGUAGE plpgsql AS {dollar(bodies['delete'])}",
-            # Triggers fire without this privilege; with it anybody could hang a marking function on a table of theirs.
+            # Triggers fire without this privilege; with it any role could attach a marking function to its own table.
             "REVOKE EXECUTE ON FUNCTION "
             + ", ".join(f"{self.function_name(part)}()" for part in ("upd", "ins", "insmark", "del"))
             + " FROM PUBLIC",
@@ -104,8 +97,8 @@ class Functions:
     def bind(self, part: str, expression: str) -> str:
         """Make the function that names the resource of a row `r` by an expression. PostgreSQL keeps it parsed: it means
         the columns themselves, whatever they are called later, and keeps them from being dropped or getting another
-        type, with other texts for equal values. Nor could another type's owner say what its cast to text does, in our
-        name.
+        type, with other texts for equal values. Nor could another type's owner decide what its cast to text does, in
+        our name.
         """
         return (
             f"CREATE OR REPLACE FUNCTION {self.function_name(part)}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
@@ -144,45 +137,40 @@ END"""
         }
 
     def _update(self) -> str:
+        new, old = f"NEW.{MARK_COLUMN}", f"OLD.{MARK_COLUMN}"
         same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
-        plain = f"NEW.{MARK_COLUMN} {_GT} OLD.{MARK_COLUMN} AND {same_key} AND {SETTING_GIVEN} IS NOT TRUE"
-        judged = f"""NEW.{MARK_COLUMN} := fencepost.judge_update({self.name}, {self.resource("OLD")}, \
-{literal(self.rule)},
-    OLD.{MARK_COLUMN}, NEW.{MARK_COLUMN}, ({same_key}) IS NOT TRUE, OLD.xmin);"""
-        # The plain case first: a token above the mark passes under both rules (fencepost.accepts) and within the
-        # bounds (bounds.sql). No SET clause or WHEN: both would cost more than the comparison.
-        if self.ceiling is not None:
-            return f"""
-DECLARE
-  said bigint;
-BEGIN
-  IF {plain} AND NOT ({self._beyond(f"NEW.{MARK_COLUMN}", f"OLD.{MARK_COLUMN}")}) THEN RETURN NEW; END IF;
-  said := NEW.{MARK_COLUMN};
-  {judged}
-  said := greatest(said, NEW.{MARK_COLUMN});
-  {self._require_reach(f"{self.function_name('name')}(OLD)", "said", f"OLD.{MARK_COLUMN}", by="require_reach_of_row")}
-  RETURN NEW;
-END"""
+        plain = f"given {_GT} {old} AND {same_key} AND {SETTING_GIVEN} IS NOT TRUE"
         # The column's new value is a token too, even where a setting's is the one that counts.
+        if self.ceiling is not None:
+            within = f"NOT ({self.bounds.beyond('given', old)})"
+            reach = self.bounds.require_reach(self.resource("OLD"), "given", old, by="require_reach_of_row")
+            bounds = f"given := greatest(given, {new});\n  {reach}"
+        else:
+            within = f"given {_LE} {issued_by(self.source)} AND given {_GE} {oldest_of(self.source)}"
+            issued = self.bounds.require_issued(self.resource("OLD"), f"greatest(given, {new})")
+            bounds = f"{issued}\n  {self.bounds.require_current(self.resource('OLD'), new)}"
+        # The plain case first: a token above the mark passes under both rules (fencepost.accepts) and within the
+        # bounds (bounds.sql). No SET clause or WHEN: both would cost more than the comparison. The gateway gives -t
+        # (mark.py). The lowest number has no positive one: it is judged, and is malformed.
         return f"""
 DECLARE
-  said bigint;
+  given bigint := {new};
 BEGIN
-  IF {plain} AND NEW.{MARK_COLUMN} {_LE} {issued_by(self.source)}
-     AND NEW.{MARK_COLUMN} {_GE} {oldest_of(self.source)} THEN
+  IF given {_LT} 0 AND given {_GT} '-9223372036854775808'::pg_catalog.int8 THEN given := {_MINUS} given; END IF;
+  IF {plain} AND {within} THEN
+    IF {new} {_LT} 0 THEN {new} := given; END IF;
     RETURN NEW;
   END IF;
-  said := NEW.{MARK_COLUMN};
-  {judged}
-  {self._require_issued(self.resource("OLD"), f"greatest(said, NEW.{MARK_COLUMN})")}
-  {self._require_current(self.resource("OLD"), f"NEW.{MARK_COLUMN}")}
+  {new} := fencepost.judge_update({self.name}, {self.resource("OLD")}, {literal(self.rule)},
+    {old}, {new}, ({same_key}) IS NOT TRUE, OLD.xmin);
+  {bounds}
   RETURN NEW;
 END"""
 
     def _insert(self) -> str:
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
-        said = f"PERFORM fencepost.note_explicit({self.resource('NEW')}, token);"
-        out_loud = f"\n    {said}" if self.rule == "epoch" else ""
+        noted = f"PERFORM fencepost.note_explicit({self.resource('NEW')}, token);"
+        note_explicit = f"\n    {noted}" if self.rule == "epoch" else ""
         return f"""
 DECLARE
   token bigint;
@@ -190,7 +178,7 @@ BEGIN
   IF {SETTING_GIVEN} THEN token := fencepost.token_from_setting({self.name}); END IF;
   IF token IS NULL AND NEW.{MARK_COLUMN} < 0 THEN
     IF NEW.{MARK_COLUMN} = '-9223372036854775808' THEN PERFORM fencepost.malformed(NEW.{MARK_COLUMN}::text); END IF;
-    token := - NEW.{MARK_COLUMN};{out_loud}
+    token := - NEW.{MARK_COLUMN};{note_explicit}
   END IF;
   NEW.{MARK_COLUMN} := coalesce(token, nullif(NEW.{MARK_COLUMN}, 0));
   IF NEW.{MARK_COLUMN} IS NULL OR current_setting('fencepost.break_glass', true) <> '' THEN
@@ -203,6 +191,7 @@ END"""
 
     def _inserted(self) -> str:
         resource, mark = self.resource("NEW"), f"NEW.{MARK_COLUMN}"
+        issued = self.bounds.issued(resource, mark)
         # Another trigger, or a function in RETURNING, may have deleted the row before this trigger fires. That leaves a
         # transaction's number in xmax, as an UPDATE or a lock does; and judge_delete's word, which stays.
         return f"""
@@ -213,8 +202,8 @@ BEGIN
   IF NEW.xmax <> '0' THEN
     gone := EXISTS (SELECT FROM fencepost.marks k
                      WHERE k.resource = {resource} AND k.row_absent AND k.xid = pg_current_xact_id());
-  END IF;{self._meet_ceiling(resource, mark)}
-  PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{self._issued(resource, mark)}
+  END IF;{self.bounds.meet_ceiling(resource, mark)}
+  PERFORM fencepost.judge_insert({self.name}, {resource}, {mark}, {literal(self.rule)});{issued}
   IF gone THEN UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = {resource}; END IF;
   RETURN NULL;
 END"""
@@ -222,9 +211,9 @@ END"""
     def _deleted(self) -> str:
         resource, mark = self.resource("OLD"), f"OLD.{MARK_COLUMN}"
         if self.ceiling is not None:
-            above = f"\n  {self._require_reach(resource, 'token', mark)}"
+            above = f"\n  {self.bounds.require_reach(resource, 'token', mark)}"
         else:
-            above = self._issued(resource, "token")
+            above = self.bounds.issued(resource, "token")
         return f"""
 DECLARE
   token bigint;
@@ -241,53 +230,6 @@ END"""
         strange = f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"
         return f"IF {strange} THEN PERFORM fencepost.outdated({self.name}); END IF;"
 
-    def _issued(self, resource: str, token: str) -> str:
-        if self.source == EXTERNAL:
-            return ""
-        return f"\n  {self._require_issued(resource, token)}\n  {self._require_current(resource, token)}"
-
-    def _beyond(self, token: str, mark: str) -> str:
-        """Compare a token with the ceiling, above a mark: constants, in the writer's own function."""
-        if self.ceiling is None:
-            raise ValueError(f"{self.source} is no source with a ceiling")
-        jump = self.ceiling.max_jump
-        leap = "" if jump is None else f" OR {token} {_MINUS} {mark} {_GT} '{jump}'::pg_catalog.int8"
-        return f"{token} {_GT} '{self.ceiling.max_token}'::pg_catalog.int8{leap}"
-
-    def _arguments(self) -> str:
-        if self.ceiling is None:
-            raise ValueError(f"{self.source} is no source with a ceiling")
-        jump = "NULL" if self.ceiling.max_jump is None else f"'{self.ceiling.max_jump}'"
-        return f"'{self.ceiling.max_token}', {jump}"
-
-    def _require_reach(self, resource: str, token: str, mark: str, by: str = "require_reach") -> str:
-        """Refuse a token above the ceiling. After the mark, which says more where both refuse."""
-        return f"""IF {self._beyond(token, mark)} THEN
-    PERFORM fencepost.{by}({self.name}, {resource}, {token}, {mark}, {self._arguments()});
-  END IF;"""
-
-    def _meet_ceiling(self, resource: str, token: str) -> str:
-        """The same for a row that was inserted: what it raises is in fencepost.marks, or nowhere."""
-        if self.ceiling is None:
-            return ""
-        return f"""
-  IF {self._beyond(token, "0")} THEN
-    PERFORM fencepost.meet_ceiling({self.name}, {resource}, {token}, {self._arguments()});
-  END IF;"""
-
-    def _require_issued(self, resource: str, token: str) -> str:
-        """Refuse a token that was never issued. After the mark, which says more where both refuse."""
-        # Its SET clause costs more than the comparison: asked only when it will raise.
-        return f"""IF {token} {_GT} {issued_by(self.source)} THEN
-    PERFORM {require_issued(self.source, resource, token)};
-  END IF;"""
-
-    def _require_current(self, resource: str, token: str) -> str:
-        """Refuse a token of an earlier generation (R19). After issued(), which locks the sequence: see oldest()."""
-        return f"""IF {token} {_LT} {oldest_of(self.source)} THEN
-    PERFORM {require_issued(self.source, resource, token)};
-  END IF;"""
-
     def _delete(self) -> str:
         """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end. A row
         that is not `shown` comes back as nulls: its other columns are not read, and need no privilege.
@@ -300,10 +242,6 @@ END"""
 DECLARE
   before pg_catalog.text := pg_catalog.current_setting('fencepost.token', true);
 BEGIN
-  IF NOT EXISTS (SELECT FROM fencepost.protected p
-                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
-    PERFORM fencepost.outdated({self.name});
-  END IF;
   PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
   FOR round IN 1..10 LOOP
     IF shown THEN
@@ -323,6 +261,11 @@ BEGIN
     END IF;
     IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
   END LOOP;
+  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({self.name});
+  END IF;
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
 

@@ -10,11 +10,11 @@ import shlex
 from typing import Final
 
 from fencepost.fencing.token import BUILTIN, EXTERNAL
-from fencepost.storage.protecting.check import CONSTRAINT, ProtectError, Target
-from fencepost.storage.protecting.functions import dollar
+from fencepost.storage.protecting.check import ProtectError
 from fencepost.storage.protecting.names import relation
 from fencepost.storage.protecting.table import HIGHEST_MARK, MISMATCH
-from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.protecting.target import CONSTRAINT, Target
+from fencepost.storage.statements.row_sql import dollar, literal
 from fencepost.storage.tables.catalog import MARK_COLUMN
 
 ABOVE: Final = "--above N"
@@ -25,7 +25,7 @@ NOT_LOST: Final = (
 
 
 def lost_marks_reason(name: str) -> str:
-    """Say what is wrong with the table of this name, and which command mends it: `unprotect` refuses it, too."""
+    """Return what is wrong with the table of this name, and which command mends it: `unprotect` refuses it, too."""
     return (
         f"its marks are lost: the column {MARK_COLUMN} is gone. Its tokens are of an external source, so it is not"
         f" known how far they have got. When no token up to N may write to it any more, run `fencepost protect"

@@ -8,7 +8,7 @@ one. Their functions belong to the schema's owner, as all do.
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.functions import dollar
+from fencepost.storage.statements.row_sql import dollar
 
 _FOLLOW: Final = "fencepost_partitions"
 _REFUSE: Final = "fencepost_dropped"

@@ -13,19 +13,24 @@ import asyncpg
 
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import parse_scope
-from fencepost.fencing.token import BUILTIN, EXTERNAL, MAX_TOKEN, Rule
+from fencepost.fencing.token import EXTERNAL, MAX_TOKEN, Rule
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases import sources
-from fencepost.storage.protecting.check import ProtectError, Target, examine, find
+from fencepost.storage.protecting.check import ProtectError, examine, find
+from fencepost.storage.protecting.left_scope import leave_for, raise_rows_sql, unprotect_scope_sql
 from fencepost.storage.protecting.lost_marks import require_marks, restore_sql
 from fencepost.storage.protecting.rows import RowDdl, unprotect_sql
-from fencepost.storage.protecting.scope import ScopeDdl, leave_sql, raise_rows_sql, unprotect_scope_sql
+from fencepost.storage.protecting.scope import ScopeDdl
 from fencepost.storage.protecting.scope_check import examine_name, examine_scope, read_template
+from fencepost.storage.protecting.source_choice import choose_seal, choose_source, register_sql, require_source
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
+from fencepost.storage.protecting.target import Target
 from fencepost.storage.tables.load import api_name
 from fencepost.storage.upkeep import prepared
 
-LOCK_TIMEOUT_MS: Final = 1000
+LOCK_TIMEOUT_MS: Final = 500
+"""Half of PostgreSQL's deadlock_timeout (1 s by default). A grant that has drawn a token and waits for the table, while
+`protect` has the table and waits for the sequence of tokens, is a deadlock: `protect` gives way before PostgreSQL looks
+for it and perhaps ends the grant."""
 PAUSE: Final = 0.5
 """Seconds between two tries for the table's lock, in which its other users get through."""
 
@@ -72,7 +77,7 @@ class ProtectPlan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
-async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a table
+async def plan_protect(  # noqa: PLR0913, PLR0917 - the parts of a table's protection
     connection: Connection,
     table: str,
     rule: Rule | None,
@@ -83,50 +88,52 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - what `protect` can say of a 
     above: int | None = None,
     max_token: int | None = None,
     max_jump: int | None = None,
+    queue: str | None = None,
+    sealed: bool | None = None,
 ) -> ProtectPlan:
     """Check the table and write the DDL. None keeps what is, or takes strict, external, no key required and no scope.
 
-    `scope` is a template (R8), or empty: each row has a mark of its own. `above`: for a table of an external source
-    that has lost its marks, a token up to which none may write any more. `max_token`, `max_jump`: see Ceiling; a
-    max_jump of 0 is none.
+    `scope` is a template (R8), or empty: each row has a mark of its own. `above`: where the marks of an external source
+    are lost, a token up to which none may write. `max_token`, `max_jump`: see Ceiling; a max_jump of 0 is none.
+    `queue`: the queue that the table takes all its writes by. `sealed`: the gateway takes sealed tokens only.
     """
     target = await examine(connection, table, scope)
     await examine_name(connection, target)
     require_marks(target, above)
     now = target.registered
     rule = rule or (now.rule if now else "strict")
-    source = source or (now.source if now else "external")
-    keyed = requires_key if requires_key is not None else now is not None and now.requires_key
+    given = {"--verify": verify or None, "--above": above, "--max-token": max_token, "--max-jump": max_jump}
+    source = choose_source(target, source, queue, scope, [name for name, value in given.items() if value is not None])
+    requires = requires_key if requires_key is not None else now is not None and now.requires_key
     verifies = verify if verify is not None else now is not None and now.verify and now.source == source
     await require_source(connection, target, source, verify=verifies)
-    ceiling = choose_ceiling(target, source, max_token, max_jump)
-    if above is not None and ceiling is not None and above > ceiling.max_token:
-        raise ProtectError(
-            target.name, [f"--above {above} is above {ceiling.max_token}, the highest token that the table takes."]
-        )
+    ceiling = choose_ceiling(target, source, max_token, max_jump, above)
+    seals = choose_seal(target, source, sealed)
     if template := scope if scope is not None else now.scope if now else None:
-        scoped = await examine_scope(connection, target, read_template(target.name, template), rule, source, ceiling)
-        scope_ddl = ScopeDdl(target, scoped, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
+        scoped = await examine_scope(
+            connection, target, read_template(target.name, template), rule, source, ceiling, sealed=seals
+        )
+        scope_ddl = ScopeDdl(
+            target, scoped, rule, source, requires_key=requires, verify=verifies, ceiling=ceiling, sealed=seals
+        )
         return ProtectPlan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, target.name, above)), [])
-    ddl = RowDdl(target, rule, source, requires_key=keyed, verify=verifies, ceiling=ceiling)
-    leaving = (
-        leave_sql(ddl.table, now.name, target.name, now.functions, parse_scope(now.scope), ddl.ceiling)
-        if now and now.scope is not None
-        else []
-    )
+    ddl = RowDdl(target, rule, source, requires_key=requires, verify=verifies, ceiling=ceiling, sealed=seals)
     statements = [
+        *register_sql(source),
         *ddl.begin(),
         restore_sql(ddl.table, target.name, above),
-        *leaving,
+        *leave_for(target, None, ddl.ceiling),
         *raise_rows_sql(target, ddl.ceiling),
         *ddl.protect(),
     ]
     return ProtectPlan(target.name, statements, [ddl.validate()])
 
 
-def choose_ceiling(target: Target, source: str, max_token: int | None, max_jump: int | None) -> Ceiling | None:
-    """Find the table's ceiling: what was said, what is, or the default. Raises ProtectError where a source knows what
-    it has issued.
+def choose_ceiling(
+    target: Target, source: str, max_token: int | None, max_jump: int | None, above: int | None
+) -> Ceiling | None:
+    """Find the table's ceiling: what was given, what is there, or the default. Raises ProtectError where a source knows
+    what it has issued, or `above` is above the ceiling.
     """
     if source != EXTERNAL:
         if max_token is not None or max_jump is not None:
@@ -144,29 +151,14 @@ def choose_ceiling(target: Target, source: str, max_token: int | None, max_jump:
         )
     now = target.registered.ceiling if target.registered is not None else None
     now = now or Ceiling()
-    return Ceiling(
+    ceiling = Ceiling(
         now.max_token if max_token is None else max_token, now.max_jump if max_jump is None else max_jump or None
     )
-
-
-async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
-    """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
-    services = {each.name: each for each in await sources.list_known(connection)}
-    known = [BUILTIN, EXTERNAL, *services]
-    if source not in known:
+    if above is not None and above > ceiling.max_token:
         raise ProtectError(
-            target.name,
-            [
-                f"there is no source {source}; known are {', '.join(known)}.",
-                "A gateway that has it in FENCEPOST_SOURCES makes it known, or `fencepost source add NAME=URL`.",
-            ],
+            target.name, [f"--above {above} is above {ceiling.max_token}, the highest token that the table takes."]
         )
-    if verify and source in services and not services[source].verifies:
-        raise ProtectError(
-            target.name, [f"--verify: {services[source].kind} does not know which numbers it has issued."]
-        )
-    if verify and source in (BUILTIN, EXTERNAL):
-        raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
+    return ceiling
 
 
 async def plan_unprotect(connection: Connection, table: str) -> ProtectPlan:
@@ -245,10 +237,14 @@ async def protect(  # noqa: PLR0913 - one for each option of the command
     above: int | None = None,
     max_token: int | None = None,
     max_jump: int | None = None,
+    queue: str | None = None,
+    sealed: bool | None = None,
     wait: float = 30.0,
 ) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
-    plan = await plan_protect(connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump)
+    plan = await plan_protect(
+        connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump, queue, sealed
+    )
     await apply(connection, plan, wait=wait)
     return plan.name
 

@@ -1,7 +1,6 @@
 """The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs."""
 
-from fencepost.storage.protecting.check import CONSTRAINT
-from fencepost.storage.protecting.functions import SETTING_GIVEN, dollar, drop_functions
+from fencepost.storage.protecting.functions import SETTING_GIVEN, drop_functions
 from fencepost.storage.protecting.names import move_marks, relation, remember, take_name
 from fencepost.storage.protecting.table import (
     MADE,
@@ -17,7 +16,8 @@ from fencepost.storage.protecting.table import (
     refuse_above_sql,
     write_rows_sql,
 )
-from fencepost.storage.statements.row_sql import encode_name, literal
+from fencepost.storage.protecting.target import CONSTRAINT
+from fencepost.storage.statements.row_sql import dollar, encode_name, literal
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
 
@@ -159,7 +159,20 @@ BEGIN
   END IF;
   IF highest IS NOT NULL THEN
     SET LOCAL row_security = off;
-    missing := NOT guarded AND EXISTS (
+    {self._marks_missing(prefix)}
+    SET LOCAL row_security TO DEFAULT;
+    IF missing THEN{write}
+    END IF;
+    UPDATE fencepost.floors f SET floor = greatest(f.floor, highest) WHERE f.name = {self.name};
+  END IF;
+  UPDATE fencepost.floors f SET key = this_key WHERE f.name = {self.name};
+END"""
+        return "DO " + dollar(body)
+
+    def _marks_missing(self, prefix: str) -> str:
+        """Find out whether rows have lost marks that `unprotect` wrote down."""
+        return f"""\
+missing := NOT guarded AND EXISTS (
       SELECT FROM (SELECT m.last_fence_token AS mark, count(*) AS n FROM fencepost.marks m
                     WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent GROUP BY 1) AS was
         LEFT JOIN (SELECT r.{MARK_COLUMN} AS mark, count(*) AS n FROM {self.table} AS r
@@ -169,15 +182,7 @@ BEGIN
     missing := missing OR NOT guarded AND (lowest > 0
         OR EXISTS (SELECT FROM fencepost.marks m WHERE starts_with(m.resource, {prefix}) AND m.row_absent))
       AND (SELECT count(*) FROM {self.table}) > (SELECT count(*) FROM fencepost.marks m
-                                                  WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent);
-    SET LOCAL row_security TO DEFAULT;
-    IF missing THEN{write}
-    END IF;
-    UPDATE fencepost.floors f SET floor = greatest(f.floor, highest) WHERE f.name = {self.name};
-  END IF;
-  UPDATE fencepost.floors f SET key = this_key WHERE f.name = {self.name};
-END"""
-        return "DO " + dollar(body)
+                                                  WHERE starts_with(m.resource, {prefix}) AND NOT m.row_absent);"""
 
     def _triggers(self) -> list[str]:
         given = f" WHEN ({SETTING_GIVEN} OR NEW.{MARK_COLUMN} IS NULL OR NEW.{MARK_COLUMN} OPERATOR(pg_catalog.<=) 0)"
@@ -250,6 +255,20 @@ def unprotect_sql(
     possible when the key or the column has changed since. What is not written down here is the mark of a key without a
     row.
     """
+    return [
+        *drop_triggers(table, ROW_PARTS),
+        *drop_truncate_triggers(table, partitions),
+        _write_marks_down(table, name, stem, of_rows=keep_marks),
+        *([move_marks(table, name, now_called), take_name(table, now_called)] if name != now_called else []),
+        remember(table, now_called),
+        *drop_functions(stem),
+        f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
+        "NOTIFY fencepost, 'reload'",
+    ]
+
+
+def _write_marks_down(table: str, name: str, stem: str, *, of_rows: bool) -> str:
+    """Note which keys have no row, and the marks of rows if `of_rows`."""
     # The table's owner may have given the column a type of his own; the key's are looked at by our function.
     same = (
         f"IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {literal(table)}::regclass"
@@ -267,19 +286,10 @@ def unprotect_sql(
         f"UPDATE fencepost.marks AS k SET row_absent = true WHERE NOT k.row_absent"
         f" AND starts_with(k.resource, {literal(encode_name(name) + '/')})"
     )
-    if keep_marks:  # its row was deleted in a scope, say, where rows have no marks
+    if of_rows:  # its row was deleted in a scope, for example, where rows have no marks
         absent += (
             f" AND NOT EXISTS (SELECT FROM {table} AS r WHERE r.{MARK_COLUMN} > 0"
             f" AND fencepost.{quote(f'{stem}_name')}(r.*) = k.resource)"
         )
-    written = [f"{same} SET LOCAL row_security = off; {kept};"] if keep_marks else []
-    return [
-        *drop_triggers(table, ROW_PARTS),
-        *drop_truncate_triggers(table, partitions),
-        "DO " + dollar(" ".join(["BEGIN", *written, f"{absent}; END"])),
-        *([move_marks(table, name, now_called), take_name(table, now_called)] if name != now_called else []),
-        remember(table, now_called),
-        *drop_functions(stem),
-        f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
-        "NOTIFY fencepost, 'reload'",
-    ]
+    written = [f"{same} SET LOCAL row_security = off; {kept};"] if of_rows else []
+    return "DO " + dollar(" ".join(["BEGIN", *written, f"{absent}; END"]))

@@ -2,120 +2,32 @@
 the table needs no column; one BEFORE trigger enters the scope for a transaction that has not yet.
 
 Nothing stale gets in by changing sides. A table that enters a scope brings its rows' marks with it, and those of its
-deleted keys as the floor of the prefix; one that leaves takes the prefix's highest mark as its own floor, which its
-next protection by rows writes into the rows.
+deleted keys as the floor of the prefix; for one that leaves see left_scope.py.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from fencepost.fencing.ceiling import Ceiling
-from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.check import Registration, Target
-from fencepost.storage.protecting.functions import dollar, drop_functions, give_functions
-from fencepost.storage.protecting.names import floors_condition, relation, take_name
+from fencepost.storage.protecting.functions import drop_functions, give_functions
+from fencepost.storage.protecting.left_scope import leave_for, lock_prefix
+from fencepost.storage.protecting.names import floors_condition, take_name
 from fencepost.storage.protecting.scope_check import PREFIX_OF, TableScope
 from fencepost.storage.protecting.table import (
     MISMATCH,
-    PREFIX,
     ROW_PARTS,
-    TOO_HIGH,
     TableDdl,
-    column_sql,
     drop_scope_functions,
     drop_triggers,
-    drop_truncate_triggers,
     issue_beyond_sql,
     mend_reset,
     refuse_above,
     refuse_above_sql,
     scope_marks_sql,
-    write_rows_sql,
 )
-from fencepost.storage.statements.row_sql import encode_name, literal, resource_sql
+from fencepost.storage.protecting.target import Registration, Target
+from fencepost.storage.statements.row_sql import dollar, encode_name, literal, resource_sql
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
-
-SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
-
-
-def lock_prefix(prefix: str) -> str:
-    """Keep everybody out of a prefix's scopes until the end of the transaction."""
-    return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fencepost.scope/' + prefix)}, 0))"
-
-
-def leave_sql(
-    table: str, name: str, now_called: str, stem: str, scope: Scope, ceiling: Ceiling | None = None
-) -> list[str]:
-    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had. If it
-    was renamed, that of the name that it has now: the next protection is of that one. A mark above the ceiling is
-    refused, before it becomes the mark of every row.
-    """
-    prefix, now = literal(scope.prefix), literal(now_called)
-    return [
-        f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
-        lock_prefix(scope.prefix),
-        *(
-            []
-            if ceiling is None
-            else refuse_above_sql(ceiling.max_token, scope_marks_sql(scope.prefix, registered=True))
-        ),
-        *([take_name(table, now_called)] if name != now_called else []),
-        f"INSERT INTO fencepost.floors AS f (name, relation, floor, covers_rows)"
-        f" SELECT {now}, {relation(table)}, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
-        f" WHERE starts_with(m.resource, {literal(encode_name(scope.prefix) + '/')})),"
-        f" (SELECT max(p.floor) FROM fencepost.floors p WHERE p.name IN ({prefix}, {literal(name)})), 0), true"
-        f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true,"
-        f" relation = excluded.relation",
-        f"UPDATE fencepost.protected SET scope = NULL WHERE name = {literal(name)}",
-        *drop_triggers(table, SCOPE_PARTS),
-        *drop_scope_functions(stem),
-    ]
-
-
-def raise_rows_sql(target: Target, ceiling: Ceiling | None = None) -> list[str]:
-    """List what precedes a protection by rows: rows that have no marks of their own take the table's floor as theirs.
-
-    What the column of a table that has left a scope holds is of no account, nothing has guarded it. The rows of a table
-    in its place may have been copied with their marks, and none of these falls. Rows that are guarded are left alone.
-    A floor above the ceiling is refused, before it becomes the mark of every row.
-    """
-    table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
-    floors = floors_condition(table, target.name)
-    write = (
-        f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
-        f" OR unguarded AND r.{MARK_COLUMN} OPERATOR(pg_catalog.>) lowest;"
-    )
-    refused = ""
-    if ceiling is not None:
-        mend = literal(mend_reset("%s", registered=True))
-        refused = f"""
-  IF lowest > {ceiling.max_token} THEN
-    SELECT f.name INTO of_floor FROM fencepost.floors f WHERE {floors} ORDER BY f.floor DESC LIMIT 1;
-    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
-      MESSAGE = format('The floor of %s is %s, above {ceiling.max_token}, the highest token that the table is to take.',
-                       of_floor, lowest),
-      HINT = format({mend}, of_floor);
-  END IF;"""
-    body = f"""
-#variable_conflict use_variable
-DECLARE
-  lowest bigint;
-  unguarded boolean;
-  of_floor text;
-BEGIN
-  SELECT max(f.floor), bool_or(f.relation IS NOT DISTINCT FROM {relation(table)}) INTO lowest, unguarded
-    FROM fencepost.floors f WHERE {floors};
-  IF lowest IS NULL OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(table)}
-                                  AND t.tgname = '{PREFIX}upd') THEN
-    RETURN;
-  END IF;{refused}
-  {column_sql(table)};{write_rows_sql(write)}
-  INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
-  ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
-  UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};
-END"""
-    return ["DO " + dollar(body)]
 
 
 class ScopeDdl(TableDdl):
@@ -131,8 +43,9 @@ class ScopeDdl(TableDdl):
         requires_key: bool,
         verify: bool = False,
         ceiling: Ceiling | None = None,
+        sealed: bool = False,
     ) -> None:
-        super().__init__(target, rule, source, requires_key=requires_key, verify=verify, ceiling=ceiling)
+        super().__init__(target, rule, source, requires_key=requires_key, verify=verify, ceiling=ceiling, sealed=sealed)
         self.scope = scoped.scope
         self.columns = scoped.columns
         self.prefix = literal(self.scope.prefix)
@@ -142,18 +55,12 @@ class ScopeDdl(TableDdl):
         table's lock.
         """
         now = self.target.registered
-        before = parse_scope(now.scope) if now is not None and now.scope is not None else None
-        leaving = (
-            leave_sql(self.table, now.name, self.target.name, now.functions, before, self.ceiling)
-            if now is not None and before is not None and before != self.scope
-            else []
-        )
         return [
             *self.begin(*self.columns),
             restore,
-            *leaving,
+            *leave_for(self.target, self.scope, self.ceiling),
             lock_prefix(self.scope.prefix),
-            # Tables that were dropped without unprotect would have a say in the rule.
+            # Tables that were dropped without unprotect would count for the rule.
             f"DELETE FROM fencepost.protected p WHERE {PREFIX_OF} = {self.prefix}"
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             self._require_one_rule(),
@@ -187,10 +94,11 @@ class ScopeDdl(TableDdl):
 BEGIN
   IF EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
               WHERE {PREFIX_OF} = {self.prefix} AND p.relation <> {self.relation}
-                AND (p.rule, p.source, p.max_token, p.max_jump)
-                    IS DISTINCT FROM ({literal(self.rule)}, {literal(self.source)}, {self.ceiling_sql()})) THEN
+                AND (p.rule, p.source, p.sealed, p.max_token, p.max_jump)
+                    IS DISTINCT FROM ({literal(self.rule)}, {literal(self.source)}, {str(self.sealed).lower()},
+                                      {self.ceiling_sql()})) THEN
     RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table was protected with this scope and another rule,'
-      ' source or ceiling at the same moment.';
+      ' source, seal or ceiling at the same moment.';
   END IF;
   IF EXISTS (SELECT FROM fencepost.protected p WHERE p.name = {self.prefix}) THEN
     RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table with the name of this scope was protected at the'
@@ -201,13 +109,13 @@ END"""
 
     def _bring_marks(self) -> list[str]:
         """The rows' marks become their scope's, those of keys without a row the floor of the prefix. None above the
-        ceiling, which would refuse everybody in the whole scope, or under the whole prefix.
+        ceiling, which would refuse every write in the whole scope, or under the whole prefix.
         """
         now = self.target.registered
         if now is not None and now.scope == self.scope.template and now.name == self.target.name:
             return []
         called = {self.target.name, *self.target.formerly, *([now.name] if now is not None else [])}
-        # While rows are watched their columns are their marks; else rows may have gone, and their marks do not say so.
+        # While rows are watched their columns are their marks; else rows may have gone, and their marks do not show it.
         absent = " AND m.row_absent" if now is not None and now.scope is None else ""
         theirs = " OR ".join(f"starts_with(m.resource, {literal(encode_name(each) + '/')})" for each in sorted(called))
         names = ", ".join(literal(each) for each in sorted(called))
@@ -264,7 +172,7 @@ END"""
             *self._bind(of),
             f"CREATE OR REPLACE FUNCTION {self.functions.function_name('scope')}() RETURNS trigger LANGUAGE plpgsql"
             f" SECURITY DEFINER {pinned} AS {dollar(bodies['scope'])}",
-            # Triggers fire without this privilege; with it anybody could hang it on a table of theirs.
+            # Triggers fire without this privilege; with it any role could attach it to its own table.
             f"REVOKE EXECUTE ON FUNCTION {self.functions.function_name('scope')}() FROM PUBLIC",
             f"GRANT EXECUTE ON FUNCTION {of} TO PUBLIC",
             give_functions([*(self.functions.function_name(part) for part in bodies), of]),
@@ -329,16 +237,3 @@ END"""
         if self.ceiling is not None:
             return refuse_above_sql(self.ceiling.max_token, marks)
         return issue_beyond_sql(self.source, self.before, marks)
-
-
-def unprotect_scope_sql(
-    table: str, name: str, now_called: str, stem: str, scope: Scope, partitions: tuple[str, ...]
-) -> list[str]:
-    """List what undoes `protect --scope`. Marks and floors stay: a later protect goes on from them."""
-    return [
-        *leave_sql(table, name, now_called, stem, scope),
-        *drop_truncate_triggers(table, partitions),
-        *drop_functions(stem),
-        f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
-        "NOTIFY fencepost, 'reload'",
-    ]

@@ -7,7 +7,8 @@ from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import MalformedScopeError, Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.check import COLUMNS, KEY_TYPES, KeyColumn, ProtectError, Target
+from fencepost.storage.protecting.check import ProtectError
+from fencepost.storage.protecting.target import COLUMNS, KEY_TYPES, KeyColumn, Target
 from fencepost.storage.tables.load import api_name
 
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
@@ -20,7 +21,7 @@ _COLUMNS: Final = f"""{COLUMNS}
  WHERE a.attrelid = $1::int8::oid AND a.attname = ANY ($2) AND a.attnum > 0 AND NOT a.attisdropped"""
 
 _SIBLINGS: Final = f"""
-SELECT p.name, p.rule, p.source, p.max_token, p.max_jump, p.scope, p.relation::oid::int8 AS oid
+SELECT p.name, p.rule, p.source, p.sealed, p.max_token, p.max_jump, p.scope, p.relation::oid::int8 AS oid
   FROM fencepost.protected p
   JOIN pg_class c ON c.oid = p.relation
  WHERE {PREFIX_OF} = $1 AND p.relation <> $2::int8::oid ORDER BY p.name"""
@@ -67,7 +68,14 @@ async def read_scope(connection: Connection, target: Target, template: str) -> T
 
 
 async def examine_scope(
-    connection: Connection, target: Target, scope: Scope, rule: Rule, source: str, ceiling: Ceiling | None
+    connection: Connection,
+    target: Target,
+    scope: Scope,
+    rule: Rule,
+    source: str,
+    ceiling: Ceiling | None,
+    *,
+    sealed: bool,
 ) -> TableScope:
     """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
     async with connection.transaction():
@@ -94,6 +102,12 @@ async def examine_scope(
                 reasons.append(
                     f"{row['name']} has the same scope with --max-token {row['max_token']} and {jump}; one mark has one"
                     " ceiling: unprotect the others, change this one, and protect them again."
+                )
+            elif row["sealed"] != sealed:
+                reasons.append(
+                    f"{row['name']} has the same scope {'with' if row['sealed'] else 'without'} --sealed; one mark is"
+                    " raised by sealed tokens only, or by all: unprotect the others, change this one, and protect them"
+                    " again."
                 )
             others = await _template_columns(connection, target, row["oid"], parse_scope(row["scope"]))
             if not isinstance(columns, list) and not isinstance(others, list) and _family(columns) != _family(others):

@@ -5,21 +5,22 @@ from typing import Final
 
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import BUILTIN, EXTERNAL, MAX_TOKEN, Rule
-from fencepost.storage.protecting.check import CONSTRAINT, KEY_TYPES, KeyColumn, Target
-from fencepost.storage.protecting.functions import Functions, dollar
-from fencepost.storage.statements.row_sql import encode_name, literal
+from fencepost.storage.protecting.functions import Functions
+from fencepost.storage.protecting.target import CONSTRAINT, KEY_TYPES, KeyColumn, Target
+from fencepost.storage.queues.progress import is_queue
+from fencepost.storage.statements.row_sql import dollar, encode_name, literal
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
 PREFIX: Final = "zzz_fencepost_"
-"""Of the triggers' names: after everybody else's, so that they judge what is really written."""
+"""Of the triggers' names: after all others, so that they judge what is really written."""
 ROW_PARTS: Final = ("upd", "ins", "insmark", "del")
 HIGHEST_MARK: Final = 2**62
 """Above it, too little would be left for the tokens that must come after a mark."""
 MADE_UP: Final = "No lock service counts that far: it is made up."
 TOO_HIGH: Final = "54000"
-"""The SQLSTATE (program_limit_exceeded) of a plan that meets a mark above HIGHEST_MARK, or above the ceiling."""
+"""The SQLSTATE (program_limit_exceeded) of a ProtectPlan that meets a mark above HIGHEST_MARK, or above the ceiling."""
 MISMATCH: Final = "55000"
-"""The SQLSTATE (object_not_in_prerequisite_state) of a plan whose table, or scope, is not what was looked at."""
+"""The SQLSTATE (object_not_in_prerequisite_state) of a ProtectPlan whose table, or scope, is not what was looked at."""
 
 
 class TableDdl:
@@ -34,12 +35,14 @@ class TableDdl:
         requires_key: bool = False,
         verify: bool = False,
         ceiling: Ceiling | None = None,
+        sealed: bool = False,
     ) -> None:
         self.target = target
         self.rule = rule
         self.source = source
         self.requires_key = requires_key
         self.verify = verify
+        self.sealed = sealed
         self.before = target.registered.source if target.registered is not None else None
         """The source that it had."""
         self.functions = Functions(target, rule, source, ceiling)
@@ -103,15 +106,17 @@ END"""
             f"DELETE FROM fencepost.protected p WHERE p.name = {self.name} AND p.relation <> {self.relation}"
             f" AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)",
             f"INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, requires_key,"
-            f" verify, max_token, max_jump, scope, partitions)"
+            f" verify, max_token, max_jump, scope, partitions, sealed)"
             f" VALUES ({self.relation}, {self.name}, {literal(self.rule)}, {literal(self.source)},"
             f" ARRAY[{key}], {literal(self.functions.stem)}, {str(self.requires_key).lower()},"
             f" {str(self.verify).lower()}, {self.ceiling_sql()},"
-            f" {'NULL' if scope is None else literal(scope)}, fencepost.partitions_of({self.relation}))"
+            f" {'NULL' if scope is None else literal(scope)}, fencepost.partitions_of({self.relation}),"
+            f" {str(self.sealed).lower()})"
             f" ON CONFLICT (relation) DO UPDATE SET name = excluded.name, rule = excluded.rule,"
             f" source = excluded.source, key_columns = excluded.key_columns, functions = excluded.functions,"
             f" requires_key = excluded.requires_key, verify = excluded.verify, max_token = excluded.max_token,"
-            f" max_jump = excluded.max_jump, scope = excluded.scope, partitions = excluded.partitions",
+            f" max_jump = excluded.max_jump, scope = excluded.scope, partitions = excluded.partitions,"
+            f" sealed = excluded.sealed",
         ]
 
     def ceiling_sql(self) -> str:
@@ -135,7 +140,7 @@ def write_rows_sql(write: str) -> str:
 
 
 def mend_reset(resource: str, *, registered: bool) -> str:
-    """Say how a mark or a floor that is too high is mended: a text for format(). `resource`: %L, or the name in SQL."""
+    """Return how a mark or a floor that is too high is mended: a text for format(). `resource`: %L, or a name."""
     first = f" first protect the table as it is (--source external --max-token {MAX_TOKEN}), then"
     return (
         f"{MADE_UP} Lower it, and run this again:{'' if registered else first} fencepost fence reset {resource} --to N"
@@ -160,16 +165,21 @@ def refuse_above(max_token: int, marks: str) -> str:
 
 def refuse_above_sql(max_token: int, marks: str) -> list[str]:
     """The same as a statement."""
+    return [_look_at_marks(refuse_above(max_token, marks))]
+
+
+def _look_at_marks(look: str, then: str = "") -> str:
+    """Make a statement of `look`, which finds `high` among marks of rows, and `then`, which goes on with it."""
     body = f"""
 DECLARE
   row_security text := current_setting('row_security');
   high record;
 BEGIN
   -- A policy that hides rows from their owner must fail here, and not hide their marks.
-  PERFORM set_config('row_security', 'off', true);{refuse_above(max_token, marks)}
-  PERFORM set_config('row_security', row_security, true);
+  PERFORM set_config('row_security', 'off', true);{look}
+  PERFORM set_config('row_security', row_security, true);{then}
 END"""
-    return ["DO " + dollar(body)]
+    return "DO " + dollar(body)
 
 
 def is_lowered(now: Ceiling | None, before: Ceiling | None) -> bool:
@@ -203,32 +213,26 @@ def issue_beyond_sql(source: str, before: str | None, marks: str) -> list[str]:
     """
     beyond = "fencepost.issue_beyond(high.mark)"
     if source != BUILTIN:
-        of_another = before not in (None, EXTERNAL, source)
+        # No mark but its own is a position of a queue.
+        of_another = before != source if is_queue(source) else before not in (None, EXTERNAL, source)
         beyond = f"fencepost.source_beyond({literal(source)}, high.mark, {str(of_another).lower()})"
-    body = f"""
-DECLARE
-  row_security text := current_setting('row_security');
-  high record;
-BEGIN
-  -- A policy that hides rows from their owner must fail here, and not hide their marks.
-  PERFORM set_config('row_security', 'off', true);
+    look = f"""
   SELECT k.* INTO high FROM (
-{marks}) AS k WHERE k.mark IS NOT NULL ORDER BY k.mark DESC LIMIT 1;
-  PERFORM set_config('row_security', row_security, true);
+{marks}) AS k WHERE k.mark IS NOT NULL ORDER BY k.mark DESC LIMIT 1;"""
+    then = f"""
   IF high.mark > {HIGHEST_MARK} THEN
     RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
       MESSAGE = format('%s has the mark %s, above 2^62: tokens would have to go on from there, and too few'
                        ' are left.', high.resource, high.mark),
       HINT = format(high.mend, high.resource);
   END IF;
-  PERFORM {beyond};
-END"""
-    return ["DO " + dollar(body)]
+  PERFORM {beyond};"""
+    return [_look_at_marks(look, then)]
 
 
 MADE: Final = "coalesce(current_setting('fencepost.made', true), '') = 'true'"
-"""Whether the last column_sql of this transaction has made the column. What is in pg_attribute does not say so: the row
-of a column that was there is written anew with its default.
+"""Whether the last column_sql of this transaction has made the column. What is in pg_attribute does not show it: the
+row of a column that was there is written anew with its default.
 """
 
 

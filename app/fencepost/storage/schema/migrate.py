@@ -1,12 +1,9 @@
-"""Run Alembic from Python: bring the schema fencepost to the newest revision, or say where it stands."""
+"""Run Alembic from Python: bring the schema fencepost to the newest revision, or report where it stands."""
 
 import io
-from functools import cache
-from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
@@ -14,23 +11,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from fencepost.storage.connections import session
-from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError
-
-PACKAGE = Path(__file__).parents[2]
-
-
-def scripts_dir() -> Path:
-    """Where the migration scripts are: inside an installed package, or beside `app/` in a checkout."""
-    installed = PACKAGE / "migrations"
-    return installed if installed.is_dir() else PACKAGE.parents[1] / "migrations"
+from fencepost.storage.schema import revisions
 
 
 def _config(
     connection: SyncConnection | None = None, output: io.StringIO | None = None, owner: str | None = None
 ) -> Config:
     config = Config(output_buffer=output) if output is not None else Config()
-    config.set_main_option("script_location", str(scripts_dir()).replace("%", "%%"))
+    config.set_main_option("script_location", str(revisions.scripts_dir()).replace("%", "%%"))
     config.attributes["connection"] = connection
     config.attributes["owner"] = owner
     return config
@@ -38,21 +27,6 @@ def _config(
 
 class NewerSchemaError(StorageError):
     """The schema is of a newer version of Fencepost, which alone can migrate it. Nothing was changed."""
-
-
-def revisions() -> tuple[str, ...]:
-    """Name the revisions that this version of Fencepost brings, the oldest first. It works with the newest."""
-    return _revisions(scripts_dir())
-
-
-@cache
-def _revisions(_directory: Path) -> tuple[str, ...]:
-    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
-
-
-def newest() -> str:
-    """Name the newest of them."""
-    return revisions()[-1]
 
 
 async def _run(dsn: str, revision: str, owner: str | None = None, *, down: bool) -> None:
@@ -78,13 +52,13 @@ async def _refuse_newer(dsn: str) -> None:
     """Raise NewerSchemaError if that is why Alembic found no way. It has rolled back what it had begun."""
     connection = await session.connect(dsn, session.DURABLE)
     try:
-        found = await current(connection)
+        found = await revisions.current(connection)
     finally:
         await connection.close()
-    if found is not None and found not in revisions():
+    if found is not None and found not in revisions.known():
         raise NewerSchemaError(
             f"the schema fencepost is at revision {found}, and this version of Fencepost only knows those up to"
-            f" {newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one"
+            f" {revisions.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one"
         )
 
 
@@ -108,11 +82,3 @@ def upgrade_sql(owner: str | None = None) -> str:
     output = io.StringIO()
     command.upgrade(_config(output=output, owner=owner), "head", sql=True)
     return output.getvalue()
-
-
-async def current(connection: Connection) -> str | None:
-    """Read the revision of the database, None when it was never migrated."""
-    if await connection.fetchval("SELECT to_regclass('fencepost.alembic_version') IS NULL"):
-        return None
-    revision: str | None = await connection.fetchval("SELECT version_num FROM fencepost.alembic_version")
-    return revision

@@ -7,15 +7,16 @@ no member of it can take a fence off his table, but cannot lower a mark.
 
 from typing import Final
 
-from fencepost.storage.protecting.functions import dollar
-from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.statements.row_sql import dollar, literal
 
 SCHEMA: Final = "fencepost"
 
 RELATIONS: Final = (
-    "alembic_version", "break_glass_log", "draws", "floors", "gateways", "generations", "idempotency", "leases",
-    "live_waiters", "locks", "marks", "protected", "source_draws", "source_leases", "source_log",
-    "sources", "tickets", "tokens", "waiters",
+    "alembic_version", "api_keys", "break_glass_log", "draws", "floors", "gateways", "generations", "idempotency",
+    "lease_ids", "leases", "live_waiters", "locks", "marks", "protected", "queue_0", "queue_1", "queue_2", "queue_3",
+    "queue_4", "queue_5", "queue_6", "queue_7", "queue_dead", "queue_members", "queue_owners", "queue_partitions",
+    "queue_stopped", "queued", "queues", "refusals", "source_draws", "source_leases", "source_log", "sources",
+    "tickets", "tokens", "waiters",
 )  # fmt: skip
 """The tables, views and sequences that are ours: others may have come into the schema by a search_path."""
 
@@ -38,18 +39,9 @@ SELECT s.owner, s.command FROM (
    WHERE t.typnamespace = {literal(SCHEMA)}::regnamespace AND t.typtype = 'c' AND c.relkind = 'c') s"""
 
 
-def settle_sql(wanted: str | None) -> str:
-    """Make the schema if there is none, and everything in it its owner's; `wanted` becomes the owner, and is made if
-    there is no such role. None: the owner stays.
-
-    SQLSTATE 42501 says what the current role may not do.
-    """
-    chosen = literal(wanted) if wanted is not None else "NULL"
-    body = f"""
-DECLARE
+_SETTLE: Final = f"""
   keeper name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = {literal(SCHEMA)});
   known boolean := keeper IS NOT NULL;
-  wanted name := {chosen};
   stray record;
 BEGIN
   IF wanted IS NOT NULL AND wanted IS DISTINCT FROM keeper THEN
@@ -87,7 +79,17 @@ BEGIN
     EXECUTE format('%s OWNER TO %I', stray.command, keeper);
   END LOOP;
 END"""
-    return "DO " + dollar(body)
+"""What settles it, but for `DECLARE wanted name := …;` before."""
+
+
+def settle_sql(wanted: str | None) -> str:
+    """Make the schema if there is none, and everything in it its owner's; `wanted` becomes the owner, and is made if
+    there is no such role. None: the owner stays.
+
+    SQLSTATE 42501 names what the current role may not do.
+    """
+    chosen = literal(wanted) if wanted is not None else "NULL"
+    return "DO " + dollar(f"\nDECLARE\n  wanted name := {chosen};{_SETTLE}")
 
 
 def act_sql() -> str:

@@ -3,9 +3,9 @@
 Revisions of the schema follow one another in a line. Version N of Fencepost brings all up to its newest.
 
 - The schema is older: nothing of this version works on it. `fencepost migrate` comes first, and then the gateways.
-- The schema is newer: it says itself, by fencepost.compatible_from(), from which revision on gateways and commands can
-  work on it. If that is one that this version has, they work, and say that they are behind: so the schema is migrated
-  while gateways of version N serve, and they are replaced one after the other. Else they are to be upgraded.
+- The schema is newer: its function fencepost.compatible_from() names the revision from which on gateways and commands
+  can work on it. If that is one that this version has, they work, and report that they are behind: so the schema is
+  migrated while gateways of version N serve, and they are replaced one after the other. Else they are to be upgraded.
 
 A migration that leaves everything in place that the version before uses keeps compatible_from() as it is; one that
 does not sets it to its own revision. A version that is older than the schema never migrates it.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.schema import migrate
+from fencepost.storage.schema import revisions
 
 Verdict = Literal["same", "missing", "older", "newer", "too new"]
 
@@ -34,7 +34,7 @@ class Fit:
         return self.verdict in ("same", "newer")
 
     def describe(self) -> str:
-        """Say it, and what to do."""
+        """Return the version found and the command to run, as one line."""
         match self.verdict:
             case "same":
                 return f"revision {self.found}"
@@ -56,7 +56,7 @@ class Fit:
 
 async def fit(connection: Connection) -> Fit:
     """Compare the schema with this version."""
-    found, known = await migrate.current(connection), migrate.revisions()
+    found, known = await revisions.current(connection), revisions.known()
     if found is None or found in known:
         verdict: Verdict = "missing" if found is None else "same" if found == known[-1] else "older"
         return Fit(verdict, found, known[-1])

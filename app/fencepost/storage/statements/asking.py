@@ -56,7 +56,7 @@ def _question(table: ProtectedTable, given: Given, order: str) -> str:
     return (
         f"SELECT {given.place} AS place, n.resource,"
         f" (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {given.match(table)}) AS live,"
-        f" fencepost.mark_without_row({literal(name)}, n.resource) AS without_row, c.issued, c.max_jump"
+        f" fencepost.gateway_mark_without_row({literal(name)}, n.resource) AS without_row, c.issued, c.max_jump"
         f" FROM {given.source} CROSS JOIN LATERAL (SELECT {given.resource(table, name)} AS resource) AS n"
         f" CROSS JOIN (SELECT {ceiling_of(table.fence)}) AS c ORDER BY {order}"
     )
@@ -153,7 +153,7 @@ async def read_resource(connection: Connection, table: ProtectedTable, key: Key)
         f" m.last_fence_token AS recorded, m.row_absent,"
         f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
         f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"
-        f" LEFT JOIN LATERAL fencepost.mark_record(n.resource) AS m ON true",
+        f" LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true",
         OF_KEY,
     ).fetch(connection, key)
     return ResourceState(*rows[0])

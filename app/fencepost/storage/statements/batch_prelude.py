@@ -13,7 +13,7 @@ from typing import Final, Literal
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.given import Given, typed, unnested
-from fencepost.storage.statements.idempotency import CALLER, Recorded, State, read_state
+from fencepost.storage.statements.idempotency import Recorded, State, read_state
 from fencepost.storage.statements.keyed import Batch
 from fencepost.storage.statements.parameters import (
     MOST_KEY_COLUMNS,
@@ -47,7 +47,7 @@ class Prelude:
     """The statement. No Idempotency-Key may be in its batch twice."""
 
     statement: Statement[Batch]
-    keyed: bool
+    idempotent: bool
     scoped: bool
 
     async def run(self, connection: Connection, batch: Batch) -> list[Opened]:
@@ -55,7 +55,7 @@ class Prelude:
         rows = await self.statement.fetch(connection, batch)
         if not self.scoped:
             return [Opened(read_state(row)) for row in rows]
-        if not self.keyed:
+        if not self.idempotent:
             return [Opened("new", row[0] or "", row[1], row[2]) for row in rows]
         return [Opened(read_state(row), row[4] or "", row[5], row[6]) for row in rows]
 
@@ -64,43 +64,47 @@ def _of_each(name: str, type_: str, read: Callable[[RowWrite], object]) -> Param
     return Parameter(name, f"{type_}[]", lambda batch: [read(write) for write in batch])
 
 
-_CALLER: Final[Parameter[Batch]] = Parameter("caller", "text", lambda _: CALLER)
 _KEYS: Final = _of_each("idempotency keys", "text", attrgetter("idempotency_key"))
 _HASHES: Final = _of_each("payload hashes", "bytea", attrgetter("payload_hash"))
 _TOKENS: Final = _of_each("tokens", "bigint", attrgetter("token"))
 _BODIES: Final = _of_each("bodies", "text", attrgetter("body"))
 _KEY_PARTS: Final = tuple(_of_each(each.name, "text", each.read) for each in OF_WRITES[:MOST_KEY_COLUMNS])
-_PARAMETERS: Final = (_CALLER, _KEYS, _HASHES, _TOKENS, *_KEY_PARTS, _BODIES)
+_PARAMETERS: Final = (_KEYS, _HASHES, _TOKENS, *_KEY_PARTS, _BODIES)
 
 
-def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, *, keyed: bool) -> Prelude | None:
-    """Write the statement; None: nothing comes before the writes."""
-    if scope is None and not keyed:
+def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, caller: str | None) -> Prelude | None:
+    """Write the statement; None: nothing comes before the writes. `caller`: whose Idempotency-Keys are looked up; None:
+    none are.
+    """
+    idempotent = caller is not None
+    if scope is None and not idempotent:
         return None
-    begun_keys = f"fencepost.idem_begin_each({_CALLER}, {_KEYS}, {_HASHES})"
+    whose: Parameter[Batch] = Parameter("caller", "text", lambda _: caller)
+    parameters = (whose, *_PARAMETERS)
+    begun_keys = f"fencepost.gateway_idem_begin_each({whose}, {_KEYS}, {_HASHES})"
     known = "k.state, k.status, k.headers, k.answer"
     if scope is None:
         text = f"SELECT {known} FROM {begun_keys} AS k ORDER BY k.number"
-        return Prelude(compiled(text, _PARAMETERS), keyed, scoped=False)
+        return Prelude(compiled(text, parameters), idempotent, scoped=False)
     name, given = _scopes(table, scope, scope_of)
-    if keyed:
+    if idempotent:
         # Whose key is not new enters nothing.
         named = f"SELECT CASE k.state WHEN 'new' THEN {name} END FROM {given} JOIN k ON k.number = x.o - 1"
     else:
         named = f"SELECT {name} FROM {given}"
     entered = (
-        f"fencepost.enter_each({literal(scope.prefix)}, ARRAY({named} ORDER BY x.o), {_TOKENS},"
+        f"fencepost.gateway_enter_each({literal(scope.prefix)}, ARRAY({named} ORDER BY x.o), {_TOKENS},"
         f" {table.oid}::oid, {literal(scope.template)})"
     )
     verdict = "e.scope, e.verdict, e.refused_by"
-    if keyed:
+    if idempotent:
         text = (
             f"WITH k AS MATERIALIZED (SELECT * FROM {begun_keys})"
             f" SELECT {known}, {verdict} FROM {entered} AS e JOIN k USING (number) ORDER BY e.number"
         )
     else:
         text = f"SELECT {verdict} FROM {entered} AS e ORDER BY e.number"
-    return Prelude(compiled(text, _PARAMETERS), keyed, scoped=True)
+    return Prelude(compiled(text, parameters), idempotent, scoped=True)
 
 
 def _scopes(table: Table, scope: Scope, scope_of: ScopeOf) -> tuple[str, str]:

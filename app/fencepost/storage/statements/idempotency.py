@@ -12,12 +12,15 @@ import asyncpg
 from fencepost.storage.connections.connection import Connection
 
 CALLER: Final = ""
-"""Whose keys these are. One name space for all, as long as callers have no identity."""
+"""Whose keys those of requests are. One name space for all, as long as callers have no identity."""
+OF_QUEUES: Final = "queue"
+"""Whose keys the ids of writes are that come through a queue (queues/write_id.py)."""
 ROWS_PER_STEP: Final = 10_000
 """How many records are forgotten in one transaction."""
 
 
-@dataclass(frozen=True, slots=True)
+# What is made for each write is not frozen: that would cost more than the rest of its making.
+@dataclass(slots=True)
 class Recorded:
     """An answer as it was given: status, headers as (name, value), body."""
 
@@ -26,19 +29,22 @@ class Recorded:
     body: bytes
 
 
-_RECORD: Final = "SELECT fencepost.idem_record($1, $2, $3, $4, $5, $6)"
+Record = tuple[str, str, bytes, Recorded]
+"""Whose key, the key, the hash of its payload, and what was answered."""
+
+_RECORD: Final = "SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)"
 
 State = Literal["new", "in flight", "reused"]
 
 
-async def begin(connection: Connection, key: str, payload_hash: bytes) -> Recorded | State:
-    """Begin a keyed write, first in its transaction: what was answered before, or whether it may go on.
+async def begin(connection: Connection, caller: str, key: str, payload_hash: bytes) -> Recorded | State:
+    """Begin an idempotent write, first in its transaction: what was answered before, or whether it may go on.
 
     `new` holds the key until the transaction ends; `in flight`: another transaction does; `reused`: for another
     payload.
     """
     row = await connection.fetchrow(
-        "SELECT state, status, headers, answer FROM fencepost.idem_begin($1, $2, $3)", CALLER, key, payload_hash
+        "SELECT state, status, headers, answer FROM fencepost.gateway_idem_begin($1, $2, $3)", caller, key, payload_hash
     )
     if row is None:
         raise RuntimeError("fencepost.idem_begin gave no row")
@@ -54,12 +60,12 @@ def read_state(row: asyncpg.Record) -> Recorded | State:
     return Recorded(row["status"], tuple(zip(headers[::2], headers[1::2], strict=True)), row["answer"])
 
 
-async def record(connection: Connection, key: str, payload_hash: bytes, answer: Recorded) -> None:
+async def record(connection: Connection, caller: str, key: str, payload_hash: bytes, answer: Recorded) -> None:
     """Record the answer, last in the write's transaction."""
     headers = [part for pair in answer.headers for part in pair]
     await connection.execute(
         _RECORD,
-        CALLER,
+        caller,
         key,
         payload_hash,
         answer.status,
@@ -68,14 +74,14 @@ async def record(connection: Connection, key: str, payload_hash: bytes, answer: 
     )
 
 
-async def record_many(connection: Connection, records: Sequence[tuple[str, bytes, Recorded]]) -> None:
+async def record_many(connection: Connection, records: Sequence[Record]) -> None:
     """Record several answers, last in their transaction."""
-    answers = [answer for _, _, answer in records]
+    answers = [answer for _, _, _, answer in records]
     await connection.execute(
-        "SELECT fencepost.idem_record_each($1, $2, $3, $4, $5, $6)",
-        CALLER,
-        [key for key, _, _ in records],
-        [payload_hash for _, payload_hash, _ in records],
+        "SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)",
+        [caller for caller, _, _, _ in records],
+        [key for _, key, _, _ in records],
+        [payload_hash for _, _, payload_hash, _ in records],
         [answer.status for answer in answers],
         # No header has a line break in it.
         ["\n".join([part for pair in answer.headers for part in pair]) for answer in answers],

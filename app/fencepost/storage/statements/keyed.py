@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.answers import JSON, Shown
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.mark import mark_of
 from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
 from fencepost.storage.statements.row_sql import (
     ORDINAL,
     body_columns,
-    json_row,
     key_match,
     key_order,
     key_parameter,
@@ -37,7 +37,8 @@ Wait = Literal["block", "skip"]
 Batch = Sequence[RowWrite]
 
 
-@dataclass(frozen=True, slots=True)
+# Made for each write, and so not frozen: that would cost more than the rest of its making.
+@dataclass(slots=True)
 class FencedRow:
     """A row as an accepted operation left it: its JSON text, its mark, and its name where it was asked for."""
 
@@ -50,11 +51,11 @@ class FencedRow:
 class Change:
     """What an UPDATE sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
 
-    `target` is the SELECT list of the answer.
+    `target` is what the answer shows of the row.
     """
 
     columns: tuple[str, ...]
-    target: str
+    target: Shown
     defaults: tuple[str, ...] = ()
     named: bool = False
     """Whether the answer shall carry the resource's name."""
@@ -99,7 +100,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     mark = mark_of(table)
     sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
-    sets += [f"{column} = {value}" for column, value in mark.set]
+    sets += [f"{column} = {value}" for column, value in mark.stored]
     passes = f"{key_match(table)} AND {mark.passes}"
     lock = lock_clause(table, "update", (*change.columns, *change.defaults))
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
@@ -111,7 +112,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     return _reached(table, write, passes, lock, f" RETURNING {answer}", wait, careful=careful)
 
 
-def delete(table: ProtectedTable, target: str, wait: Wait) -> WriteStatement:
+def delete(table: ProtectedTable, target: Shown, wait: Wait) -> WriteStatement:
     """Write the DELETE of a row. In a table whose rows have marks it is a call: its trigger needs the token, which the
     function binds to this table, and the token is left as the key's mark (R6).
     """
@@ -123,7 +124,7 @@ def delete(table: ProtectedTable, target: str, wait: Wait) -> WriteStatement:
         write = f"DELETE FROM {table.sql_name} AS r"
         return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
     key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
-    call = f"{table.fence.delete_function}({key}, {TOKEN}, {bool(target)}) AS r"
+    call = f"{table.fence.delete_function}({key}, {TOKEN}, {bool(target.targets)}) AS r"
     held = f" WHERE {_lock_row(table, passes, lock)}" if wait == "skip" else ""
     return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call}{held}", wait)
 
@@ -133,7 +134,7 @@ def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
     values |= {quote(c): f"b.{quote(c)}" for c in change.columns}
     insert = _insert(table, values, _body(table, change.columns))
-    answer = _answer(table, change.target, mark_of(table).shown, wait)
+    answer = _answer(table, change.target, mark_of(table).shown, wait, named=change.named)
     if wait == "skip":
         return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
     return _compiled(
@@ -143,46 +144,45 @@ def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     )
 
 
-def insert(table: ProtectedTable, columns: tuple[str, ...], target: str, wait: Wait) -> WriteStatement:
+def insert(table: ProtectedTable, columns: tuple[str, ...], target: Shown, wait: Wait) -> WriteStatement:
     """Write the INSERT of a POST: of the one row in a JSON array (skip), or of all its rows or none (block).
 
     Refusals by mark come as FP409 from the trigger.
     """
-    answer = _answer(table, target, mark_of(table).shown, wait, named=True)
     names = {quote(c): quote(c) for c in columns}
     if wait == "skip":
+        answer = _answer(table, target, mark_of(table).shown, wait, named=True)
         source = (
             f"json_to_recordset({BODY}) AS b({body_columns(table, columns)})"
             if columns
             else f"json_array_elements({BODY}) AS b({ORDINAL})"
         )
         return _compiled(f"{_insert(table, names, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
-    return _compiled(_insert_all(table, columns, names, answer), wait)
+    return _compiled(_insert_all(table, columns, names, target), wait)
 
 
-def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str, str], answer: str) -> str:
+def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str, str], target: Shown) -> str:
     """Insert in key order, in which every write of several rows takes its locks, and answer in the body's order."""
     given = f"SELECT {', '.join((*names, ORDINAL))} FROM {elements(table, columns).source}"
     missing = _suppressed(table, "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)")
     if table.key and set(table.key) <= set(columns):
         order = key_order(table, "b")
-        returned = "".join(f", r.{quote(c)} AS k{n}" for n, c in enumerate(table.key))
+        keys = [f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key)]
         match = " AND ".join(f"b.{quote(c)} {operator(table.columns[c], '=')} i.k{n}" for n, c in enumerate(table.key))
-        chosen = (
-            f"SELECT * FROM (SELECT i.number, i.json, i.mark, i.resource FROM i LEFT JOIN b ON {match}"
-            f" ORDER BY b.{ORDINAL}) AS a"
-        )
+        source = f"SELECT i.* FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}"
     else:  # the database makes the keys: they collide with no other
-        order, returned, chosen = f"b.{ORDINAL}", "", "SELECT * FROM i"
+        order, keys, source = f"b.{ORDINAL}", [], "SELECT * FROM i"
+    kept = ", ".join((*_numbered(table, mark_of(table).shown, "block", named=True), *keys, *target.kept()))
+    chosen = target.several(source, ("number", JSON, "mark", "resource"))
     return (
         f"WITH b AS MATERIALIZED ({given}),"
-        f" i AS ({_insert(table, names, f' FROM b ORDER BY {order}')} RETURNING {answer}{returned})"
-        f" {chosen} UNION ALL {missing}"
+        f" i AS ({_insert(table, names, f' FROM b ORDER BY {order}')} RETURNING {kept})"
+        f" SELECT * FROM ({chosen}) AS a UNION ALL {missing}"
     )
 
 
 def _insert(table: ProtectedTable, values: dict[str, str], source: str) -> str:
-    stored = values | dict(mark_of(table).inserted)
+    stored = values | dict(mark_of(table).stored)
     return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) SELECT {', '.join(stored.values())}{source}"
 
 
@@ -220,10 +220,15 @@ def _lock_row(table: Table, passes: str, lock: str) -> str:
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
 
 
-def _answer(table: ProtectedTable, target: str, mark: str, wait: Wait, *, named: bool = False) -> str:
+def _answer(table: ProtectedTable, target: Shown, mark: str, wait: Wait, *, named: bool = False) -> str:
+    number, shown_mark, name = _numbered(table, mark, wait, named=named)
+    return f"{number}, {target.one(batched=wait == 'skip')} AS json, {shown_mark}, {name}"
+
+
+def _numbered(table: ProtectedTable, mark: str, wait: Wait, *, named: bool) -> tuple[str, str, str]:
     number = str(NUMBER) if wait == "skip" else "0"
     name = row_resource(table, table.fence.name) if named else "''"
-    return f"{number} AS number, {json_row(target)}::text AS json, {mark} AS mark, {name} AS resource"
+    return f"{number} AS number", f"{mark} AS mark", f"{name} AS resource"
 
 
 def _suppressed(table: ProtectedTable, condition: str) -> str:

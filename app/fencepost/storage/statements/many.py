@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.answers import JSON, Shown
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.mark import mark_of
@@ -26,7 +27,6 @@ from fencepost.storage.statements.row_sql import (
     FOUND_MARK,
     ORDINAL,
     body_columns,
-    json_row,
     literal,
     lock_clause,
     operator,
@@ -60,9 +60,12 @@ class TooManyRows:
 
 @dataclass(frozen=True, slots=True)
 class ManyWritten:
-    """The rows as the write left them (for DELETE: as they were), as JSON, in key order."""
+    """The rows as the write left them (for DELETE: as they were), as JSON, in key order; and the names of their
+    resources, where these were asked for.
+    """
 
     rows: list[str]
+    names: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,17 @@ class Unwritten:
 
 
 def by_filter(
-    table: ProtectedTable, filters: tuple[Filter, ...], change: Change | None, target: str, limit: int
+    table: ProtectedTable,
+    filters: tuple[Filter, ...],
+    change: Change | None,
+    target: Shown,
+    limit: int,
+    *,
+    named: bool = False,
 ) -> Statement[RowWrite]:
-    """Write the UPDATE (or the DELETE, if change is None) of all rows that match, at most `limit`, or of none."""
+    """Write the UPDATE (or the DELETE, if change is None) of all rows that match, at most `limit`, or of none. `named`:
+    it answers the names of these rows, too.
+    """
     bound, mark = Bound(), mark_of(table)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
     columns = change.columns if change is not None else ()
@@ -100,23 +111,49 @@ def by_filter(
         f"WITH hit AS MATERIALIZED ({hit}), bad AS MATERIALIZED (SELECT * FROM hit WHERE {mark.refuses}),"
         f" verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= {limit} AS passes"
         f" FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),"
-        f" w AS ({_write(table, change, target, values, source, kept)})" + _answer_by_filter(table, limit),
+        f" w AS ({_write(table, change, target, values, source, kept)})"
+        + _answer_by_filter(table, target, limit, named=named)
+        + (_watched(table) if change is None and table.fence.scope is None else ""),
         (*OF_WRITES, *bound.parameters),
     )
 
 
-def _answer_by_filter(table: ProtectedTable, limit: int) -> str:
-    """List rows that were written, or that refused, or how many too many there are."""
+def _name_of_met(table: ProtectedTable, alias: str) -> str:
+    """Name the resource of a row of `hit`."""
+    return resource_sql(
+        table.fence.name, [(table.columns[c].base_name, f"{alias}.k{n}") for n, c in enumerate(table.key)]
+    )
+
+
+def _answer_by_filter(table: ProtectedTable, target: Shown, limit: int, *, named: bool) -> str:
+    """List rows that were written, or that refused, or how many too many there are. `named`: and the names of those
+    that were met, which are those that were written, if any was.
+    """
     name = table.fence.name
     keys = ", ".join(f"k{n}" for n, _ in enumerate(table.key))
-    resource = resource_sql(name, [(table.columns[c].base_name, f"bad.k{n}") for n, c in enumerate(table.key)])
+    resource = _name_of_met(table, "bad")
+    names = f" UNION ALL SELECT 'name', {_name_of_met(table, 'hit')}, NULL FROM hit WHERE {_PASSES}" if named else ""
+    rows = target.several(f"SELECT * FROM w ORDER BY {keys}", (JSON,))
     return (
-        f" SELECT * FROM (SELECT 'row' AS what, w.json AS value, NULL::bigint AS mark FROM w ORDER BY {keys}) AS a"
+        f" SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark FROM ({rows}) AS a"
         f" UNION ALL SELECT * FROM (SELECT 'refused', {resource}, bad.{FOUND_MARK} FROM bad"
         f" ORDER BY {keys} LIMIT {LISTED_REFUSALS}) AS refused"
         f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
         f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(name)}), NULL FROM verdict"
-        f" WHERE passes AND hits > (SELECT count(*) FROM w)"
+        f" WHERE passes AND hits > (SELECT count(*) FROM w)" + names
+    )
+
+
+def _watched(table: ProtectedTable) -> str:
+    """Raise FP000 if no trigger watches the table, which would be emptied without leaving marks (R13). The statement's
+    snapshot is from after it got the table's lock: who unprotects the table either has done it, and is seen here, or
+    waits for us.
+    """
+    name = literal(table.fence.name)
+    return (
+        f" UNION ALL SELECT 'outdated', fencepost.outdated({name})::text, NULL WHERE NOT EXISTS"
+        f" (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=)"
+        f" pg_catalog.to_regclass({literal(table.sql_name)}))"
     )
 
 
@@ -129,18 +166,25 @@ def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
         *(f"b.{quote(c)} AS v{n}" for n, c in enumerate(change.columns)),
     ]
     match = " AND ".join((given.match(table), *mark.within))
+    kept, listed, none = [f"hit.{ORDINAL}"], [JSON, ORDINAL], ""
+    if change.named:
+        kept.append(f"{_name_of_met(table, 'hit')} AS resource")
+        listed.append("resource")
+        none = ", NULL::text"
     # An element without a key meets no row, and two with one key meet the same: both show in the number of rows.
     distinct = ", ".join(f"hit.k{n}" for n, _ in enumerate(table.key))
+    rows = change.target.several(f"SELECT * FROM w ORDER BY w.{ORDINAL}", listed)
+    name = ", written.resource" if change.named else ""
     return compiled(
         f"WITH b AS MATERIALIZED (SELECT * FROM {given.source} {_FEW}),"
         f" hit AS MATERIALIZED (SELECT {', '.join(hit)}, b.{ORDINAL} FROM b JOIN {table.sql_name} AS r ON {match}"
         f" ORDER BY {_key(table)} {_lock(table, change)}),"
         f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT {distinct} FROM hit) AS rows)"
         f" = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE {mark.refuses}) AS passes),"
-        f" w AS ({_write(table, change, change.target, values, '', [f'hit.{ORDINAL}'])})"
-        f" SELECT * FROM (SELECT w.json, w.{ORDINAL} AS element FROM w ORDER BY w.{ORDINAL}) AS written"
-        f" UNION ALL SELECT NULL, hit.{ORDINAL} FROM hit WHERE NOT {_PASSES}"
-        f" UNION ALL SELECT fencepost.suppressed({literal(table.fence.name)}), NULL::bigint"
+        f" w AS ({_write(table, change, change.target, values, '', kept)})"
+        f" SELECT written.json, written.{ORDINAL} AS element{name} FROM ({rows}) AS written"
+        f" UNION ALL SELECT NULL, hit.{ORDINAL}{none} FROM hit WHERE NOT {_PASSES}"
+        f" UNION ALL SELECT fencepost.suppressed({literal(table.fence.name)}), NULL::bigint{none}"
         f" WHERE {_PASSES} AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)",
         OF_WRITES,
     )
@@ -154,38 +198,38 @@ def _lock(table: ProtectedTable, change: Change | None) -> str:
     return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.columns)
 
 
-def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: str) -> list[str]:
+def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: Shown) -> list[str]:
     """List what is known of each row that is met, once it is locked."""
     mark = mark_of(table)
     met = [f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key)]
     met.append(f"{mark.shown} AS {FOUND_MARK}")
     if _sets_nothing(table, change):
-        met.append(f"{json_row(target)}::text AS json")
+        met += target.kept()
     return met
 
 
 def _sets_nothing(table: ProtectedTable, change: Change | None) -> bool:
     """Whether the rows are only locked, and answered as they are: no column is given, and their mark is the scope's."""
-    return change is not None and not (change.columns or mark_of(table).set)
+    return change is not None and not (change.columns or mark_of(table).stored)
 
 
 def _write(
     table: ProtectedTable,
     change: Change | None,
-    target: str,
+    target: Shown,
     values: Mapping[str, str],
     source: str,
     kept: Sequence[str],
 ) -> str:
     """Write the rows of `hit`, if the verdict is that the write passes. `kept`: what the answer is ordered by."""
     if _sets_nothing(table, change):
-        return f"SELECT {', '.join(('hit.json', *kept))} FROM hit WHERE {_PASSES}"
+        return f"SELECT {', '.join((*kept, *target.carried('hit')))} FROM hit WHERE {_PASSES}"
     same = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} hit.k{n}" for n, c in enumerate(table.key))
-    returning = f"RETURNING {', '.join((f'{json_row(target)}::text AS json', *kept))}"
+    returning = f"RETURNING {', '.join((*kept, *target.kept()))}"
     if change is None:
         return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
     sets = [f"{quote(c)} = {value}" for c, value in values.items()]
-    sets += [f"{column} = {value}" for column, value in mark_of(table).set]
+    sets += [f"{column} = {value}" for column, value in mark_of(table).stored]
     return f"UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source} WHERE {same} AND {_PASSES} {returning}"
 
 
@@ -195,45 +239,39 @@ async def write_matching(
     filters: tuple[Filter, ...],
     write: RowWrite,
     change: Change | None,
-    target: str,
+    target: Shown,
     limit: int,
+    *,
+    named: bool = False,
 ) -> ManyOutcome:
     """Change (or delete) every row that matches, or none."""
-    statement = by_filter(table, filters, change, target, limit)
+    statement = by_filter(table, filters, change, target, limit, named=named)
     if change is None and table.fence.scope is None:
         # In a transaction of its own: the DELETE's trigger needs the token first, and a setting made in the same
         # statement would not be there for every row (the planner decides).
         async with connection.transaction():
-            await _present_token(connection, table, write)
+            await connection.execute(
+                "SELECT pg_catalog.set_config('fencepost.token', $1, true)", f"{table.fence.name}={write.token}"
+            )
             rows = await statement.fetch(connection, write)
     else:
         rows = await statement.fetch(connection, write)
     if any(row["what"] == "too many" for row in rows):
         return TooManyRows(limit)
     refused = [RefusedRow(row["value"], row["mark"]) for row in rows if row["what"] == "refused"]
-    return ManyRefused(refused) if refused else ManyWritten([row["value"] for row in rows])
-
-
-async def _present_token(connection: Connection, table: ProtectedTable, write: RowWrite) -> None:
-    """Set the token for the triggers of this table. Without them (a table that only looks like the protected one) it
-    would be emptied without leaving marks: that is FP000.
-    """
-    ready = await connection.fetchval(
-        "SELECT pg_catalog.set_config('fencepost.token', $1, true) FROM fencepost.protected p"
-        " WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)",
-        f"{table.fence.name}={write.token}",
-        table.sql_name,
-    )
-    if ready is None:
-        await connection.execute("SELECT fencepost.outdated($1)", table.name)
+    if refused:
+        return ManyRefused(refused)
+    names = [row["value"] for row in rows if row["what"] == "name"] if named else None
+    return ManyWritten([row["value"] for row in rows if row["what"] == "row"], names)
 
 
 async def write_elements(
     connection: Connection, table: ProtectedTable, write: RowWrite, change: Change
-) -> list[str] | Unwritten:
-    """Write every element's row (they come back in the body's order), or none."""
+) -> ManyWritten | Unwritten:
+    """Write every element's row (they come back in the body's order), or none. `change.named`: with their names."""
     statement = table.kept(("array", change), lambda: by_array(table, change))
     rows = await statement.fetch(connection, write)
     if rows and rows[0]["json"] is not None:
-        return [row["json"] for row in rows]
+        names = [row["resource"] for row in rows] if change.named else None
+        return ManyWritten([row["json"] for row in rows], names)
     return Unwritten(frozenset(row["element"] - 1 for row in rows))

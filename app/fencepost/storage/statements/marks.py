@@ -30,7 +30,7 @@ SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = 
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
   LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4
         AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL"""
-"""The last look of a claim without a row: whether the table is the one that was looked at (its key says which it is),
+"""The last look of a claim without a row: whether the table is the one that was looked at (its key identifies it),
 and has its name, key, rule and ceiling, and marks for its rows; and the source of now, not the catalog's. The statement
 before it has taken the table's lock: who protects the table otherwise either has done it, and is seen here, or waits
 until this mark can be seen.
@@ -53,33 +53,38 @@ async def claim_absent(
             ceiling = table.fence.ceiling
             if ceiling is not None and ceiling.may_refuse(token):
                 await connection.execute(
-                    "SELECT fencepost.meet_ceiling($1, $2, $3, $4, $5)",
+                    "SELECT fencepost.gateway_meet_ceiling($1, $2, $3, $4, $5)",
                     table.fence.name, resource, token, ceiling.max_token, ceiling.max_jump,
                 )  # fmt: skip
             refused: int | None = await connection.fetchval(
-                "SELECT fencepost.raise_mark($1, $2, $3, true)", resource, token, table.fence.rule
+                "SELECT fencepost.gateway_raise_mark($1, $2, $3, true)", resource, token, table.fence.rule
             )
             # After the mark, in a statement of its own: a floor read before the wait could be too old (R6).
-            floor: int | None = await connection.fetchval("SELECT fencepost.floor_of($1)", table.fence.name)
+            floor: int | None = await connection.fetchval("SELECT fencepost.gateway_floor_of($1)", table.fence.name)
             if floor is not None and not accepts(table.fence.rule, floor, token):
                 raise _BelowFloor(floor)  # noqa: TRY301 - leaving the block is what gives the mark back
             if await exists(connection, table, key):
                 raise Appeared  # noqa: TRY301 - leaving the block is what gives the mark back
-            await connection.execute(
-                _STILL_PROTECTED,
-                resource,
-                token,
-                table.sql_name,
-                table.fence.name,
-                table.fence.key,
-                table.fence.rule,
-                BUILTIN,
-                EXTERNAL,
-                None if ceiling is None else ceiling.max_token,
-                None if ceiling is None else ceiling.max_jump,
-            )
+            await _require_still_protected(connection, table, token, resource)
             return refused
     except Appeared as appeared:
         return appeared
     except _BelowFloor as below:
         return below.floor
+
+
+async def _require_still_protected(connection: Connection, table: ProtectedTable, token: Token, resource: str) -> None:
+    fence, ceiling = table.fence, table.fence.ceiling
+    await connection.execute(
+        _STILL_PROTECTED,
+        resource,
+        token,
+        table.sql_name,
+        fence.name,
+        fence.key,
+        fence.rule,
+        BUILTIN,
+        EXTERNAL,
+        None if ceiling is None else ceiling.max_token,
+        None if ceiling is None else ceiling.max_jump,
+    )

@@ -81,7 +81,7 @@ class OrderTerm:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """All that a query string can say. `select` None means every column; filters are joined by AND."""
+    """All that a query string can ask for. `select` None means every column; filters are joined by AND."""
 
     select: Select = None
     filters: tuple[Filter, ...] = ()

@@ -8,9 +8,9 @@ operator renders to follows PostgREST (src/PostgREST/Query/SqlFragment.hs).
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
+from fencepost.storage.statements.casts import cast_type
 from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import (
-    CAST_TYPE,
     Condition,
     Field,
     Filter,
@@ -119,7 +119,7 @@ def _condition(table: Table, condition: Condition, bound: Bound, alias: str) -> 
             compares = _symbol(table, condition.field, _COMPARISONS[condition.operator])
             return f"{operand} {compares} CAST({bound.add(value)} AS {type_})"
         case "like" | "ilike":
-            # No cast: PostgreSQL says itself which types have patterns (42883 for the others).
+            # No cast: PostgreSQL itself decides which types have patterns (42883 for the others).
             matches = _symbol(table, condition.field, _PATTERNS[condition.operator])
             return f"{operand} {matches} {bound.add(value.replace('*', '%'))}"
         case "is":
@@ -150,12 +150,7 @@ def _target(table: Table, item: Selected, bound: Bound, alias: str) -> str:
     if item.cast is not None:
         if item.field.column == MARK_COLUMN:
             raise QueryError(f"select: {MARK_COLUMN} is a string, as tokens are in all JSON: it takes no cast")
-        if item.cast.lower().removeprefix("pg_catalog.").startswith("reg"):
-            # They would answer for names that the gateway does not serve.
-            raise QueryError(f"select: nothing can be cast to {item.cast} here")
-        if not CAST_TYPE.fullmatch(item.cast):
-            raise QueryError(f"select: {item.cast!r} is no type's name")
-        sql = f"CAST({sql} AS {item.cast})"
+        sql = f"CAST({sql} AS {cast_type(table, item.cast)})"
     elif item.field == Field(MARK_COLUMN):
         # Tokens are text in JSON: JavaScript loses integers past 2^53.
         sql += "::text"

@@ -55,6 +55,14 @@ def literal(text: str) -> str:
     )
 
 
+def dollar(body: str) -> str:
+    """Quote a function's body with a tag that the body does not contain: a table may be called anything."""
+    tag = "$fn$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag}{body} {tag}"
+
+
 def resource_sql(prefix: str, key: Iterable[tuple[str, str]]) -> str:
     """Render a resource name from (base type name, expression) pairs, in key order."""
     parts = " || ',' || ".join(f"fencepost.enc({key_text(base, expression)})" for base, expression in key)
@@ -103,11 +111,6 @@ def operator(column: Column, symbol: str) -> str:
     ltree), what the search_path finds.
     """
     return f"OPERATOR(pg_catalog.{symbol})" if is_builtin(column) else symbol
-
-
-def equal(table: Table, columns: Iterable[str], left: str, right: str) -> str:
-    """Match two rows by columns of the table."""
-    return " AND ".join(f"{left}.{quote(c)} {operator(table.columns[c], '=')} {right}.{quote(c)}" for c in columns)
 
 
 def key_order(table: Table, alias: str) -> str:
@@ -160,11 +163,7 @@ def body_columns(table: Table, columns: Sequence[str]) -> str:
 
 
 def json_row(selected: str, alias: str = "x") -> str:
-    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns). Of no
-    targets it is empty, and reads no column: who is not shown the row need not be allowed to see it.
-    """
-    if not selected:
-        return "''"
+    """Build a row's JSON from a target list: an object of any width (json_build_object stops at 50 columns)."""
     # x.* and not x, which would be a column of that name.
     return f"(SELECT pg_catalog.row_to_json({alias}.*) FROM (SELECT {selected}) AS {alias})"
 
@@ -174,13 +173,6 @@ def comparison(rule: Rule) -> str:
     `fencepost.accepts`, for the WHERE of statements.
     """
     return "<" if rule == "strict" else "<="
-
-
-def stored_token(rule: Rule, parameter: str) -> str:
-    """Say what an UPDATE stores: under epoch an equal token passes, and -t tells the trigger that it is a token and not
-    an echo of the column (R14). The trigger stores the positive value; without it the CHECK refuses.
-    """
-    return parameter if rule == "strict" else f"-{parameter}"
 
 
 def lock_clause(table: Table, verb: Literal["update", "delete"], columns: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ async def enter(
 ) -> list[Entered]:
     """Raise the scopes' marks, sorted; RefusedError (FP000) when the table has another scope by now."""
     rows = await connection.fetch(
-        "SELECT e.scope, e.refused_by FROM fencepost.enter($1, $2, $3, $4, $5) AS e",
+        "SELECT e.scope, e.refused_by FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e",
         scope.prefix,
         list(scopes),
         token,
@@ -50,9 +50,10 @@ class ScopeMark:
 async def marks(connection: Connection, scope: Scope, scopes: Sequence[str]) -> list[ScopeMark]:
     """Look scopes up, in one snapshot."""
     rows = await connection.fetch(
-        "SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.floor_of($1), 0) AS floor,"
+        "SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor,"
         " pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at"
-        " FROM pg_catalog.unnest($2::text[]) AS u(scope) LEFT JOIN LATERAL fencepost.mark_record(u.scope) AS m ON true",
+        " FROM pg_catalog.unnest($2::text[]) AS u(scope)"
+        " LEFT JOIN LATERAL fencepost.gateway_mark_record(u.scope) AS m ON true",
         scope.prefix,
         list(scopes),
     )

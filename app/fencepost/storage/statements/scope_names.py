@@ -7,7 +7,7 @@ import asyncpg
 
 from fencepost.fencing.scope import Scope
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import savepoint
+from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.statements.given import key_texts, unnested
 from fencepost.storage.statements.many import TooManyRows
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled

@@ -6,20 +6,22 @@ share it. A change that no request stumbles over (a new column) is seen by the l
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import map_errors
-from fencepost.storage.tables.catalog import Catalog, Table
+from fencepost.storage.tables.catalog import EVERYTHING, Catalog, Served, Table
 from fencepost.storage.tables.load import is_outdated, load
 
 
 class CatalogCache:
     """The gateway's current picture of the database."""
 
-    def __init__(self, database: Database, schemas: Sequence[str], on_load: Callable[[Catalog], None]) -> None:
+    def __init__(
+        self, database: Database, on_load: Callable[[Catalog], None] = lambda _: None, served: Served = EVERYTHING
+    ) -> None:
         self._database = database
-        self._schemas = tuple(schemas)
+        self._served = served
         self._on_load = on_load
         self._current = Catalog(0, {})
         self._loading: asyncio.Task[Catalog] | None = None
@@ -47,9 +49,11 @@ class CatalogCache:
 
     async def has_changed(self, name: str, table: Table | None) -> bool:
         """Look whether the database has something else under this name than the picture with `table` in it."""
+        if not self._served.has(name):
+            return False
         async with self._database.connection() as connection:
             with map_errors(writing=False):
-                return await is_outdated(connection, self._schemas, name, table)
+                return await is_outdated(connection, self._served.schemas, name, table)
 
     def _load(self) -> Awaitable[Catalog]:
         if self._loading is None or self._loading.done():
@@ -62,7 +66,7 @@ class CatalogCache:
     async def _read(self) -> Catalog:
         async with self._database.connection() as connection:
             with map_errors(writing=False):
-                catalog = await load(connection, self._schemas, self._current.version + 1)
+                catalog = await load(connection, self._served, self._current.version + 1)
         self._current = catalog
         self._on_load(catalog)
         return catalog

@@ -75,6 +75,12 @@ class Fence:
     ceiling: Ceiling | None = None
     """How high a token may be, where the source is external; None: the source knows what it has issued."""
 
+    sealed: bool = False
+    """Whether the gateway takes sealed tokens only, and only for what their seals are bound to."""
+
+    deletes_own_rows: bool = False
+    """Whether a DELETE of one row may reach other rows of the table, by foreign keys."""
+
     key: str = ""
     """What the names of resources are rendered from, as fencepost.key_of has it."""
 
@@ -82,6 +88,11 @@ class Fence:
     def pinned(self) -> bool:
         """Whether the table takes tokens of one known source only, so that how far it got is known."""
         return self.source != EXTERNAL
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that takes all the table's writes; None: there is none, and its tokens are those of a lock."""
+        return self.source if ":" in self.source else None
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,10 @@ class Table:
     shares_transactions: bool = False
     """Whether its writes run no code but ours, so that several operations may share a transaction unseen
     (keyed.py).
+    """
+    shows_caller: bool = True
+    """Whether a write may run something that sees the settings of its session, and so who calls: writes of several
+    callers with one role share no transaction then.
     """
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
@@ -147,12 +162,42 @@ class ProtectedTable(Table):
 
 
 @dataclass(frozen=True)
+class Served:
+    """What of the database a gateway serves: the tables of these schemas (empty: all of the user's), of these names as
+    the API has them (empty: all), and whether that includes tables and views that are not protected, which can be read
+    only.
+    """
+
+    schemas: tuple[str, ...] = ()
+    tables: frozenset[str] = frozenset()
+    unprotected: bool = True
+
+    def has(self, name: str) -> bool:
+        """Whether a table of this name would be served."""
+        return not self.tables or name.removeprefix("public.") in self.tables
+
+
+EVERYTHING: Final = Served()
+
+
+@dataclass(frozen=True)
 class Catalog:
     """One picture of the database. `version` rises with each load; `begun` is when that began (loop time, seconds)."""
 
     version: int
     tables: Mapping[str, Table]
     begun: float = 0.0
+    unprotected: bool = True
+    """Whether tables that are not protected are read."""
+
+    def reads(self, table: Table) -> bool:
+        """Whether a table is read, and shown in lists."""
+        return self.unprotected or table.fence is not None
+
+    @cached_property
+    def shown(self) -> tuple[Table, ...]:
+        """The tables that are read, by name."""
+        return tuple(table for table in self.tables.values() if self.reads(table))
 
     @cached_property
     def scopes(self) -> Mapping[str, tuple[Table, ...]]:

@@ -18,11 +18,12 @@ from fencepost.storage.tables.catalog import (
     Column,
     Fence,
     ProtectedTable,
+    Served,
     Table,
     TableKind,
     quote,
 )
-from fencepost.storage.tables.effects import CHANGES, REACHES, SHARES, SUPPRESSES
+from fencepost.storage.tables.effects import CHANGES, REACHES, REACHES_ITSELF, SHARES, SHOWS_CALLER, SUPPRESSES
 
 _KINDS: Final[dict[str, TableKind]] = {
     "r": "table",
@@ -34,8 +35,9 @@ _KINDS: Final[dict[str, TableKind]] = {
 _RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
 _IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
 
-_PROTECTED: Final = (
-    "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump"
+PROTECTED: Final = (
+    "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump,"
+    " p.sealed"
 )
 """What counts of a row of fencepost.protected p: it is read, and a change of it is noticed."""
 
@@ -50,7 +52,7 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
-  (SELECT concat_ws(':', {_PROTECTED})
+  (SELECT concat_ws(':', {PROTECTED})
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
 _SERVED: Final = """c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
@@ -70,7 +72,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
-       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {REACHES} AS reaches, {CHANGES} AS changes,
+       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {SHOWS_CALLER} AS shows_caller,
+       {REACHES} AS reaches, {CHANGES} AS changes,
        {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED}
@@ -132,10 +135,10 @@ BOUND: Final = """ARRAY(
 # What protect made, and whether it is all still there: the row triggers (enabled, on partitions too), and the column
 # with the check that another one of its name does not have.
 FENCES: Final = f"""
-SELECT p.relation::oid::int8 AS oid, {_PROTECTED},
+SELECT p.relation::oid::int8 AS oid, {PROTECTED},
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
-       {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is,
+       {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is, {REACHES_ITSELF} AS reaches_itself,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
            AND t.tgenabled IN ('O', 'A')) AS triggers,
        NOT EXISTS (
@@ -199,14 +202,44 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         verify=row["verify"],
         scope=scope,
         key=row["key_is"] or "",
+        sealed=row["sealed"],
+        deletes_own_rows=row["reaches_itself"],
         ceiling=None if row["max_token"] is None else Ceiling(row["max_token"], row["max_jump"]),
     )
 
 
-async def load(connection: Connection, schemas: Iterable[str], version: int) -> Catalog:
+def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str, Column], lossy: set[str]) -> Table:
+    key, name = tuple(row["key"] or ()), api_name(row["schema"], row["relation"])
+    fence = _fence(fenced, name, key) if fenced is not None else None
+    made: Callable[..., Table] = partial(Table, fence=fence)
+    if fence is not None and fence.intact:
+        made = partial(ProtectedTable, fence=fence)
+    return made(
+        oid=row["oid"],
+        schema=row["schema"],
+        relation=row["relation"],
+        name=name,
+        kind=_KINDS[row["kind"]],
+        comment=row["comment"],
+        row_security=row["row_security"],
+        columns=columns,
+        key=key,
+        lossy_key=not lossy.isdisjoint(key),
+        unique_columns=frozenset(row["unique_columns"] or ()),
+        key_constraint=row["key_constraint"],
+        may_suppress=row["may_suppress"],
+        shares_transactions=row["shares"],
+        shows_caller=row["shows_caller"],
+        deletes_reach_further=row["reaches"],
+        updates_reach_further=frozenset(row["changes"] or ()),
+        fingerprint=row["fingerprint"],
+    )
+
+
+async def load(connection: Connection, served: Served, version: int) -> Catalog:
     """Read the picture in one snapshot. Types are spelled with their schema, so that they mean the same anywhere."""
     begun = asyncio.get_running_loop().time()
-    wanted = list(schemas)
+    wanted = list(served.schemas)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         relations = await connection.fetch(RELATIONS, wanted)
@@ -214,41 +247,19 @@ async def load(connection: Connection, schemas: Iterable[str], version: int) -> 
         fences = {row["oid"]: row for row in await connection.fetch(FENCES)}
         defaults = await _defaults(connection)
     by_table: defaultdict[int, dict[str, Column]] = defaultdict(dict)
-    lossy: set[tuple[int, str]] = set()
+    lossy: defaultdict[int, set[str]] = defaultdict(set)
     for row in columns:
         by_table[row["oid"]][row["name"]] = _column(row, defaults.get((row["oid"], row["name"])))
         if row["lossy"]:
-            lossy.add((row["oid"], row["name"]))
+            lossy[row["oid"]].add(row["name"])
     tables: dict[str, Table] = {}
     for row in relations:
-        oid, key = row["oid"], tuple(row["key"] or ())
-        name = api_name(row["schema"], row["relation"])
-        fence = _fence(fences[oid], name, key) if oid in fences else None
-        made: Callable[..., Table] = partial(Table, fence=fence)
-        if fence is not None and fence.intact:
-            made = partial(ProtectedTable, fence=fence)
-        table = made(
-            oid=oid,
-            schema=row["schema"],
-            relation=row["relation"],
-            name=name,
-            kind=_KINDS[row["kind"]],
-            comment=row["comment"],
-            row_security=row["row_security"],
-            columns=by_table[oid],
-            key=key,
-            lossy_key=any((oid, column) in lossy for column in key),
-            unique_columns=frozenset(row["unique_columns"] or ()),
-            key_constraint=row["key_constraint"],
-            may_suppress=row["may_suppress"],
-            shares_transactions=row["shares"],
-            deletes_reach_further=row["reaches"],
-            updates_reach_further=frozenset(row["changes"] or ()),
-            fingerprint=row["fingerprint"],
-        )
+        oid = row["oid"]
+        table = _table(row, fences.get(oid), by_table[oid], lossy[oid])
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.
-        tables.setdefault(table.name, table)
-    return Catalog(version, tables, begun)
+        if served.has(table.name):
+            tables.setdefault(table.name, table)
+    return Catalog(version, tables, begun, served.unprotected)
 
 
 async def _defaults(connection: Connection) -> dict[tuple[int, str], str]:

@@ -20,7 +20,7 @@ _DAY: Final = 86400
 _ANY: Final = "SELECT EXISTS (SELECT FROM pg_prepared_xacts)"
 
 # Locks without a process are those of prepared transactions. They keep the virtual transaction number of the session
-# that prepared them, until a restart gives them another one: the lock on their own transaction number says which.
+# that prepared them, until a restart gives them another one: the lock on their own transaction number shows which.
 # A lock of a partition counts as one of the partitioned table. A transaction that only reads stops no write of a row;
 # the sequence of tokens is locked for reading by every write under the built-in source, and moved by `protect`.
 _PREPARED: Final = """
@@ -60,11 +60,11 @@ class Prepared:
     protected: tuple[str, ...]
 
     def describe(self) -> str:
-        """Say which it is, how old, and whose."""
+        """Return which it is, how old, and whose."""
         return f"the prepared transaction {literal(self.gid)} of {self.owner}, prepared {_shown(self.age)} ago"
 
     def mend(self) -> str:
-        """Say how it is ended."""
+        """Return how it is ended."""
         gid = literal(self.gid)
         return (
             f"COMMIT PREPARED {gid} or ROLLBACK PREPARED {gid}, in the database {self.database}, as {self.owner} or a"

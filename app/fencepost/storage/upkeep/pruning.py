@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database, retry_conflicts
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import idempotency
 

@@ -1,4 +1,4 @@
-"""What `generation raise` and `source bump` have in common: one call of a function that raises a generation, in a
+"""What `generation raise` and `source raise` have in common: one call of a function that raises a generation, in a
 transaction of its own, while others write.
 
 Such a function takes the locks of grants, sequences and floors, one after the other, and each waits for transactions
@@ -44,7 +44,7 @@ async def call_with_retries(connection: Connection, call: str, *arguments: objec
 
 
 def describe_failure(error: asyncpg.PostgresError, who: str) -> str | None:
-    """Say why call_with_retries gave up; None: not because of others. `who`: whose end it waits for."""
+    """Return why call_with_retries gave up; None: not because of others. `who`: whose end it waits for."""
     if error.sqlstate == _LOCK_NOT_AVAILABLE:
         met = f"did not end within {LOCK_TIMEOUT}"
     elif error.sqlstate == _DEADLOCK:

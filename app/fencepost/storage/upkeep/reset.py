@@ -27,7 +27,7 @@ from fencepost.storage.statements.asking import exists
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import MARK, issued_by, key_match, parameter_resource
 from fencepost.storage.statements.scope_names import scopes_typed
-from fencepost.storage.tables.catalog import MARK_COLUMN, Catalog, Fence, Table
+from fencepost.storage.tables.catalog import EVERYTHING, MARK_COLUMN, Catalog, Fence, Table
 from fencepost.storage.tables.load import load
 
 LOCK_TIMEOUT: Final = "30s"
@@ -40,7 +40,7 @@ SELECT pg_catalog.set_config('fencepost.break_glass', $1, true), pg_catalog.set_
 
 
 class ResetError(Exception):
-    """The mark is not lowered; the message says why, and what to do."""
+    """The mark is not lowered; the message gives the reason and what to do."""
 
 
 class _Appeared(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
@@ -75,10 +75,11 @@ class _Marked:
 async def reset(connection: Connection, resource: str, to: int | None, reason: str) -> Reset:
     """Lower the mark of a row, of a key without a row, or of a scope; or, by the name of a table or scope, its floor.
 
-    `to`: the new mark; None where the table's source says it. Raises ResetError, and asyncpg.PostgresError: 42501 for a
-    role that may not break the glass, FP400 for a reason that is none, 55P03 when writes under way do not end in time.
+    `to`: the new mark; None where the table's source gives it. Raises ResetError, and asyncpg.PostgresError: 42501 for
+    a role that may not break the glass, FP400 for a reason that is none, 55P03 when writes under way do not end in
+    time.
     """
-    catalog = await load(connection, [], 0)
+    catalog = await load(connection, EVERYTHING, 0)
     for _ in range(_ROUNDS):
         try:
             async with connection.transaction(isolation="read_committed"):

@@ -15,19 +15,43 @@ const ReadsOnly = () => ({
   },
 });
 
-window.ui = SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#swagger-ui",
-  layout: "BaseLayout",
-  plugins: [ReadsOnly],
-  deepLinking: true,
-  docExpansion: "list",
-  filter: true,
-  tryItOutEnabled: true,
-  displayRequestDuration: true,
-  defaultModelsExpandDepth: 0,
-  defaultModelExpandDepth: 2,
-  syntaxHighlight: { activated: true, theme: "agate" },
-  // The public validator would get the address of this gateway.
-  validatorUrl: null,
-});
+// Where the gateway has authentication, the page has a form for the token. It is kept in this variable only, and sent to
+// this gateway only.
+let token = "";
+
+function withToken(request) {
+  const own = new URL(request.url, window.location.href).origin === window.location.origin;
+  if (token && own) request.headers.Authorization = `Bearer ${token}`;
+  return request;
+}
+
+function start() {
+  window.ui = SwaggerUIBundle({
+    url: "openapi.json",
+    dom_id: "#swagger-ui",
+    layout: "BaseLayout",
+    plugins: [ReadsOnly],
+    requestInterceptor: withToken,
+    deepLinking: true,
+    docExpansion: "list",
+    filter: true,
+    tryItOutEnabled: true,
+    displayRequestDuration: true,
+    defaultModelsExpandDepth: 0,
+    defaultModelExpandDepth: 2,
+    syntaxHighlight: { activated: true, theme: "agate" },
+    // The public validator would get the address of this gateway.
+    validatorUrl: null,
+  });
+}
+
+const form = document.getElementById("token");
+if (form) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    token = form.querySelector("input").value.trim();
+    start();
+  });
+} else {
+  start();
+}

@@ -1,0 +1,42 @@
+"""The token or API key that a command sends to the gateway: from a file, or from the environment."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+from fencepost.client import Token, token_from_environment, token_from_file
+from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
+
+api_token_option: Final = click.option(
+    "--api-token-file",
+    metavar="FILE",
+    help="File with a token or API key for the gateway; read again when it is renewed."
+    f"  [{FILE_VARIABLE}; or {TOKEN_VARIABLE} has the token itself]",
+)
+
+
+def read_api_token(file: str | None) -> Token | None:
+    """Give what the client takes; None: there is none. UsageError if a file cannot be read, or two are given."""
+    try:
+        token = token_from_environment() if file is None else token_from_file(file)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if not callable(token):
+        return token
+    try:
+        found = token()  # a file that is not there is better known now than after a wait for the lock
+    except (OSError, ValueError) as error:
+        named = file if file is not None else os.environ.get(FILE_VARIABLE)
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise click.UsageError(f"the token's file {named} cannot be read: {why}") from error
+    if not found:
+        raise click.UsageError("the token's file is empty")
+    return token
+
+
+def environment_for_command(file: str | None) -> Mapping[str, str]:
+    """Give our environment for a command that we run: the file's name is in it, the token itself is not."""
+    kept = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return kept if file is None else {**kept, FILE_VARIABLE: os.path.abspath(file)}  # noqa: PTH100 - the command may change its directory

@@ -1,0 +1,70 @@
+"""`fencepost check`: judges a recorded history."""
+
+from pathlib import Path
+
+import click
+
+from fencepost.testing.checker import MODELS, NothingToCheckError, UndecidedError, Verdict
+from fencepost.testing.checker import check as check_history
+from fencepost.testing.checker.verdict import ALL_MODELS, Model
+from fencepost.testing.history import BadHistoryError, read
+from fencepost.testing.history.porcupine import export
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("history", type=_FILE)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(ALL_MODELS),
+    help=f"What to check; may be repeated. Default: {', '.join(MODELS)}.",
+)
+@click.option(
+    "--cut-off-last-line",
+    is_flag=True,
+    help="Leave out a last line that has no end; operations that had not ended there are unknown.",
+)
+@click.option(
+    "--porcupine",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the history to this file as well, in the form of Porcupine.",
+)
+def check(history: Path, models: tuple[Model, ...], *, cut_off_last_line: bool, porcupine: Path | None) -> None:
+    """Check HISTORY: whether a stale write was accepted, a write was lost or done twice, a lock's tokens fell.
+
+    Ends with 0 when all promises were kept, with 1 when one was broken, with 2 when HISTORY cannot be checked, or
+    has nothing to check.
+    """
+    if porcupine is not None and porcupine.exists() and porcupine.samefile(history):
+        raise click.UsageError(f"{porcupine} is the history itself: name another file with --porcupine")
+    try:
+        found = read(history, cut_off_last_line=cut_off_last_line)
+        verdict = check_history(found, models or MODELS)
+    except (BadHistoryError, NothingToCheckError, UndecidedError, OSError) as error:
+        raise _stop(str(error)) from None
+    if porcupine is not None:
+        try:
+            export(found, porcupine)
+        except OSError as error:
+            raise _stop(f"the history could not be written to {porcupine}, the file of --porcupine: {error}") from None
+    _report(verdict)
+    if not verdict.valid:
+        raise click.exceptions.Exit(1)
+
+
+def _stop(reason: str) -> click.exceptions.Exit:
+    click.echo(f"fencepost check: {reason}", err=True)
+    return click.exceptions.Exit(2)
+
+
+def _report(verdict: Verdict) -> None:
+    for violation in verdict.violations:
+        click.echo(f"[{violation.model}] {violation.words}\n")
+    click.echo(
+        f"{'valid' if verdict.valid else 'VIOLATED'}: {verdict.operations} operations on {verdict.resources} resources,"
+        f" {verdict.accepted} accepted, {verdict.refused} refused, {verdict.unknown} unknown;"
+        f" {len(verdict.violations)} violations"
+    )

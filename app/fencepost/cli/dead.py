@@ -1,0 +1,289 @@
+"""`fencepost dead`: the dead letters of a queue, what is wrong with each, and what becomes of it."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+import click
+from pydantic import SecretStr
+
+from fencepost.cli.database import database_url, run_command
+from fencepost.cli.options import settings_options
+from fencepost.cli.queue_names import chosen_queues
+from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS
+from fencepost.observe.events import Event, SourceTrouble
+from fencepost.queues.log import DeadLetter, Log, LogError, Message
+from fencepost.queues.message import FENCE_TOKEN, IDEMPOTENCY_KEY, WRITE_NONCE
+from fencepost.queues.write_id import WriteId, new_nonce
+from fencepost.settings import Settings
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import map_errors
+from fencepost.storage.queues import results, stopped
+from fencepost.storage.queues.stopped import Stopped
+
+T = TypeVar("T")
+_ALL: Final = 1_000_000
+_WIDTH: Final = 100
+_GONE: Final = "the resource is stopped by this write, and its dead letter is gone"
+_SETTINGS: Final = ("database_url", "data_dir", "queues")
+
+Work = Callable[[Log, Database], Awaitable[T]]
+
+
+@click.group()
+def dead() -> None:
+    """List, show, retry and drop dead letters: queued writes that could not be applied.
+
+    QUEUE is postgres:default, or the name of one in FENCEPOST_QUEUES: kafka:TOPIC, redis:STREAM.
+    """
+
+
+@dead.command("list")
+@click.argument("queue")
+@click.option("--most", type=click.IntRange(1), default=100, show_default=True, help="How many, the oldest first.")
+@click.option("--resource", default=None, help="Only those of this resource: orders/order-123.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@settings_options(*_SETTINGS)
+def list_(settings: Settings, queue: str, most: int, resource: str | None, as_json: bool) -> None:
+    """List the dead letters of QUEUE: id, resource, when, why. After them, resources that are stopped by a letter that
+    is not there any more.
+    """
+
+    async def look(log: Log, database: Database) -> tuple[Sequence[DeadLetter], int, Sequence[Stopped]]:
+        letters = await log.dead.list(_ALL if resource is not None else most)
+        of_resource = [each for each in letters if resource in (None, _resource(each))][:most]
+        without = [each for each in await _without_letter(log, database, queue) if resource in (None, each.resource)]
+        return of_resource, await log.dead.count(), without
+
+    letters, count, without = _on_queue(settings, queue, look)
+    for each in letters:
+        if as_json:
+            click.echo(json.dumps(_as_json(each), ensure_ascii=False))
+        else:
+            click.echo(f"{each.id}  {_resource(each)}  {_when(each)}\n  {each.reason[:_WIDTH]}")
+    if not as_json and len(letters) < count:
+        click.echo(f"{len(letters)} of {count}")
+    for stop in without:
+        if as_json:
+            click.echo(json.dumps(_stop_as_json(stop), ensure_ascii=False))
+        else:
+            click.echo(
+                f"{stop.write_id}  {stop.resource}  {_iso(stop.at)}\n"
+                f"  {_GONE}: `fencepost dead drop {queue} {stop.write_id}` lets it go on"
+            )
+
+
+@dead.command()
+@click.argument("queue")
+@click.argument("letter", metavar="ID")
+@settings_options(*_SETTINGS)
+def show(settings: Settings, queue: str, letter: str) -> None:
+    """Show the dead letter ID as JSON: its message, with headers and body, and why it could not be applied."""
+
+    async def look(log: Log, database: Database) -> DeadLetter | None:
+        (letter_id,) = await _ids_of_letters(database, [letter])
+        return await log.dead.get(letter_id)
+
+    found = _on_queue(settings, queue, look)
+    if found is None:
+        raise click.ClickException(f"{queue} has no dead letter {letter}")
+    click.echo(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+
+
+def _chosen(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in (
+        click.argument("letters", metavar="[ID]...", nargs=-1),
+        click.argument("queue"),
+        click.option("--resource", default=None, help="All of this resource, in their order: orders/order-123."),
+        click.option("--all", "everything", is_flag=True, help="All that are there."),
+        settings_options(*_SETTINGS),
+    ):
+        command = decorate(command)
+    return command
+
+
+@dead.command()
+@_chosen
+def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: str | None, everything: bool) -> None:
+    """Append the messages of dead letters to the end of QUEUE again, as they were, and drop the letters.
+
+    A resource that such a letter had stopped goes on. Letters of one resource are appended in their order.
+    """
+    _act(settings, queue, (letters, resource, everything), again=True)
+
+
+@dead.command()
+@_chosen
+def drop(settings: Settings, queue: str, letters: tuple[str, ...], resource: str | None, everything: bool) -> None:
+    """Drop dead letters: their writes will not happen. A resource that such a letter had stopped goes on, also where
+    the letter itself is gone.
+    """
+    _act(settings, queue, (letters, resource, everything), again=False)
+
+
+def _act(settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None, bool], *, again: bool) -> None:
+    named, resource, everything = chosen
+    if sum((bool(named), resource is not None, everything)) != 1:
+        raise click.UsageError("name the letters by ID, or by --resource, or --all")
+
+    async def act(log: Log, database: Database) -> int:
+        ids = await _ids_of_letters(database, named)
+        without = await _without_letter(log, database, queue)
+        found = await _find(log, ids, resource, () if again else [each.write_id for each in without])
+        if again:
+            _refuse_incomplete(queue, found)
+        for letter in found:
+            name = _resource(letter)
+            # What becomes of it is noted first: a message that comes again meanwhile puts no letter any more.
+            await _note(database, queue, letter.id, name, IN_HAND if again else DROPPED)
+            if again:
+                nonce = new_nonce()
+                position = await log.append(once_more(letter, nonce))
+                appended = WriteId(queue, position, nonce)
+                await _note(database, queue, letter.id, name, f"{RETRIED_AS}{appended}")
+            await log.dead.drop(letter.id)
+            click.echo(f"{letter.id} {name}: {f'appended again as {appended}' if again else 'dropped'}")
+        chosen = [each for each in without if everything or each.write_id in ids or each.resource == resource]
+        for stop in chosen:
+            if again:
+                click.echo(f"{stop.write_id} {stop.resource}: {_GONE}, and nothing can be appended: drop it", err=True)
+                continue
+            await _note(database, queue, stop.write_id, stop.resource, DROPPED)
+            click.echo(f"{stop.write_id} {stop.resource}: the letter was gone; the resource goes on")
+        return len(found) + len(chosen)
+
+    if _on_queue(settings, queue, act) == 0:
+        click.echo("no dead letters")
+
+
+def _refuse_incomplete(queue: str, letters: Sequence[DeadLetter]) -> None:
+    """Raise ClickException for a letter that does not have all of its message."""
+    for each in letters:
+        if each.left_out:
+            lacks = each.left_out.replace(" and ", " and no ")
+            where = f"offset {each.position.offset} of partition {each.position.partition} of {queue}"
+            raise click.ClickException(
+                f"{each.id} {_resource(each)}: its message was too large, and the letter has no {lacks} of it."
+                f" The message is at {where}: append it from there, and drop the letter; nothing was done"
+            )
+
+
+async def _note(database: Database, queue: str, letter_id: str, resource: str, became: str) -> None:
+    """Note what becomes of a letter, and let its resource go on, if the letter stopped it."""
+    async with database.connection(writing=True) as connection:
+        with map_errors(writing=False):
+            await results.close_letter(connection, letter_id, became)
+            await stopped.clear_resource(connection, queue, resource, letter_id)
+
+
+def once_more(letter: DeadLetter, nonce: str) -> Message:
+    """Make the message that retries a letter. It has another nonce: with the old one it would be a copy of the message
+    that failed. Its Idempotency-Key, the letter's id where the message had none, lets it have one effect, also when the
+    letter is retried again: because a retry was cut off, or the letter came back.
+    """
+    kept = [(name, value) for name, value in letter.message.headers if name.lower() != WRITE_NONCE]
+    if not any(name.lower() == IDEMPOTENCY_KEY for name, _ in kept):
+        kept.append((IDEMPOTENCY_KEY, letter.id.encode()))
+    return replace(letter.message, headers=(*kept, (WRITE_NONCE, nonce.encode())))
+
+
+async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
+    """Give the ids that the letters of these writes have: where a message is in the log twice, its letter has the id
+    under which it was decided.
+    """
+    async with database.connection(writing=True) as connection:
+        with map_errors(writing=False):
+            decided = await results.results(connection, ids)
+    return [decided[each].id if each in decided else each for each in ids]
+
+
+async def _find(log: Log, ids: Sequence[str], resource: str | None, known: Sequence[str]) -> Sequence[DeadLetter]:
+    """Find letters in the order of their positions. Raises ClickException for one that is neither there nor `known`."""
+    if ids:
+        found = []
+        for letter_id in ids:
+            letter = await log.dead.get(letter_id)
+            if letter is not None:
+                found.append(letter)
+            elif letter_id not in known:
+                raise click.ClickException(f"there is no dead letter {letter_id}; nothing was done")
+    else:
+        found = [each for each in await log.dead.list(_ALL) if resource in (None, _resource(each))]
+    return sorted(found, key=lambda each: (each.position.partition, each.position.offset))
+
+
+async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[Stopped]:
+    """List the resources that are stopped by a letter that is not there any more: its log was emptied, for example."""
+    async with database.connection() as connection:
+        with map_errors(writing=False):
+            stops = await stopped.stopped(connection, queue)
+    return [each for each in stops if await log.dead.get(each.write_id) is None]
+
+
+def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
+    """Run `work` on a queue's log. What goes wrong is one line and exit code 1."""
+    from fencepost.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.queue_wiring import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.startup import StartupError  # noqa: PLC0415
+
+    dsn = database_url(settings)
+    resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})
+
+    async def run() -> T:
+        wanted = chosen_queues(resolved, [queue])
+        await check_database(dsn)
+        async with (
+            database_for_commands(resolved) as database,
+            queues_opened(wanted, database, dsn, _report) as logs,
+        ):
+            return await work(logs[queue], database)
+
+    try:
+        return run_command(run)
+    except (StartupError, LogError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _report(event: Event) -> None:
+    if isinstance(event, SourceTrouble):
+        raise click.ClickException(f"{event.source}: {event.reason}")
+
+
+def _resource(letter: DeadLetter) -> str:
+    return letter.message.key.decode("utf-8", "replace")
+
+
+def _when(letter: DeadLetter) -> str:
+    return _iso(datetime.fromtimestamp(letter.at, UTC))
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _stop_as_json(stop: Stopped) -> dict[str, object]:
+    return {"id": stop.write_id, "reason": _GONE, "at": _iso(stop.at), "resource": stop.resource, "gone": True}
+
+
+def _shown(name: str, value: bytes) -> str:
+    """Show a header: of a sealed token the number, because with its seal it could be used."""
+    if name.lower() == FENCE_TOKEN:
+        value = value.partition(b".")[0]
+    return value.decode("utf-8", "replace")
+
+
+def _as_json(letter: DeadLetter) -> dict[str, object]:
+    value = letter.message.value
+    return {
+        "id": letter.id,
+        "reason": letter.reason,
+        "at": _when(letter),
+        "partition": letter.position.partition,
+        "offset": str(letter.position.offset),
+        "resource": _resource(letter),
+        "headers": [[name, _shown(name, each)] for name, each in letter.message.headers],
+        "body": None if value is None else value.decode("utf-8", "replace"),
+        "left_out": letter.left_out or None,
+    }

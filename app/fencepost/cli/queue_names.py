@@ -1,0 +1,25 @@
+"""Names of queues on the command line."""
+
+from collections.abc import Sequence
+
+from fencepost.queue_wiring import ConfiguredQueue, read_queues
+from fencepost.queues.log import LogConfigError
+from fencepost.queues.registry import DEFAULT, require_name
+from fencepost.settings import Settings
+from fencepost.startup import StartupError
+
+
+def chosen_queues(settings: Settings, names: Sequence[str]) -> list[ConfiguredQueue]:
+    """Find the configured queues of these names; the one of the database itself needs no configuration. Raises
+    StartupError for a name that is none, or that is not configured.
+    """
+    configured = {each.name: each for each in read_queues(settings)}
+    for name in names:
+        try:
+            require_name(name)
+        except LogConfigError as error:
+            raise StartupError(str(error)) from error
+        if name != DEFAULT and name not in configured:
+            known = ", ".join([DEFAULT, *configured])
+            raise StartupError(f"{name} is not configured here, but {known} is: FENCEPOST_QUEUES takes its URL")
+    return [configured[name] for name in dict.fromkeys(names) if name in configured]

@@ -1,0 +1,198 @@
+"""uvicorn's protocol within the bounds of http/guard.py, whose refusals are problems, as all answers are.
+
+- A head has at most HEAD_BYTES. What is not whole is refused once more than that has come.
+- Trailers, the fields after the last chunk of a body, are refused. uvicorn appends them to the headers of the request,
+  so that a field that no proxy has looked at would be a header here (RFC 9110 §6.5.1 forbids it).
+- A target that names a host (GET http://… HTTP/1.1, as to a proxy) names the same one as Host.
+- What cannot be parsed is refused as 400. An answer to an earlier request that is still under way comes first: then
+  what follows it is not answered, and the connection closes after it.
+"""
+
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from fencepost.cli.serving.draining import DrainingProtocol
+from fencepost.fencing.edge_problem_types import HEAD_TOO_LARGE
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.http.guard import ADMIN_GUARD, GUARD, HEAD_BYTES, Arrival, Guard
+from fencepost.http.problems.response import problem_response
+
+_LINGERS: Final = 1.0
+"""Seconds for which a connection stays open after a refusal. What comes is not looked at."""
+_FIELD: Final = 4
+"""Bytes of a field beside its name and value."""
+
+
+class _RefusedError(Exception):
+    """Ends the parser's work; what is refused, and why, is in `_problem`."""
+
+
+class GuardedProtocol(DrainingProtocol):
+    """One connection."""
+
+    _head = 0
+    """Bytes of the head that is arriving: of its whole fields."""
+    _problem: Problem | None = None
+    _address = ""
+    _guard: Guard | None = None
+    _refused = False
+    """Whether something was refused: nothing that comes after it is looked at."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, unless there are too many connections."""
+        self.arrival = Arrival()
+        super().connection_made(transport)
+        self._guard = self.app_state.get(GUARD)
+        admin = self.app_state.get(ADMIN_GUARD)
+        if admin is not None and self.server is not None and self.server[1] == admin[0]:
+            self._guard = admin[1]
+        if self._guard is not None:
+            self._address = self.client[0] if self.client else "?"
+            problem = self._guard.opened(self, self._address, self.loop)
+            if problem is not None:
+                self.refuse(problem)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Clean up."""
+        if self._guard is not None:
+            self._guard.closed(self, self._address)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived. What is left of it without an end has a clock."""
+        if self._refused:
+            return
+        # As uvicorn does it, but that this logs each refusal, without limit and without the peer; and an Upgrade, which
+        # is ignored, in two lines.
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError:
+            problem, self._problem = self._problem, None
+            self.refuse(problem or bad_request("The request is no HTTP/1.1: the parser stopped in it."))
+            return
+        if self._arriving:
+            arrival = self.arrival
+            if arrival.since is None:
+                arrival.since, arrival.bytes = self.loop.time(), 0
+            else:
+                arrival.bytes += len(data)
+                if arrival.bytes > HEAD_BYTES:
+                    self.refuse(_head_too_large())
+
+    def on_message_begin(self) -> None:
+        """A request begins to arrive."""
+        self._head = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the target."""
+        self.url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field. It is of the head, or a trailer."""
+        if not self._arriving:
+            shown = name[:60].decode("latin-1")
+            self._end(
+                bad_request(
+                    f"{shown}: a field after the body (a trailer) is not taken.",
+                    "Send it before the body, as a header.",
+                )
+            )
+        name = name.lower()
+        self._count(len(name) + len(value) + _FIELD)
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """A request's head is there; its body begins."""
+        if self.url[:1] != b"/":
+            self._require_same_host()
+        super().on_headers_complete()
+        self.arrival.since, self.arrival.bytes, self.arrival.in_body = self.loop.time(), 0, True
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self.arrival.bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has arrived."""
+        self.arrival.since, self.arrival.in_body = None, False
+        super().on_message_complete()
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether no whole request of it is under way."""
+        return self._idle or self.arrival.since is not None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the gateway does not read what arrives, for now."""
+        return self.flow.read_paused
+
+    def on_response_complete(self) -> None:
+        """An answer was sent: the last one, if what came after its request was refused."""
+        super().on_response_complete()
+        if self._refused and not self.pipeline:
+            self.transport.close()
+
+    def refuse(self, problem: Problem) -> None:
+        """Answer what arrives with this problem, and close; after the answers to earlier requests, if there are any."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self._guard is not None:
+            self._guard.closed(self, self._address)
+            self._guard.refused(problem, self._address)
+        cycle = self.cycle  # the newest
+        if self.arrival.in_body:
+            if self.pipeline:  # it waits behind others, which are answered
+                self.pipeline.popleft()
+                return
+            if cycle.response_started:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        elif cycle is not None and not cycle.response_complete:
+            return
+        self._say(problem)
+
+    def _say(self, problem: Problem) -> None:
+        """Write the answer, and close a little later: if unread bytes lie in the socket when it is closed, the client
+        gets an error of the connection, and may lose the answer.
+        """
+        response = problem_response(problem, {"Connection": "close", "X-Content-Type-Options": "nosniff"})
+        head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
+        self.transport.write(b"".join((STATUS_LINE[response.status_code], head, b"\r\n", response.body)))
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(_LINGERS, self.transport.close)
+
+    def _require_same_host(self) -> None:
+        """Refuse a target in absolute form whose host is another one than that of Host (RFC 9112 §3.2.2)."""
+        scheme, _, rest = self.url.partition(b"://")
+        authority = rest.partition(b"/")[0].partition(b"?")[0].lower()
+        hosts = [value.lower() for name, value in self.headers if name == b"host"]
+        if scheme and rest and hosts != [authority]:
+            self._end(bad_request("The target names another host than Host does.", "Send the path alone."))
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > HEAD_BYTES:
+            self._end(_head_too_large())
+
+    def _end(self, problem: Problem) -> None:
+        self._problem = problem
+        raise _RefusedError
+
+
+def _head_too_large() -> Problem:
+    return Problem(HEAD_TOO_LARGE, f"The request's head has more than {HEAD_BYTES} bytes.")

@@ -1,0 +1,1 @@
+"""Leader election: campaigning, and observing who leads."""

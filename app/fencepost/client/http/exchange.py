@@ -1,0 +1,280 @@
+"""One request and its answer: what goes out, what comes back, and each way to fail, as one of the client's errors.
+
+Lease upkeep has connections of its own: a renewal must not queue behind a thousand writes, nor behind acquires that
+wait for their turn in the gateway for half a minute.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self, TypeAlias
+
+import httpx
+
+from fencepost.client.clock import Clock
+from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable
+from fencepost.client.http.credentials import Credentials, Token
+from fencepost.client.http.idempotency import KEY_HEADER, key_header
+from fencepost.client.http.jsontext import dumps, loads
+from fencepost.client.http.retry import Retry, run_with_retry
+from fencepost.client.problem import Problem
+from fencepost.client.problem_errors import error_of
+
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+
+CONNECT_SECONDS: Final = 5.0
+DATA_CONNECTIONS: Final = 100
+IDLE_CONNECTIONS: Final = 20
+# Less than the gateway's own 5: a write that meets a connection which is just being closed has an unknown outcome.
+IDLE_SECONDS: Final = 3.0
+
+_PROBLEM: Final = "application/problem+json"
+_NOTHING_READ: Final = b""
+_UNAUTHENTICATED: Final = 401
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_BUILT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.CookieConflict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request. `writes`: without an answer it is not known what was done. `resource` and `token` are for errors
+    to name.
+    """
+
+    method: str
+    path: str
+    params: Pairs = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: object = None
+    writes: bool = False
+    upkeep: bool = False
+    read_seconds: float | None = None
+    resource: str | None = None
+    token: int | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether doing it twice is not doing it once: a write without an Idempotency-Key."""
+        return self.writes and KEY_HEADER not in self.headers
+
+    def under(self, key: str) -> "Call":
+        """Give the same request under an Idempotency-Key (R16)."""
+        return replace(self, headers={**self.headers, KEY_HEADER: key_header(key)})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A success. `body` is its JSON, or None when it has none."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+
+
+@contextmanager
+def foreign_errors(call: Call) -> Iterator[None]:
+    """Turn each of httpx's errors into one of ours: the only place where that happens."""
+    try:
+        yield
+    except _NEVER_SENT as error:
+        raise Unavailable(f"{_shown(call)} could not be sent: {_reason(error)}") from error
+    except _NEVER_BUILT as error:
+        raise Unavailable(f"{_shown(call)} could not be built: {_reason(error)}", may_repeat=False) from error
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise _no_answer(call, _reason(error)) from error
+
+
+class Exchange:
+    """The connections to one gateway."""
+
+    def __init__(  # noqa: PLR0913 - what the client is made with
+        self,
+        url: str,
+        *,
+        retry: Retry,
+        clock: Clock,
+        timeout: float,
+        headers: Mapping[str, str],
+        verify: ssl.SSLContext | bool,
+        transport: httpx.AsyncBaseTransport | None,
+        decimals: bool,
+        token: Token | None = None,
+    ) -> None:
+        if token is not None and any(name.lower() == "authorization" for name in headers):
+            raise ValueError("token: there is a header Authorization already")
+        self._credentials = Credentials(token, clock)
+        self.clock = clock
+        self.retry = retry
+        self._decimals = decimals
+        self._timeout = timeout
+
+        def connections(limits: httpx.Limits) -> httpx.AsyncClient:
+            return httpx.AsyncClient(
+                base_url=_check_url(url),
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
+                limits=limits,
+                verify=verify,
+                transport=transport,
+                trust_env=False,
+            )
+
+        self._data = connections(
+            httpx.Limits(
+                max_connections=DATA_CONNECTIONS,
+                max_keepalive_connections=DATA_CONNECTIONS,
+                keepalive_expiry=IDLE_SECONDS,
+            )
+        )
+        self._upkeep = connections(
+            httpx.Limits(
+                max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS, keepalive_expiry=IDLE_SECONDS
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._data.aclose()
+        await self._upkeep.aclose()
+
+    async def once(self, call: Call) -> Answer:
+        """Send a request, one time; whatever is not a success is raised. A request that was refused for its token, and
+        so did nothing, is sent once more if there is another token.
+        """
+        client = self._connections(call)
+        content = None if call.body is None else dumps(call.body)
+        token = await self._credentials.current()
+        response = await self._send(client, call, content, token)
+        if response.status_code == _UNAUTHENTICATED and await self._credentials.replace(token):
+            response = await self._send(client, call, content, await self._credentials.current())
+        if not response.is_success:
+            raise error_of(_problem(response), writes=call.writes)
+        return Answer(response.status_code, response.headers, self._body(call, response))
+
+    async def _send(
+        self, client: httpx.AsyncClient, call: Call, content: bytes | None, token: str | None
+    ) -> httpx.Response:
+        headers = _headers(call, token)
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+        with foreign_errors(call):
+            return await client.request(
+                call.method,
+                call.path,
+                params=list(call.params) or None,
+                headers=headers,
+                content=content,
+                timeout=self._patience(call),
+            )
+
+    @asynccontextmanager
+    async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[str]]:
+        """Send a request whose answer goes on, one time (as `once` does); gives its lines as they come. `read_seconds`
+        ends silence.
+        """
+        client = self._connections(call)
+        token = await self._credentials.current()
+        with foreign_errors(call):
+            async with AsyncExitStack() as stack:
+                response = await stack.enter_async_context(self._opened(client, call, token))
+                if response.status_code == _UNAUTHENTICATED and await self._credentials.replace(token):
+                    token = await self._credentials.current()
+                    response = await stack.enter_async_context(self._opened(client, call, token))
+                if not response.is_success:
+                    await response.aread()
+                    raise error_of(_problem(response), writes=call.writes)
+                yield response.aiter_lines()
+
+    def _opened(
+        self, client: httpx.AsyncClient, call: Call, token: str | None
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        return client.stream(
+            call.method,
+            call.path,
+            params=list(call.params) or None,
+            headers=_headers(call, token),
+            timeout=self._patience(call),
+        )
+
+    def _connections(self, call: Call) -> httpx.AsyncClient:
+        client = self._upkeep if call.upkeep else self._data
+        if client.is_closed:
+            raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)
+        return client
+
+    def _patience(self, call: Call) -> httpx.Timeout:
+        return httpx.Timeout(
+            self._timeout,
+            connect=min(self._timeout, CONNECT_SECONDS),
+            read=call.read_seconds if call.read_seconds is not None else self._timeout,
+        )
+
+    async def repeat(self, call: Call) -> Answer:
+        """Send a request, again if that can help and the client's `retry` allows it."""
+        return await run_with_retry(self.retry, self.clock, lambda: self.once(call), once=call.once)
+
+    def _body(self, call: Call, response: httpx.Response) -> object:
+        if response.content == _NOTHING_READ:
+            return None
+        try:
+            return loads(response.content, decimals=self._decimals)
+        except ValueError as error:
+            raise _no_answer(call, f"the answer {response.status_code} is not JSON") from error
+
+
+def _headers(call: Call, token: str | None) -> dict[str, str]:
+    headers = dict(call.headers)
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _problem(response: httpx.Response) -> Problem:
+    members: object = None
+    if response.headers.get("content-type", "").partition(";")[0] == _PROBLEM:
+        try:
+            members = loads(response.content)
+        except ValueError:
+            members = None
+    after = response.headers.get("retry-after", "")
+    return Problem(
+        members if isinstance(members, dict) else {},
+        response.status_code,
+        float(after) if after.isascii() and after.isdigit() else None,
+    )
+
+
+def _no_answer(call: Call, reason: str) -> ApiError:
+    if call.writes:
+        return OutcomeUnknown(
+            f"{_shown(call)} was sent, and its answer is not known: {reason}. It may have landed, or may still",
+            resource=call.resource,
+            presented_token=call.token,
+        )
+    return Unavailable(f"{_shown(call)} was not answered: {reason}")
+
+
+def _shown(call: Call) -> str:
+    return f"{call.method} {call.path}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _check_url(url: str) -> httpx.URL:
+    """Read the gateway's URL; ValueError if it is none."""
+    try:
+        read = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"url {url!r}: {error}") from error
+    if read.scheme not in ("http", "https") or not read.host:
+        raise ValueError(f"url {url!r}: a gateway is at http://host:port or https://host:port")
+    return read

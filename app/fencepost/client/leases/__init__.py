@@ -1,0 +1,1 @@
+"""Locks, the leases that they give, and how long a lease can be trusted."""

@@ -1,0 +1,125 @@
+"""Acquiring a lock: as many requests as it takes.
+
+The client chooses the lease's secret, once per acquire. A request whose answer is lost is sent again: the gateway
+knows the secret, and answers with the lease that it had granted, or goes on waiting in the same place of the queue. A
+long wait is cut into slices for the same reason, and so that proxies do not cut it: each but the last asks the gateway
+to keep our place until the next.
+
+An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing. So
+the client sends one more with the same secret, without waiting, and releases the lease of the answer. It does so again
+a moment later, because the first request may still be on its way. If no request arrives, the TTL ends the lease.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from fencepost.client.answers import GrantAnswer
+from fencepost.client.clock import before
+from fencepost.client.errors import ApiError, LockHeld
+from fencepost.client.http.exchange import Call, Exchange
+from fencepost.client.http.retry import run_with_retry
+
+WAIT_SLICE: Final = 25.0  # seconds
+ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
+SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
+ABANDON_SECONDS: Final = 2.0
+OVERTAKEN_SECONDS: Final = 0.2
+_TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
+_CREATED: Final = 201
+
+logger = logging.getLogger("fencepost.client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcquireRequest:
+    """What is to be acquired. Times in seconds; `wait` None waits for ever."""
+
+    locks: tuple[str, ...]
+    claims: tuple[str, ...]
+    owner: str
+    ttl: float
+    wait: float | None
+    tokens: int
+    source: str | None = None
+    writes: tuple[str, ...] = ()
+    secret: str = field(repr=False)
+
+    def call(self, wait: float, *, keep_place: bool) -> Call:
+        """Give the request for one slice of the wait."""
+        body: dict[str, object] = {
+            "owner": self.owner,
+            "ttl_ms": round(self.ttl * 1000),
+            "wait_ms": round(wait * 1000),
+            "tokens": self.tokens,
+            "claim": list(self.claims),
+            "keep_place": keep_place,
+        }
+        if self.source is not None:
+            body["source"] = self.source
+        if self.writes:
+            body["writes"] = list(self.writes)
+        body |= {"lock": self.locks[0]} if len(self.locks) == 1 else {"locks": list(self.locks)}
+        return Call(
+            method="POST",
+            path="/v1/leases",
+            headers={SECRET_HEADER: self.secret},
+            body=body,
+            upkeep=True,
+            read_seconds=wait + ANSWER_SECONDS,
+        )
+
+
+async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
+    """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises."""
+    clock = exchange.clock
+    deadline = None if request.wait is None else clock.now() + request.wait
+
+    def left() -> float:
+        return float("inf") if deadline is None else max(deadline - clock.now(), 0.0)
+
+    async def attempt() -> GrantAnswer:
+        wait = left()
+        sent = clock.now()
+        answer = await exchange.once(request.call(min(wait, WAIT_SLICE), keep_place=wait > WAIT_SLICE))
+        return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
+
+    while True:
+        started, wait = clock.now(), left()
+        try:
+            return await run_with_retry(exchange.retry, clock, attempt)
+        except LockHeld as held:
+            if wait <= WAIT_SLICE or not left():
+                raise
+            if clock.now() - started < _TOO_SOON:
+                # The gateway does not let us wait so long, or has too many waiters: ask again, without haste.
+                await clock.sleep(min(held.retry_after or _TOO_SOON, 2 * _TOO_SOON, left()))
+
+
+async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
+    """Give back what an acquire may have been granted without our knowing. Never raises an error of its own."""
+
+    async def find_and_release() -> bool:
+        """Return whether the lease was found and released."""
+        try:
+            answer = await exchange.once(request.call(0, keep_place=False))
+        except LockHeld:
+            return False
+        await exchange.once(release_call(answer.body["lease_id"], request.secret))
+        return answer.status != _CREATED
+
+    async def twice() -> None:
+        if not await find_and_release():
+            # We may have overtaken the request that was given up: it would be granted after us.
+            await exchange.clock.sleep(OVERTAKEN_SECONDS)
+            await find_and_release()
+
+    try:
+        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, twice())
+    except (ApiError, TimeoutError) as error:
+        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(request.locks), error)
+
+
+def release_call(lease_id: str, secret: str) -> Call:
+    """Give the request that releases a lease; repeating it is harmless."""
+    return Call(method="DELETE", path=f"/v1/leases/{lease_id}", headers={SECRET_HEADER: secret}, upkeep=True)

@@ -1,0 +1,1 @@
+"""Writes that are queued: submitting them, and asking what became of them."""

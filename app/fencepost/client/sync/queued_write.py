@@ -1,0 +1,32 @@
+"""Queued writes for code that is not asynchronous."""
+
+from typing import Generic, TypeVar
+
+from fencepost.client.queued.write import QueuedWrite, State
+from fencepost.client.sync.loop import Loop
+
+T = TypeVar("T")
+
+
+class SyncQueuedWrite(Generic[T]):
+    """A write that was queued, as `QueuedWrite` is."""
+
+    def __init__(self, queued: QueuedWrite[T], loop: Loop) -> None:
+        self._queued = queued
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self._queued).replace("<QueuedWrite", "<SyncQueuedWrite", 1)
+
+    @property
+    def id(self) -> str | None:
+        """What names it."""
+        return self._queued.id
+
+    def state(self) -> State:
+        """Ask what became of it, without waiting. NotFound when the gateway no longer knows."""
+        return self._loop.run(self._queued.state)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait until it is decided, and return what the same write would have returned at once; see `QueuedWrite`."""
+        return self._loop.run(lambda: self._queued.result(timeout))

@@ -1,0 +1,248 @@
+"""Applies one message: reads its write as the routes do, gives it its token, and has the gateway's use case decide it.
+
+The token of a message is that of its position, generation * 2^48 + offset + 1, where the table takes its writes by this
+queue (R12). For other tables it is the one that the message carries, and the fence judges it now.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from starlette.types import Message as ReceivedBody
+
+from fencepost.consuming.outcome import APPLIED, Before, Copied, Decided, Later, MarkReached, Result, kept, of_problem
+from fencepost.fencing.problem_types import (
+    DATABASE_UNAVAILABLE,
+    SOURCE_QUARANTINED,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNISSUED_TOKEN,
+    WRONG_TOKEN_SOURCE,
+)
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.token import GENERATION_BITS, Token
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.refusals import problem_of_refused, unavailable
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.naming import known_name, name_of_body, name_of_key
+from fencepost.http.problems.response import RequestError
+from fencepost.http.requests.data import DataRequest
+from fencepost.http.requests.headers import Headers, RawHeaders
+from fencepost.http.responses.answers import keep_answer, to_recorded
+from fencepost.http.writes.reading import Render, Write, WriteRequest, read_write
+from fencepost.queues.log import Position, Received
+from fencepost.queues.message import MalformedMessageError, WriteMessage, read_message
+from fencepost.queues.partitioner import partition_of
+from fencepost.queues.write_id import MessageName
+from fencepost.storage.errors import RefusedError, UnavailableError
+from fencepost.storage.statements.idempotency import OF_QUEUES, Recorded
+from fencepost.storage.statements.query import QueryError
+from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What of the queue a token is made of, and a key checked against: looked at after the message was taken."""
+
+    generation: int
+    partitions: int
+
+
+def token_at(position: Position, generation: int) -> Token:
+    """Give the token of a position."""
+    return Token((generation << GENERATION_BITS) + position.offset + 1)
+
+
+class Applier:
+    """Applies messages of one queue."""
+
+    def __init__(self, gateway: Gateway, queue: str, max_body_bytes: int) -> None:
+        self._gateway = gateway
+        self._queue = queue
+        self._max_body_bytes = max_body_bytes
+
+    async def apply(self, received: Received, standing: Standing, name: MessageName) -> Result:
+        """Apply a message, once."""
+        try:
+            message = read_message(received.message)
+            _require_partition(received, standing)
+            named = message.named
+        except MalformedMessageError as error:
+            return _malformed(error)
+        table = self._gateway.catalog.current.find(named.table)
+        try:
+            result = await self._attempt(message, named, table, token_at(received.position, standing.generation), name)
+            if isinstance(result, Before | Copied | Later) or (
+                isinstance(result, Decided) and result.state == "applied"
+            ):
+                return result
+            return await self._unless_outdated(named.table, table, result)
+        except UnavailableError as error:
+            return Later(unavailable(error).detail, everything=True)
+        except RefusedError as error:
+            return _by_problem(problem_of_refused(error))
+
+    async def _attempt(
+        self, message: WriteMessage, named: Resource, table: Table | None, positioned: Token, name: MessageName
+    ) -> Result:
+        try:
+            return await self._write(message, named, table, positioned, name)
+        except MalformedMessageError as error:
+            return _malformed(error)
+        except RequestError as error:
+            return of_problem("failed", error.problem)
+        except QueryError as error:
+            return of_problem("failed", bad_request(str(error)))
+        except RefusedError as error:
+            return Copied() if copied(error) else _by_problem(problem_of_refused(error, table))
+
+    async def _write(
+        self, message: WriteMessage, named: Resource, table: Table | None, positioned: Token, name: MessageName
+    ) -> Result:
+        write = await self._read(message, named)
+        takes_position = self._takes_position(table, message)
+        token = positioned if takes_position else message.token
+        request = write.request
+        if isinstance(table, ProtectedTable):
+            await self._require_name(table, message.resource, named, request)
+        # Not of `write`, which will have it: Python finds such circles only now and then, by a look at all in hand.
+        render = write.render
+        own = IdempotentRequest(name.id, name.content, lambda done: _keep(render, done), OF_QUEUES, looked_up=False)
+        once = own if request.once is None else replace(request.once, message=own)
+        if isinstance(request, KeyedWrite):
+            request.token, request.once = token, once
+            outcome = await write.use(self._gateway, request)
+        else:
+            outcome = await write.use(self._gateway, replace(request, token=token, once=once))
+        return _result_of(write, outcome, positioned=takes_position, own=once is own)
+
+    async def _require_name(self, table: ProtectedTable, resource: str, named: Resource, request: Write) -> None:
+        """Refuse a key of the message that is not the resource's one name: its writes would be in two partitions."""
+        if len(named.key) != len(table.key):
+            return  # that is for the write to refuse
+        name = known_name(table, named.key) or await name_of_key(self._gateway, table, named.key)
+        if name != resource:
+            raise MalformedMessageError(f"key: {resource[:200]} is written {name[:200]}")
+        if isinstance(request, Insert):
+            made = await name_of_body(self._gateway, table, request.body)
+            if made != resource:
+                what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
+                raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
+
+    async def _read(self, message: WriteMessage, named: Resource) -> WriteRequest:
+        posted = message.method == "POST"
+        row = b"" if posted else message.resource.encode().partition(b"/")[2]
+        headers, named_headers = _headers_of(
+            message.prefer, message.accept, message.content_type or _JSON, message.idempotency_key
+        )
+        request = DataRequest(message.method, row, message.query, headers, named_headers, _body_of(message))
+        write = await read_write(request, named.table, None if posted else named.key, self._max_body_bytes)
+        if not write.single:
+            raise MalformedMessageError("body: a message writes one row, and its body is one object")
+        return write
+
+    def _takes_position(self, table: Table | None, message: WriteMessage) -> bool:
+        """Whether the position is the message's token."""
+        source = _source_of(table) or ""
+        if ":" not in source:
+            return False
+        if source != self._queue:
+            raise MalformedMessageError(f"key: {message.named.table} takes its writes by the queue {source}")
+        if message.token is not None:
+            raise MalformedMessageError(
+                f"header fence-token: {message.named.table} takes the positions of its queue for tokens, and no others"
+            )
+        return True
+
+    async def _unless_outdated(self, name: str, table: Table | None, result: Result) -> Result:
+        """Take no refusal that an outdated picture of the table may be the reason of: which source its tokens come
+        from, for example. A change of the table decides what the same message comes to.
+        """
+        if await self._gateway.catalog.has_changed(name, table):
+            await self._gateway.catalog.reload()
+            return Later(f"{name} was changed meanwhile")
+        now = self._gateway.catalog.current.find(name)
+        if _source_of(now) != _source_of(table):
+            return Later(f"{name} takes tokens of another source now")
+        return result
+
+
+def _malformed(error: MalformedMessageError) -> Decided:
+    return of_problem("failed", bad_request(f"message: {error}"))
+
+
+def _source_of(table: Table | None) -> str | None:
+    return table.fence.source if table is not None and table.fence is not None else None
+
+
+def _require_partition(received: Received, standing: Standing) -> None:
+    meant = _partition_of(received.message.key, standing.partitions)
+    if meant != received.position.partition:
+        raise MalformedMessageError(
+            f"partition: it is in {received.position.partition}, and its key belongs to {meant}: only there are all"
+            " writes of its resource in order. Producers choose it by murmur2 of the key"
+        )
+
+
+_partition_of = lru_cache(maxsize=10_000)(partition_of)
+"""Hashing a key takes as long as reading its message."""
+
+
+_JSON: Final = b"application/json"
+
+
+@lru_cache(maxsize=256)  # most messages have the same
+def _headers_of(
+    prefer: bytes | None, accept: bytes | None, content_type: bytes, idempotency_key: bytes | None
+) -> tuple[RawHeaders, Headers]:
+    """Give the headers that mean the same as over HTTP: in a row, and by their names."""
+    given = (
+        (b"prefer", prefer),
+        (b"accept", accept),
+        (b"content-type", content_type),
+        (b"idempotency-key", idempotency_key),
+    )
+    headers = tuple((name, value) for name, value in given if value is not None)
+    return headers, dict(headers)
+
+
+def _body_of(message: WriteMessage) -> Any:
+    """Give the body as a request has it."""
+
+    async def receive() -> ReceivedBody:
+        return {"type": "http.request", "body": message.body or b"", "more_body": False}
+
+    return receive
+
+
+def _keep(render: Render, done: Done) -> Recorded:
+    return kept(keep_answer(done, render(done)), "applied")
+
+
+def _result_of(write: WriteRequest, outcome: Outcome, *, positioned: bool, own: bool) -> Result:
+    """Read what the use case answered. `own`: the message's id was the Idempotency-Key; else the client gave one."""
+    if isinstance(outcome, Problem):
+        return _by_problem(outcome, positioned=positioned)
+    if not isinstance(outcome, Replayed) or outcome.answer is None:
+        return APPLIED
+    if own or outcome.of_message:
+        return Before(outcome.answer)
+    # Another message landed under the client's key before: this one gets a record of its own.
+    return Decided("applied", kept(to_recorded(write.render(outcome)), "applied"))
+
+
+def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:
+    kind = problem.type
+    if kind.retryable:
+        # A quarantined source of locks concerns its tables only. A code beside it is an SQLSTATE of this statement.
+        of_all = kind is DATABASE_UNAVAILABLE or (positioned and kind is SOURCE_QUARANTINED)
+        return Later(problem.detail, everything=of_all and not problem.code)
+    if kind in (STALE_TOKEN, SPENT_TOKEN):
+        return MarkReached(problem) if positioned else of_problem("refused", problem)
+    if positioned and kind in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE):
+        return Later(problem.detail, everything=True)  # the generation was raised since the log was looked at
+    return of_problem("failed", problem)

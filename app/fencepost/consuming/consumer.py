@@ -1,0 +1,108 @@
+"""A consumer of a queue: one session after the other (session.py), and once a second it notes how far it got. Now
+and then it asks the log, too, what that has committed: records of such messages may be forgotten.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from fencepost.consuming.ledger import Ledger
+from fencepost.consuming.progress import Progress
+from fencepost.consuming.reports import Reports
+from fencepost.consuming.session import ConsumerLimits, Decides, Session, SessionParts
+from fencepost.consuming.waiting import Pause, wait_for
+from fencepost.queues.log import Log, LogError
+from fencepost.storage.errors import StorageError
+
+NOTED_EVERY: Final = 1.0
+"""Seconds after which it is noted again what was done."""
+COMMITTED_EVERY: Final = 10.0
+"""Seconds between two questions to the log about what is committed."""
+ENDS_WITHIN: Final = 2.0
+"""Seconds that the last note may take."""
+
+
+class QueueConsumer:
+    """One member of those who consume a queue. `run` returns when `stop` was called, and leaves nothing half done."""
+
+    def __init__(
+        self, log: Log, member: str, ledger: Ledger, decider: Decides, reports: Reports, limits: ConsumerLimits
+    ) -> None:
+        self._log = log
+        self._ledger = ledger
+        self._reports = reports
+        self._progress = Progress()
+        self._pause = Pause(reports)
+        self._parts = SessionParts(log, member, ledger, decider, reports, limits, self._pause, self._progress)
+        self._stopping = asyncio.Event()
+        self._session: Session | None = None
+        self._committed: tuple[int, list[int]] | None = None
+        """What was noted last: the generation, and by partition below which offset all is committed."""
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions that this member has now."""
+        return self._session.consumer.partitions if self._session is not None else frozenset()
+
+    @property
+    def paused_because(self) -> str | None:
+        """Why nothing is decided, or taken, now; None: it goes on."""
+        return self._pause.reason
+
+    async def run(self) -> None:
+        """Consume until `stop` is called."""
+        noting = [
+            asyncio.create_task(self._again_and_again(NOTED_EVERY, self._note)),
+            asyncio.create_task(self._again_and_again(COMMITTED_EVERY, self._note_committed)),
+        ]
+        try:
+            while not self._stopping.is_set():
+                self._session = Session(self._parts)
+                await self._session.run()
+        finally:
+            self._session = None
+            for task in noting:
+                task.cancel()
+            await asyncio.wait(noting)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_WITHIN):
+                    await self._note()
+
+    def stop(self) -> None:
+        """Have `run` return when what has begun is decided."""
+        self._stopping.set()
+        if self._session is not None:
+            self._session.over.set()
+
+    async def stopped(self, within: float) -> bool:
+        """Wait so many seconds for `stop` to be called; whether it was."""
+        return await wait_for(self._stopping, within)
+
+    async def _again_and_again(self, every: float, do: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                await do()
+            except Exception as error:  # noqa: BLE001 - it is done again, and the fault is not silent
+                self._reports.fault(error)
+
+    async def _note_committed(self) -> None:
+        """Ask the log what it has committed, and note that when it has changed."""
+        generation = self._progress.generation
+        if generation is None:
+            return
+        with suppress(LogError, StorageError):  # the log is asked again
+            committed = (generation, list(await self._log.decided()))
+            if committed != self._committed:
+                await self._ledger.note_committed(committed[1], generation)
+                self._committed = committed
+
+    async def _note(self) -> None:
+        collected, generation = self._progress.collect(asyncio.get_running_loop().time()), self._progress.generation
+        if not collected or generation is None:
+            return
+        try:
+            await self._ledger.note(collected, generation)
+        except StorageError:
+            self._progress.put_back(collected)

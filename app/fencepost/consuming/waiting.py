@@ -1,0 +1,59 @@
+"""What a consumer waits for: before it tries again what could not be done, and while nothing goes on."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.consuming.reports import Reports
+
+SHORTEST: Final = 0.05
+LONGEST: Final = 5.0
+"""Seconds."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Twice as long each time, until something succeeds."""
+
+    seconds: float = 0.0
+
+    def next(self) -> float:
+        """Give the next pause, in seconds."""
+        self.seconds = min(max(self.seconds * 2, SHORTEST), LONGEST)
+        return self.seconds
+
+    def reset(self) -> None:
+        """Something has succeeded."""
+        self.seconds = 0.0
+
+
+@dataclass(slots=True)
+class Pause:
+    """Why nothing is decided, or nothing is taken, for now; None: it goes on."""
+
+    reports: Reports
+    reason: str | None = None
+
+    def begin(self, reason: str) -> None:
+        """Do not go on."""
+        if self.reason is None:
+            self.reports.paused(reason)
+        self.reason = reason
+
+    def end(self) -> None:
+        """Go on."""
+        if self.reason is not None:
+            self.reason = None
+            self.reports.resumed()
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, that long at most; whether it is set."""
+    if event.is_set():
+        return True
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""Submitting: a write of one row is put into a queue, and answered when it is safe there. A consumer applies it.
+
+What can be known without the row is answered now, and not later by a dead letter: an unknown table or column, a key
+that does not fit, no token where the table's tokens are a lock's. Where the name of the resource is known without
+PostgreSQL (naming.py), none is needed: writes are taken while it is down.
+"""
+
+from dataclasses import dataclass, field
+
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
+from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.preconditions import (
+    Authority,
+    not_with_queue,
+    require_columns,
+    require_key,
+    require_once,
+    require_protected,
+    require_token,
+    target_of,
+)
+from fencepost.gateway.refusals import RETRY_AFTER
+from fencepost.gateway.seals import elsewhere
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.naming import name_of_body, name_of_key
+from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
+from fencepost.queues.message import WriteMessage, message_of
+from fencepost.queues.write_id import WriteId, new_nonce
+from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A write of one row that is to be queued. `message` is what its request says; resource, token and nonce are added
+    here.
+    """
+
+    write: KeyedWrite | Insert
+    message: WriteMessage
+
+
+@dataclass(slots=True, kw_only=True)
+class Submitted(Done):
+    """A write is in its queue."""
+
+    rows: list[str] = field(default_factory=list)
+    write_id: WriteId
+
+
+async def submit(gateway: Gateway, request: Submission, found: Table) -> Outcome:
+    """Put a write into the queue of its table, or into the gateway's default queue."""
+    if gateway.caller.role is not None:
+        detail = f"{found.name}: writes of the role {gateway.caller.role} cannot be queued."
+        return Problem(QUEUED_AS_ROLE, detail)
+    ready = _ready(gateway, request.write, found)
+    if isinstance(ready, Problem):
+        return ready
+    (table, authority), message = ready, request.message
+    message.resource = await _name_of(gateway, table, request.write)
+    if not message.resource:
+        return bad_request(
+            f"body: a row of {table.name} that is to be queued names its key, {', '.join(table.key)}: the writes of a"
+            " resource are in one order, and so it must have a name.",
+            "Choose the key, for example a UUID; or leave out Prefer: respond-async.",
+        )
+    if (refused := _elsewhere(table, authority, message.resource)) is not None:
+        return refused
+    message.token = request.write.token
+    message.nonce = new_nonce()
+    return await _append(gateway, table.fence.queue or gateway.default_queue, message)
+
+
+def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str) -> Problem | None:
+    """Refuse a seal that is for other resources. The scope of a row is not known yet: it is found out when the write
+    is applied, where the seal is judged again in any case.
+    """
+    if authority is None or authority[1] is None or table.fence.scope is not None:
+        return None
+    return elsewhere(authority[1], authority[0], (resource,))
+
+
+def _ready(
+    gateway: Gateway, write: KeyedWrite | Insert, found: Table
+) -> tuple[ProtectedTable, Authority | None] | Problem:
+    """Check all that needs no database."""
+    table = require_protected(found)
+    if isinstance(table, Problem):
+        return table
+    if isinstance(write, KeyedWrite):
+        require_key(table, write.key)
+    if write.body is not None:
+        require_columns(table, write.body.columns)
+    target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown)
+    if (keyless := require_once(table.fence, write.once)) is not None:
+        return keyless
+    if table.fence.queue is not None:
+        if write.token is not None:
+            return not_with_queue(table.fence, "a write with an X-Fence-Token")
+        return table, None
+    checked = require_token(table, write.token, gateway.seals)
+    return checked if isinstance(checked, Problem) else (table, checked)
+
+
+async def _name_of(gateway: Gateway, table: ProtectedTable, write: KeyedWrite | Insert) -> str:
+    if isinstance(write, KeyedWrite):
+        return await name_of_key(gateway, table, write.key)
+    return await name_of_body(gateway, table, write.body)
+
+
+async def _append(gateway: Gateway, queue: str, message: WriteMessage) -> Outcome:
+    log = gateway.queues.get(queue)
+    if log is None:
+        return Problem(
+            QUEUE_FAILED,
+            f"The queue {queue} is not configured at this gateway, which has {', '.join(sorted(gateway.queues))}.",
+            hint="FENCEPOST_QUEUES names the queues of a gateway.",
+            extra={"queue": queue},
+        )
+    try:
+        position = await log.append(message_of(message))
+    except LogUnknownError as error:
+        return Problem(
+            SUBMISSION_UNKNOWN,
+            f"It is not known whether the write is in the queue {queue}: {error}",
+            hint="Repeat the request with the same Idempotency-Key: the write is done once."
+            if message.idempotency_key is not None
+            else f"It had no Idempotency-Key: look at {message.resource} before you submit it again.",
+            resource=message.resource,
+            retry_after=RETRY_AFTER,
+            extra={"queue": queue},
+        )
+    except LogUnavailableError as error:
+        return queue_unavailable(queue, error)
+    except LogError as error:
+        return Problem(QUEUE_FAILED, f"{queue}: {error}", resource=message.resource, extra={"queue": queue})
+    return Submitted(write_id=WriteId(queue, position, message.nonce), resource=message.resource)
+
+
+def queue_unavailable(queue: str, error: LogError) -> Problem:
+    """The problem when a log could not be asked."""
+    return Problem(QUEUE_UNAVAILABLE, f"{queue}: {error}", retry_after=RETRY_AFTER, extra={"queue": queue})

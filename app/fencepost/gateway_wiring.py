@@ -1,0 +1,215 @@
+"""Opens the gateway: the database, the picture of its tables, locks, sources, queues, and what runs beside requests."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import asyncpg
+
+from fencepost import background
+from fencepost.election.watching import Watches
+from fencepost.fencing.seal import SealKeys
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.gathered_reads import GatheredReads
+from fencepost.gateway.reads import Reads, most_of
+from fencepost.gateway.results import Results
+from fencepost.gateway.seals import Seals
+from fencepost.gateway.turns import Turns
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
+from fencepost.locks.leases import LeaseLimits
+from fencepost.observe.events import (
+    BatchesFail,
+    CatalogLoaded,
+    ConnectionTrouble,
+    Emit,
+    OriginJudged,
+    QueueFailed,
+)
+from fencepost.queue_wiring import ConfiguredQueue, queues_opened
+from fencepost.quota import Quota
+from fencepost.seal_wiring import SealKeysFile
+from fencepost.settings import Settings
+from fencepost.source_wiring import ConfiguredSource, sources_opened
+from fencepost.startup import StartupError
+from fencepost.stopping import Stopping
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections import session
+from fencepost.storage.connections.allowed_roles import AllowedRoles
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import UNREADABLE_URL, Database
+from fencepost.storage.connections.origin import ORIGIN
+from fencepost.storage.errors import SessionError, StorageError
+from fencepost.storage.schema import versions
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import Catalog, Served
+
+
+async def check_database(dsn: str) -> None:
+    """Raise StartupError unless the database can be reached and has the schema that this version works with."""
+    try:
+        connection = await session.connect_first(dsn, session.PINNED)
+    except SessionError as error:
+        raise StartupError(f"{error}") from error
+    except (ValueError, OverflowError) as error:  # the first quotes the URL, and with it perhaps the password
+        raise StartupError(UNREADABLE_URL) from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
+    try:
+        schema = await versions.fit(connection)
+        if schema.works:
+            await connection.execute(ORIGIN)  # what every connection of the pool begins with (R19)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StartupError(
+            f"{error}: run `fencepost migrate --gateway-role` for the role in the database URL"
+        ) from error
+    finally:
+        await connection.close()
+    if not schema.works:
+        raise StartupError(schema.describe() if schema.found is None else f"schema fencepost: {schema.describe()}")
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings,
+    dsn: str,
+    emit: Emit,
+    configured: Sequence[ConfiguredSource],
+    configured_queues: Sequence[ConfiguredQueue],
+    seal_keys: SealKeys | None,
+    keys: background.Keys | None = None,
+) -> AsyncIterator[Gateway]:
+    """Connect, read the catalog, start what runs beside the requests; all of it ends with the block. Raises
+    StartupError.
+    """
+    await check_database(dsn)
+    database = await Database.open(
+        dsn,
+        _limits(settings),
+        lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
+        lambda trouble: emit(ConnectionTrouble(trouble)),
+    )
+    roles = AllowedRoles(_listed(settings.roles))
+
+    def on_load(catalog: Catalog) -> None:
+        roles.forget()
+        emit(_loaded(catalog))
+
+    catalog = CatalogCache(database, on_load, _served(settings))
+    queue = Queue(database, lambda reason: emit(QueueFailed(reason)))
+    seals = Seals(seal_keys, settings.seal_lifetime)
+    file = None if settings.seal_keys_file is None else SealKeysFile(settings.seal_keys_file, seals, emit)
+    gateway = replace(_assemble(settings, database, catalog, queue, emit, seals), roles=roles)
+    stopping = Stopping(settings.shutdown_timeout)
+    try:
+        try:
+            await catalog.reload()
+        except StorageError as error:
+            raise StartupError(f"the catalog cannot be read: {error}") from error
+        with suppress(StorageError):
+            await database.origin_status()
+        retention = background.Retention(
+            settings.lease_history, settings.mark_retention, settings.idempotency_retention
+        )
+        async with (
+            background.run_upkeep(
+                dsn,
+                background.Upkeep(
+                    database,
+                    catalog,
+                    gateway.locks,
+                    retention,
+                    emit,
+                    gateway.watches,
+                    gateway.results,
+                    stopping,
+                    keys,
+                    file,
+                ),
+            ),
+            sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
+            queues_opened(configured_queues, database, dsn, emit) as queues,
+        ):
+            yield replace(gateway, sources=opened, queues=queues, default_queue=settings.default_queue)
+    finally:
+        database.end_after(stopping.left())
+        await queue.close()
+        await catalog.close()
+        await gateway.group.close()
+        await gateway.gathered.close()
+        await database.close()
+
+
+def _served(settings: Settings) -> Served:
+    tables = frozenset(name.removeprefix("public.") for name in _listed(settings.tables))
+    return Served(tuple(_listed(settings.schemas)), tables, settings.serve_unprotected)
+
+
+def _listed(setting: str) -> list[str]:
+    return [name.strip() for name in setting.split(",") if name.strip()]
+
+
+def _loaded(catalog: Catalog) -> CatalogLoaded:
+    protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
+    return CatalogLoaded(catalog.version, len(catalog.tables), protected)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.pool_size,
+        settings.pool_timeout,
+        settings.statement_timeout,
+        settings.lock_timeout,
+        settings.batch_pool_size,
+        settings.lease_pool_size,
+        settings.max_waiting,
+    )
+
+
+def _assemble(
+    settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit, seals: Seals
+) -> Gateway:
+    at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
+    leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
+    locks = PostgresLocks(database, queue, leases, at_once=at_once)
+    group = GroupCommit(
+        database,
+        most_waiting=settings.max_waiting,
+        wait_at_most=settings.pool_timeout,
+        on_setup_error=lambda reason: emit(BatchesFail(reason)),
+    )
+    turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
+    reads = Reads(most_of(settings.pool_size), settings.pool_timeout, settings.max_waiting)
+    return Gateway(
+        database,
+        catalog,
+        emit,
+        settings.max_rows,
+        locks,
+        group,
+        turns,
+        reads,
+        GatheredReads(database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout),
+        settings.max_answer_bytes,
+        seals=seals,
+        waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),
+        watches=Watches(_watchers(settings)),
+        results=Results(_watchers(settings)),
+    )
+
+
+def _watchers(settings: Settings) -> Quota:
+    return Quota(settings.max_watchers, settings.max_watchers_per_caller, "FENCEPOST_MAX_WATCHERS")
+
+
+@asynccontextmanager
+async def database_for_commands(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database for a command, without what runs beside requests. Raises UnavailableError."""
+    if settings.database_url is None:
+        raise StartupError("FENCEPOST_DATABASE_URL is not set")
+    limits = replace(_limits(settings), pool_size=1, batch_pool_size=1, lease_pool_size=1)
+    database = await Database.open(settings.database_url.get_secret_value(), limits)
+    try:
+        yield database
+    finally:
+        await database.close()

@@ -1,0 +1,143 @@
+"""Bounds on connections, and on how requests arrive: how many there are, and how long a request may take to come.
+
+A connection says how it stands (`Guarded`), and the guard looks at all of them once a second: a timer for each request
+would cost more. Where there are too many connections, the oldest that has no whole request gives way to the new one;
+so clients that send halves of requests do not keep others out.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from fencepost.fencing.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
+from fencepost.fencing.problems import Problem
+from fencepost.observe.events import Emit, RequestTurnedAway
+
+GUARD: Final = "fencepost.guard"
+"""Under which name the application's lifespan gives its Guard to the server's connections."""
+ADMIN_GUARD: Final = "fencepost.admin_guard"
+"""Under which name it gives (port, Guard) of the admin port to the server's connections."""
+MOST_OF_ADMIN: Final = 64
+"""Of the admin port, per worker: clients of the main port that have all of theirs keep no operator out."""
+HEAD_BYTES: Final = 65_536
+"""Most bytes of a request's path, query and headers together."""
+HEAD_SECONDS: Final = 10.0
+"""Within these after its first byte the head of a request is there."""
+BODY_SECONDS: Final = 60.0
+"""Within these after its head the body of a request is there."""
+BODY_RATE: Final = 1024
+"""Bytes of a body that arrive in a second, at least, on average; not looked at in the first HEAD_SECONDS."""
+LOOKS_EVERY: Final = 1.0
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What arrives at a connection: since when (the event loop's clock), how many bytes of it, and whether its head is
+    there. `since` None: nothing arrives.
+    """
+
+    since: float | None = None
+    bytes: int = 0
+    in_body: bool = False
+
+
+class Guarded(Protocol):
+    """A connection."""
+
+    arrival: Arrival
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether no whole request of it is under way."""
+        ...
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the gateway itself does not read what arrives, for now."""
+        ...
+
+    def refuse(self, problem: Problem) -> None:
+        """Answer what arrives with this, and close the connection; `closed` has been called when this returns."""
+        ...
+
+
+@dataclass
+class Guard:
+    """All connections of this process."""
+
+    most: int
+    most_per_address: int
+    emit: Emit
+    _connections: dict[str, dict[Guarded, None]] = field(default_factory=dict)
+    """By the peer's address, the oldest first."""
+    _count: int = 0
+    _looks: asyncio.TimerHandle | None = None
+
+    def opened(self, connection: Guarded, address: str, loop: asyncio.AbstractEventLoop) -> Problem | None:
+        """Note a connection; where there are too many, another gives way, or the problem is returned."""
+        theirs = self._connections.get(address, {})
+        problem: Problem | None = None
+        if len(theirs) >= self.most_per_address:
+            problem = self._make_room(theirs, f"{address} has {len(theirs)} connections")
+        elif self._count >= self.most:
+            # Of the address that has the most: others have done nothing.
+            those = max(self._connections.values(), key=len)
+            problem = self._make_room(those, f"there are {self._count} connections")
+        if problem is not None:
+            return problem
+        self._connections.setdefault(address, {})[connection] = None
+        self._count += 1
+        if self._looks is None:
+            self._looks = loop.call_later(LOOKS_EVERY, self._look, loop)
+        return None
+
+    def closed(self, connection: Guarded, address: str) -> None:
+        """Forget a connection."""
+        theirs = self._connections.get(address)
+        if theirs is None or connection not in theirs:
+            return
+        del theirs[connection]
+        self._count -= 1
+        if not theirs:
+            del self._connections[address]
+
+    def refused(self, problem: Problem, address: str) -> None:
+        """Have a refusal counted and logged."""
+        self.emit(RequestTurnedAway(problem.name, problem.detail, address))
+
+    def _make_room(self, connections: dict[Guarded, None], why: str) -> Problem | None:
+        oldest = next((each for each in connections if each.gives_way), None)
+        if oldest is None:
+            return Problem(
+                TOO_MANY_CONNECTIONS,
+                f"{why}, and each has a request under way.",
+                hint="FENCEPOST_MAX_CONNECTIONS and FENCEPOST_MAX_CONNECTIONS_PER_ADDRESS set how many there may be.",
+                retry_after=1,
+            )
+        gave_way = f"{why}: this one had no whole request, and gave way to another."
+        oldest.refuse(Problem(REQUEST_TOO_SLOW, gave_way, retry_after=1))
+        return None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for connections in list(self._connections.values()):
+            for each in list(connections):
+                since = each.arrival.since
+                if since is not None and (problem := _too_slow(each, now, now - since)) is not None:
+                    each.refuse(problem)
+        self._looks = loop.call_later(LOOKS_EVERY, self._look, loop) if self._connections else None
+
+
+def _too_slow(connection: Guarded, now: float, took: float) -> Problem | None:
+    """Say that what arrives takes too long, if it does so: it has taken `took` seconds until now."""
+    arrival, late = connection.arrival, None
+    if not arrival.in_body:
+        if took > HEAD_SECONDS:
+            late = f"After {HEAD_SECONDS:.0f} seconds the request's head was not there."
+    elif connection.held_up:  # then it is not the client who is slow: its time begins anew
+        arrival.since, arrival.bytes = now, 0
+    elif took > BODY_SECONDS:
+        late = f"After {BODY_SECONDS:.0f} seconds the request's body was not there."
+    elif took > HEAD_SECONDS and arrival.bytes < took * BODY_RATE:
+        late = f"In {took:.0f} seconds {arrival.bytes} bytes of the request's body came."
+    return Problem(REQUEST_TOO_SLOW, late, retry_after=1) if late is not None else None

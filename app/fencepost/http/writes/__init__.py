@@ -1,0 +1,1 @@
+"""Writes to tables, from a request to its answer."""

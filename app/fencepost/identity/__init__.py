@@ -1,0 +1,1 @@
+"""Who sends a request: the authenticator, and the verifiers that it asks."""

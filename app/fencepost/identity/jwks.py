@@ -1,0 +1,205 @@
+"""A set of public keys (JWKS) that its owner changes: fetched from an https URL, or read from a file, again and again.
+
+Nothing that the other side does may hold up the gateway: a fetch has a deadline and a bound in bytes, and follows no
+redirect. The last good set is kept for KEPT seconds. After that nothing is verified by it: a key that was withdrawn
+must not stay good for as long as its thief can keep the gateway from fetching.
+"""
+
+import asyncio
+import functools
+import ipaddress
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from fencepost.identity.keys import KeysError, KeySet, read_key_set, same
+from fencepost.identity.strict_json import read_object
+from fencepost.observe.events import Emit, KeysFetched, KeysNotFetched
+
+REFRESHED_EVERY: Final = 300.0
+"""Seconds between two fetches."""
+TRIED_EVERY: Final = 10.0
+"""The same, after one that failed."""
+ASKED_EVERY: Final = 30.0
+"""Seconds, at least, between two fetches for JWTs of keys that are not in the set."""
+KEPT: Final = 3600.0
+"""Seconds for which a set is used when no newer one can be had."""
+LARGEST: Final = 262_144
+"""Bytes of a JWKS."""
+_DEADLINE: Final = 5.0
+_OK: Final = 200
+
+Load = Callable[[], Awaitable[bytes]]
+"""Gives the bytes of a JWKS. Raises KeysError."""
+
+
+class ChangingKeys:
+    """Keys for JwtVerifier. `secrets`: HS256 keys may be in the set. `changed` is called when they are others than
+    before.
+    """
+
+    changed: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        load: Load,
+        emit: Emit,
+        *,
+        secrets: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load, self._emit, self._secrets = load, emit, secrets
+        self._clock = clock
+        self._keys: KeySet | None = None
+        self._fetched = self._asked = -float("inf")
+        self._fetching: asyncio.Task[None] | None = None
+
+    def current(self) -> KeySet | None:
+        """Give the keys; None: there are none yet, or they are too old."""
+        return self._keys if self._clock() - self._fetched <= KEPT else None
+
+    async def renewed(self) -> None:
+        """Wait for a newer set: the one that is being fetched, or one more, if none was asked for a moment ago."""
+        if self._fetching is None and self._clock() - self._asked < ASKED_EVERY:
+            return
+        self._asked = self._clock()
+        await self.fetch()
+
+    async def fetch(self) -> None:
+        """Fetch the set; those who ask meanwhile wait for the same fetch. A failure is an event; the old set stays."""
+        if self._fetching is None:
+            self._fetching = asyncio.create_task(self._fetch())
+        await asyncio.shield(self._fetching)
+
+    @asynccontextmanager
+    async def refreshed(self) -> AsyncIterator[None]:
+        """Fetch in the background, as long as the block runs."""
+        refreshing = asyncio.create_task(self._refresh())
+        try:
+            yield
+        finally:
+            for task in filter(None, (refreshing, self._fetching)):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def _refresh(self) -> None:
+        while True:
+            before = self._fetched
+            await self.fetch()
+            await asyncio.sleep(REFRESHED_EVERY if self._fetched > before else TRIED_EVERY)
+
+    async def _fetch(self) -> None:
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                raw = await self._load()
+            try:
+                document = read_object(raw)
+            except ValueError as error:
+                raise KeysError(f"the JWKS cannot be read: {error}") from error
+            keys = read_key_set(document, secrets=self._secrets)
+        except KeysError as error:
+            self._emit(KeysNotFetched(str(error)))
+        except TimeoutError:
+            self._emit(KeysNotFetched(f"the JWKS did not come within {_DEADLINE:g} s"))
+        else:
+            self._take(keys)
+        finally:
+            self._fetching = None
+
+    def _take(self, keys: KeySet) -> None:
+        before, self._keys, self._fetched = self._keys, keys, self._clock()
+        if before is None or not same(before.keys, keys.keys):
+            self._emit(KeysFetched(len(keys.keys), keys.skipped))
+            self.changed()
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """Reads a file."""
+
+    path: Path
+
+    async def __call__(self) -> bytes:
+        """Read it."""
+        return self.read()
+
+    def read(self) -> bytes:
+        """Read it. Raises KeysError."""
+        try:
+            with self.path.open("rb") as file:
+                raw = file.read(LARGEST + 1)
+        except OSError as error:
+            raise KeysError(f"the JWKS in {self.path} cannot be read: {error.strerror}") from error
+        _check_size(raw)
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class FromUrl:
+    """Fetches a URL. Proxies and other settings of the environment are not looked at."""
+
+    url: str
+
+    async def __call__(self) -> bytes:
+        """Fetch it."""
+        headers = {"Accept": "application/jwk-set+json, application/json", "Accept-Encoding": "identity"}
+        raw = bytearray()
+        try:
+            async with (
+                httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=_DEADLINE) as client,
+                client.stream("GET", self.url, headers=headers) as answer,
+            ):
+                if answer.status_code != _OK:
+                    raise KeysError(f"{self.url} answered {answer.status_code}")
+                if answer.headers.get("Content-Encoding", "identity") != "identity":
+                    raise KeysError(f"{self.url} answered in an encoding that was not asked for")
+                async for piece in answer.aiter_raw():
+                    raw += piece
+                    _check_size(raw)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise KeysError(f"{self.url} cannot be fetched: {str(error) or type(error).__name__}") from error
+        return bytes(raw)
+
+
+def read_place(text: str) -> FromUrl | FromFile:
+    """Read where a JWKS is: a URL, or the path of a file. Raises KeysError."""
+    if "://" not in text:
+        return FromFile(Path(text).absolute())
+    try:
+        parts = urlsplit(text)
+        host, _port = parts.hostname, parts.port
+    except ValueError as error:
+        raise KeysError(f"JWT JWKS: the URL cannot be read: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise KeysError("JWT JWKS: a URL with a password in it would stand in the log")
+    if not host or parts.fragment or parts.scheme not in ("https", "http"):
+        raise KeysError(f"JWT JWKS: {text!r} is neither an https URL nor the path of a file")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise KeysError(f"JWT JWKS: {text!r}: over http the keys could be changed on the way; use https")
+    return FromUrl(text)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Trust whom the system trusts (SSL_CERT_FILE can name others). Made once: it takes a tenth of a second."""
+    return ssl.create_default_context()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_size(raw: bytes | bytearray) -> None:
+    if len(raw) > LARGEST:
+        raise KeysError(f"the JWKS has more than {LARGEST} bytes")

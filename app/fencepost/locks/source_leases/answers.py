@@ -1,0 +1,71 @@
+"""What the leases of a source answer, made of their records."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from fencepost.fencing.token import Token
+from fencepost.locks.leases import AcquireResult
+from fencepost.locks.source import Holder
+from fencepost.locks.source_leases.grants import ms_since
+from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest
+from fencepost.storage.leases.source_leases import SourceLease
+
+
+def granted(
+    lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, asked: float
+) -> AcquireResult:
+    """Answer with a lease. `asked`: the moment (time.monotonic) at which its remaining time was read."""
+    acquired = Acquired(
+        "repeated" if repeated else "granted",
+        lease.lease_id,
+        lease.owner,
+        None,
+        tuple(Token(token) for token in (lease.tokens[1:] if wanted.claims else lease.tokens)),
+        lease.ttl_ms,
+        lease.granted_at,
+        lease.expires_at,
+        lease.lock,
+        max(lease.remaining_ms - ms_since(asked), 0),
+        first=False,
+        waiting=0,
+    )
+    return AcquireResult(acquired, claims, waited_ms)
+
+
+def not_granted(
+    verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, began: float
+) -> AcquireResult:
+    """Answer that the lock is another client's, or the secret another request's; it was waited for since `began`."""
+    acquired = Acquired(
+        verdict,
+        None,
+        holder.owner,
+        None,
+        (),
+        None,
+        None,
+        None,
+        wanted.names[0],
+        holder.expires_ms,
+        first=False,
+        waiting=0,
+    )
+    return AcquireResult(acquired, None, int((time.monotonic() - began) * 1000))
+
+
+def public(lease: SourceLease, minted: Sequence[int]) -> Lease:
+    """Give a lease as the gateway knows leases, without its handle. `minted`: tokens that were drawn now."""
+    return Lease(
+        lease.lease_id,
+        (lease.lock,),
+        lease.owner,
+        lease.claims,
+        lease.ttl_ms,
+        lease.last_token,
+        lease.granted_at,
+        lease.expires_at,
+        lease.remaining_ms,
+        tuple(Token(token) for token in minted),
+        lease.writes,
+    )

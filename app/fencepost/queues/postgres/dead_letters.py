@@ -1,0 +1,55 @@
+"""Dead letters of the queue postgres:default: rows of fencepost.queue_dead."""
+
+from collections.abc import Sequence
+
+from fencepost.queues.log import DeadLetter, Message, Position
+from fencepost.queues.postgres.errors import connection_of
+from fencepost.storage.connections.connection import gateway_connection
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.queues import table_log
+from fencepost.storage.queues.table_log import BuriedRow, MessageRow
+
+
+class PostgresDeadLetters:
+    """DeadLetters (queues/log.py) over the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(self, letter: DeadLetter) -> None:
+        """Add one; nothing where one of this id is there."""
+        message = letter.message
+        row = MessageRow(letter.position.partition, message.key, message.headers, message.value)
+        buried = BuriedRow(letter.id, letter.reason, letter.position.offset, row, letter.at)
+        async with connection_of(self._database, writing=True) as connection:
+            await table_log.bury(connection, buried)
+            gateway_connection(connection).require_replicated()
+
+    async def list(self, most: int) -> Sequence[DeadLetter]:
+        """List the oldest."""
+        return [_letter(row) for row in await self._buried(most, None)]
+
+    async def get(self, letter_id: str) -> DeadLetter | None:
+        """Find one."""
+        rows = await self._buried(1, letter_id)
+        return _letter(rows[0]) if rows else None
+
+    async def _buried(self, most: int, letter_id: str | None) -> Sequence[BuriedRow]:
+        async with connection_of(self._database) as connection:
+            return await table_log.buried(connection, most, letter_id)
+
+    async def drop(self, letter_id: str) -> bool:
+        """Remove one; whether it was there."""
+        async with connection_of(self._database, writing=True) as connection:
+            return await table_log.exhume(connection, letter_id)
+
+    async def count(self) -> int:
+        """Count them."""
+        async with connection_of(self._database) as connection:
+            return await table_log.count_dead(connection)
+
+
+def _letter(buried: BuriedRow) -> DeadLetter:
+    row = buried.row
+    position = Position(row.partition, buried.offset)
+    return DeadLetter(buried.id, buried.reason, position, Message(row.key, row.value, row.headers), buried.at)

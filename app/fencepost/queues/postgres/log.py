@@ -1,0 +1,86 @@
+"""The log of the queue postgres:default."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from fencepost.queues.log import LogState, LogUnavailableError, Message, Position, Received
+from fencepost.queues.partitioner import partition_of
+from fencepost.queues.postgres.appending import TableAppender
+from fencepost.queues.postgres.consumer import PostgresConsumer, received
+from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
+from fencepost.queues.postgres.errors import connection_of
+from fencepost.queues.postgres.waking import Waking
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.queues import table_log
+from fencepost.storage.queues.table_log import PARTITIONS, MessageRow
+
+T = TypeVar("T")
+
+
+class PostgresLog:
+    """Log (queues/log.py) over the database. `dsn`: for the connection on which it listens."""
+
+    def __init__(self, database: Database, dsn: str, partitions: int = PARTITIONS) -> None:
+        self._database = database
+        self._partitions = partitions
+        self._appender = TableAppender(database)
+        self._waking = Waking(dsn)
+        self._dead = PostgresDeadLetters(database)
+
+    @property
+    def dead(self) -> PostgresDeadLetters:
+        """Its dead letters."""
+        return self._dead
+
+    async def open(self) -> None:
+        """Nothing to do: the database is open."""
+
+    async def close(self) -> None:
+        """Wait for appends under way, and listen no more. The database stays open: others use it."""
+        await self._appender.close()
+        await self._waking.close()
+
+    async def append(self, message: Message) -> Position:
+        """Append a message (Log.append)."""
+        partition = partition_of(message.key, self._partitions)
+        offset = await self._appender.append(MessageRow(partition, message.key, message.headers, message.value))
+        self._waking.ring()
+        return Position(partition, offset)
+
+    async def state(self) -> LogState:
+        """Read the sequences of the partitions (Log.state)."""
+        incarnation, ends = await self._ask(table_log.state)
+        return LogState(incarnation, ends, (None,) * len(ends))
+
+    async def decided(self) -> Sequence[int]:
+        """Read what is left of each partition (Log.decided)."""
+        return await self._ask(table_log.decided)
+
+    async def waiting(self, position: Position) -> Sequence[Received]:
+        """Read the row of a position (Log.waiting)."""
+        rows = await self._ask(lambda connection: table_log.at(connection, position.partition, position.offset))
+        return [received(row) for row in rows]
+
+    async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+        """Ask twice where the first answer does not come: a connection that a restart of PostgreSQL has ended shows
+        that when it is used.
+        """
+        try:
+            async with connection_of(self._database) as connection:
+                return await question(connection)
+        except LogUnavailableError:
+            async with connection_of(self._database) as connection:
+                return await question(connection)
+
+    def consumer(self, member: str, lost: Callable[[frozenset[int]], None]) -> PostgresConsumer:
+        """Make a member (Log.consumer)."""
+        return PostgresConsumer(self._database, self._waking, member, lost)
+
+    async def advice(self) -> list[str]:
+        """Name settings under which an acknowledged message may be lost (Log.advice)."""
+        async with connection_of(self._database) as connection:
+            fsync = await connection.fetchval("SELECT pg_catalog.current_setting('fsync')")
+        return (
+            [] if fsync == "on" else ["fsync is off: after a crash of its machine, PostgreSQL may have lost messages"]
+        )

@@ -1,0 +1,1 @@
+"""What the database knows of those who call the gateway."""

@@ -1,0 +1,131 @@
+"""A table that leaves its scope (R8) takes the prefix's highest mark as its own floor, and its next protection by
+rows writes it into the rows.
+"""
+
+from typing import Final
+
+from fencepost.fencing.ceiling import Ceiling
+from fencepost.fencing.scope import Scope, parse_scope
+from fencepost.storage.protecting.functions import drop_functions
+from fencepost.storage.protecting.names import floors_condition, relation, take_name
+from fencepost.storage.protecting.table import (
+    PREFIX,
+    TOO_HIGH,
+    column_sql,
+    drop_scope_functions,
+    drop_triggers,
+    drop_truncate_triggers,
+    mend_reset,
+    refuse_above_sql,
+    scope_marks_sql,
+    write_rows_sql,
+)
+from fencepost.storage.protecting.target import Target
+from fencepost.storage.statements.row_sql import dollar, encode_name, literal
+from fencepost.storage.tables.catalog import MARK_COLUMN, quote
+
+SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
+
+
+def lock_prefix(prefix: str) -> str:
+    """Keep all writers out of a prefix's scopes until the end of the transaction."""
+    return f"SELECT pg_advisory_xact_lock(hashtextextended({literal('fencepost.scope/' + prefix)}, 0))"
+
+
+def leave_for(target: Target, scope: Scope | None, ceiling: Ceiling | None) -> list[str]:
+    """List what takes a table out of the scope that it is in, if that is not the one that it is to have."""
+    now = target.registered
+    before = parse_scope(now.scope) if now is not None and now.scope is not None else None
+    if now is None or before is None or before == scope:
+        return []
+    table = f"{quote(target.schema)}.{quote(target.relation)}"
+    return leave_sql(table, now.name, target.name, now.functions, before, ceiling)
+
+
+def leave_sql(
+    table: str, name: str, now_called: str, stem: str, scope: Scope, ceiling: Ceiling | None = None
+) -> list[str]:
+    """List what takes a table out of its scope: its floor becomes the highest mark that its rows may have had. If it
+    was renamed, that of the name that it has now: the next protection is of that one. A mark above the ceiling is
+    refused, before it becomes the mark of every row.
+    """
+    prefix, now = literal(scope.prefix), literal(now_called)
+    return [
+        f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
+        lock_prefix(scope.prefix),
+        *(
+            []
+            if ceiling is None
+            else refuse_above_sql(ceiling.max_token, scope_marks_sql(scope.prefix, registered=True))
+        ),
+        *([take_name(table, now_called)] if name != now_called else []),
+        f"INSERT INTO fencepost.floors AS f (name, relation, floor, covers_rows)"
+        f" SELECT {now}, {relation(table)}, greatest((SELECT max(m.last_fence_token) FROM fencepost.marks m"
+        f" WHERE starts_with(m.resource, {literal(encode_name(scope.prefix) + '/')})),"
+        f" (SELECT max(p.floor) FROM fencepost.floors p WHERE p.name IN ({prefix}, {literal(name)})), 0), true"
+        f" ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor), covers_rows = true,"
+        f" relation = excluded.relation",
+        f"UPDATE fencepost.protected SET scope = NULL WHERE name = {literal(name)}",
+        *drop_triggers(table, SCOPE_PARTS),
+        *drop_scope_functions(stem),
+    ]
+
+
+def raise_rows_sql(target: Target, ceiling: Ceiling | None = None) -> list[str]:
+    """List what precedes a protection by rows: rows that have no marks of their own take the table's floor as theirs.
+
+    What the column of a table that has left a scope holds is of no account, nothing has guarded it. The rows of a table
+    in its place may have been copied with their marks, and none of these falls. Rows that are guarded are left alone.
+    A floor above the ceiling is refused, before it becomes the mark of every row.
+    """
+    table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
+    floors = floors_condition(table, target.name)
+    write = (
+        f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
+        f" OR unguarded AND r.{MARK_COLUMN} OPERATOR(pg_catalog.>) lowest;"
+    )
+    body = f"""
+#variable_conflict use_variable
+DECLARE
+  lowest bigint;
+  unguarded boolean;
+  of_floor text;
+BEGIN
+  SELECT max(f.floor), bool_or(f.relation IS NOT DISTINCT FROM {relation(table)}) INTO lowest, unguarded
+    FROM fencepost.floors f WHERE {floors};
+  IF lowest IS NULL OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(table)}
+                                  AND t.tgname = '{PREFIX}upd') THEN
+    RETURN;
+  END IF;{"" if ceiling is None else _refuse_floor(ceiling.max_token, floors)}
+  {column_sql(table)};{write_rows_sql(write)}
+  INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
+  ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
+  UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};
+END"""
+    return ["DO " + dollar(body)]
+
+
+def _refuse_floor(max_token: int, floors: str) -> str:
+    """Write, for the body of raise_rows_sql, what refuses a floor above the ceiling. `floors`: which count."""
+    mend = literal(mend_reset("%s", registered=True))
+    return f"""
+  IF lowest > {max_token} THEN
+    SELECT f.name INTO of_floor FROM fencepost.floors f WHERE {floors} ORDER BY f.floor DESC LIMIT 1;
+    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
+      MESSAGE = format('The floor of %s is %s, above {max_token}, the highest token that the table is to take.',
+                       of_floor, lowest),
+      HINT = format({mend}, of_floor);
+  END IF;"""
+
+
+def unprotect_scope_sql(
+    table: str, name: str, now_called: str, stem: str, scope: Scope, partitions: tuple[str, ...]
+) -> list[str]:
+    """List what undoes `protect --scope`. Marks and floors stay: a later protect goes on from them."""
+    return [
+        *leave_sql(table, name, now_called, stem, scope),
+        *drop_truncate_triggers(table, partitions),
+        *drop_functions(stem),
+        f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
+        "NOTIFY fencepost, 'reload'",
+    ]

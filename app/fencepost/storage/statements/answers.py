@@ -1,0 +1,135 @@
+"""What the answer of a write shows of its rows, and how many bytes it may have: `--max-answer-bytes`, as for reads.
+
+PostgreSQL judges it, in the statement that writes, before a row leaves it. An answer that would be larger is an error
+of the statement (`fencepost.too_large`), which undoes the write with all that belongs to it.
+
+one row        its JSON has so many bytes, once it is made
+several rows   the write keeps the columns that are shown, as they are stored; only behind it, one row after the other,
+               they become JSON, which is added up: the row that makes it too much is the last one that is made
+a column that `select` names several times
+               so often the bytes of its value, before any JSON is made: by its name alone a short request could have
+               PostgreSQL build a gigabyte of one row
+
+A batch (group_commit.py) gives each of its writes MOST_IN_A_BATCH. What is larger fails it, and is decided alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.storage.statements.parameters import Bound
+from fencepost.storage.statements.query import QueryError, Select, Selected
+from fencepost.storage.statements.query_sql import render_select
+from fencepost.storage.statements.row_sql import json_row
+from fencepost.storage.tables.catalog import Table, quote
+
+MOST_IN_A_BATCH: Final = 1_048_576
+"""Bytes of one row in a batch, of which the gateway has up to 256 in its memory at once."""
+JSON: Final = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer shows of rows, which are `r`."""
+
+    targets: str
+    """The SELECT list; empty for nothing."""
+    columns: tuple[str, ...]
+    """The columns that it reads, each once."""
+    repeated: tuple[tuple[str, int], ...]
+    """Columns that it names more than once, and how often."""
+    most: int
+    """How many bytes of JSON the rows may have in all."""
+
+    def one(self, *, batched: bool) -> str:
+        """Make the JSON of the only row. Of no targets it is empty, and reads no column: who is not shown the row need
+        not be allowed to see it.
+        """
+        if not self.targets:
+            return "''::text"
+        most = min(self.most, MOST_IN_A_BATCH) if batched else self.most
+        if self.repeated:
+            made = f"SELECT {guarded(self.targets, self.repeated, most)} AS json"
+        else:  # the usual one: a node less to begin for each write
+            made = f"SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT {self.targets}) AS x"
+        # OFFSET: the row is made into JSON once, not for each use.
+        return (
+            f"(SELECT CASE WHEN octet_length(j.json) <= {most} THEN j.json ELSE {_too_large(most)} END"
+            f" FROM ({made} OFFSET 0) AS j)"
+        )
+
+    def kept(self) -> list[str]:
+        """List the columns of a row as a write of several keeps them, for `several`."""
+        return [f"r.{quote(column)} AS c{n}" for n, column in enumerate(self.columns)]
+
+    def carried(self, alias: str) -> list[str]:
+        """List them as they are handed on by what kept them."""
+        return [f"{alias}.c{n}" for n, _ in enumerate(self.columns)]
+
+    def several(self, source: str, names: Sequence[str]) -> str:
+        """Select `names` of a source, a SELECT in the order of the answer that has the columns of `kept`; the name
+        JSON is the JSON of the row.
+        """
+        if not self.targets:
+            listed = ("''::text AS json" if name == JSON else f"w.{name}" for name in names)
+            return f"SELECT {', '.join(listed)} FROM ({source}) AS w"
+        others = "".join(f", w.{name}" for name in names if name != JSON)
+        row = ", ".join(f"w.c{n} AS {quote(column)}" for n, column in enumerate(self.columns))
+        json = guarded(self.targets, self.repeated, self.most)
+        made = f"SELECT {json} AS json{others} FROM ({source}) AS w CROSS JOIN LATERAL (SELECT {row}) AS r OFFSET 0"
+        fits = f"CASE WHEN s.sent <= {self.most} THEN s.json ELSE {_too_large(self.most)} END AS json"
+        listed = (fits if name == JSON else f"s.{name}" for name in names)
+        return f"SELECT {', '.join(listed)} FROM ({added_up(made)}) AS s"
+
+
+def shown(table: Table, select: Select, most: int) -> Shown:
+    """Read what a write's answer shows. Raises QueryError, UnknownColumnError."""
+    # Plans are kept, and so may have no values of a request: only a JSON path in `select` has any.
+    bound = Bound()
+    targets = render_select(table, select, bound)
+    if bound.values:
+        raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
+    named = _named(table, select)
+    return Shown(targets, tuple(named), repeated(table, select), most)
+
+
+def nothing(most: int) -> Shown:
+    """Show no column."""
+    return Shown("", (), (), most)
+
+
+def repeated(table: Table, select: Select) -> tuple[tuple[str, int], ...]:
+    """Find the columns that are named more than once, whatever they are cast to; not what a path leads to."""
+    return tuple((column, times) for column, times in _named(table, select).items() if times > 1)
+
+
+def _named(table: Table, select: Select) -> Counter[str]:
+    named: Counter[str] = Counter()
+    for item in ("*",) if select is None else select:
+        if not isinstance(item, Selected):
+            named.update(table.visible)
+        elif not item.field.path:
+            named[item.field.column] += 1
+    return named
+
+
+def guarded(targets: str, repeated: Sequence[tuple[str, int]], most: int) -> str:
+    """Make the JSON of the row `r`, unless the columns that are repeated have too many bytes by themselves."""
+    json = f"{json_row(targets)}::text"
+    if not repeated:
+        return json
+    sizes = " + ".join(f"{times}::bigint * coalesce(octet_length(r.{quote(c)}::text), 0)" for c, times in repeated)
+    return f"CASE WHEN {sizes} <= {most}::bigint THEN {json} ELSE {_too_large(most)} END"
+
+
+def added_up(rows: str) -> str:
+    """Add up the bytes of what has the column `json`, in its order: `sent` is the sum up to and with each row."""
+    return (
+        "SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING)"
+        f" AS bigint) AS sent FROM ({rows}) AS p"
+    )
+
+
+def _too_large(most: int) -> str:
+    return f"fencepost.too_large({most})"

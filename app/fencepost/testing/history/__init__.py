@@ -1,0 +1,41 @@
+"""Histories: what was asked, what was answered and which faults there were, each with its time (docs/checker.md)."""
+
+from fencepost.testing.history.errors import BadHistoryError, CutOffError
+from fencepost.testing.history.events import (
+    NOT_READ,
+    End,
+    Event,
+    Fault,
+    Healed,
+    Invoke,
+    Note,
+    NotRead,
+    Op,
+    Outcome,
+    Reason,
+    Rule,
+)
+from fencepost.testing.history.history import History, read
+from fencepost.testing.history.recorder import Operation, RecordedFault, Recorder
+
+__all__ = [
+    "NOT_READ",
+    "BadHistoryError",
+    "CutOffError",
+    "End",
+    "Event",
+    "Fault",
+    "Healed",
+    "History",
+    "Invoke",
+    "NotRead",
+    "Note",
+    "Op",
+    "Operation",
+    "Outcome",
+    "Reason",
+    "RecordedFault",
+    "Recorder",
+    "Rule",
+    "read",
+]

@@ -1,0 +1,162 @@
+"""Real Kafka brokers: KRaft nodes that are broker and controller in one, on free ports and in directories of their own.
+
+Kafka is no package of Debian's: `.ci/kafka-jars` in the clone of Fencepost fetches its jars into a cache, where they
+are found.
+"""
+
+import os
+import shutil
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from fencepost.testing.servers.lock_services import MissingServerError
+from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.server import Server, ServerError
+
+VERSION: Final = "4.1.0"
+_FORMAT_WITHIN: Final = 60.0  # seconds
+_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+"""For a start within seconds; the compiler's higher levels pay off only later."""
+# Short waits where Kafka's own are for networks: a group's first member waits for no others, a broker that died is
+# noticed within two seconds.
+_PROPERTIES: Final = {
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "offsets.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "200",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "replica.lag.time.max.ms": "2000",
+    "num.network.threads": "1",
+    "num.io.threads": "2",
+    "log.segment.delete.delay.ms": "0",
+    "file.delete.delay.ms": "0",
+}
+
+
+def jars() -> Path:
+    """Return the directory of Kafka's jars. MissingServerError where they are not, or there is no Java."""
+    if shutil.which("java") is None:
+        raise MissingServerError("no java: apt-get install default-jre-headless")
+    cache = Path(os.environ.get("FENCEPOST_CACHE") or Path.home() / ".cache/fencepost")
+    found = Path(os.environ.get("FENCEPOST_KAFKA_JARS") or cache / f"kafka-{VERSION}")
+    if not found.is_dir():
+        raise MissingServerError("no Kafka: .ci/kafka-jars fetches it with mvn: apt-get install maven")
+    return found
+
+
+class Broker:
+    """One node. `port`: where clients reach it; the same after a restart."""
+
+    def __init__(self, node: int, directory: Path, port: int, heap_mb: int) -> None:
+        self.node, self.directory, self.port = node, directory, port
+        self.data = directory / "data"
+        self.properties = directory / "server.properties"
+        self._classes = f"{jars()}/*"
+        command = [
+            *("java", f"-Xmx{heap_mb}m", *_JVM, "-cp", self._classes),
+            *("kafka.Kafka", str(self.properties)),
+        ]
+        self.server = Server(command, directory / "kafka.log", lambda: listens(port))
+
+    def format_command(self, cluster_id: str) -> list[str]:
+        """Give the command that makes its empty data directory."""
+        tool = ["java", "-Xmx64m", *_JVM, "-cp", self._classes, "kafka.tools.StorageTool"]
+        return [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(self.properties)]
+
+
+class Kafka:
+    """A cluster of `nodes` brokers; a context manager that starts and ends it. `more`: properties of all brokers;
+    `{port}` in a value of `listeners` is not replaced: give `client_listener` to have another than PLAINTEXT.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 1,
+        more: Mapping[str, str] | None = None,
+        client_listener: str = "PLAINTEXT",
+        heap_mb: int = 256,
+    ) -> None:
+        jars()
+        self.brokers = [Broker(node, directory / f"node-{node}", free_port(), heap_mb) for node in range(1, nodes + 1)]
+        self._controllers = {broker.node: free_port() for broker in self.brokers}
+        self._listener = client_listener
+        for broker in self.brokers:
+            broker.directory.mkdir(parents=True)
+            broker.properties.write_text(self._properties(broker, more or {}))
+
+    @property
+    def bootstrap(self) -> str:
+        """Hosts and ports as clients take them."""
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+
+    def start(self) -> None:
+        """Make the data directories, and start all brokers; returns once each accepts connections."""
+        # A - at its beginning would be taken for an option.
+        cluster_id = urlsafe_b64encode(b"K" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+        self._format([broker.format_command(cluster_id) for broker in self.brokers])
+        for broker in self.brokers:
+            broker.server.start()
+        for broker in self.brokers:
+            broker.server.wait()
+
+    def stop(self) -> None:
+        """End all brokers. With SIGKILL: nothing of theirs is needed any more, and leaving in order takes seconds."""
+        for broker in self.brokers:
+            broker.server.crash()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _properties(self, broker: Broker, more: Mapping[str, str]) -> str:
+        listener, copies = self._listener, str(min(3, len(self.brokers)))
+        voters = (f"{node}@127.0.0.1:{port}" for node, port in self._controllers.items())
+        found = {
+            **_PROPERTIES,
+            "node.id": str(broker.node),
+            "controller.quorum.voters": ",".join(voters),
+            "listeners": (
+                f"{listener}://127.0.0.1:{broker.port},CONTROLLER://127.0.0.1:{self._controllers[broker.node]}"
+            ),
+            "advertised.listeners": f"{listener}://127.0.0.1:{broker.port}",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{listener}:{listener}",
+            "inter.broker.listener.name": listener,
+            "log.dirs": str(broker.data),
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            **more,
+        }
+        return "".join(f"{name}={value}\n" for name, value in found.items())
+
+    def _format(self, commands: Sequence[Sequence[str]]) -> None:
+        with ExitStack() as stack:
+            started = [
+                stack.enter_context(
+                    subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # noqa: S603 - no shell
+                )
+                for each in commands
+            ]
+            for process in started:
+                output, _ = process.communicate(timeout=_FORMAT_WITHIN)
+                if process.returncode != 0:
+                    raise ServerError(f"Kafka's data directory cannot be made: {output.decode(errors='replace')}")

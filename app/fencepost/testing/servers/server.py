@@ -1,0 +1,155 @@
+"""A server process of the harness: ended by its pid, and gone when the process that started it is."""
+
+import asyncio
+import functools
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from fencepost.embedded.process import die_with_parent
+from fencepost.testing.servers.processes import Known, continue_all, kill_tree, stop_tree
+from fencepost.testing.servers.starter import in_lasting_thread
+from fencepost.testing.servers.waiting import wait_until
+
+_READY_WITHIN = 60.0  # seconds
+_STOPS_WITHIN = 20.0  # seconds
+
+
+class ServerError(Exception):
+    """A server of the harness cannot be run. The message has the end of its log, or what to install."""
+
+
+class ChildProcess(Protocol):
+    """A process of ours that was started: one of subprocess, or of a launcher."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code once it has ended; subprocess.TimeoutExpired after so many seconds."""
+        ...
+
+
+class Server:
+    """One server process, which can be killed, paused, and started again on its data.
+
+    `ready` says whether it serves. `log` gets what it prints. `environment` replaces that of this process.
+    It can be started in any thread, and ends with this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        ready: Callable[[], bool],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command, self._log, self._ready, self._environment = command, log, ready, environment
+        self._process: ChildProcess | None = None
+        self._paused: list[Known] = []
+
+    @property
+    def pid(self) -> int:
+        """The pid of the process that runs. ServerError when none does."""
+        if self._process is None:
+            raise ServerError(f"{self._command[0]} does not run")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended since."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it without waiting for it."""
+        self._process = in_lasting_thread(self._spawn)
+
+    def _spawn(self) -> ChildProcess:
+        with self._log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - a program of ours, no shell
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGKILL),  # noqa: PLW1509 - only prctl
+            )
+
+    def wait(self) -> None:
+        """Return once it serves. ServerError when it ends instead, or takes longer than a minute."""
+
+        def serves_or_ended() -> bool:
+            return not self.running or self._ready()
+
+        with suppress(TimeoutError):
+            wait_until(serves_or_ended, within=_READY_WITHIN)
+            if self.running:
+                return
+        code = None if self._process is None else self._process.poll()
+        raise ServerError(f"{self._command[0]} does not serve ({code}): {self.log_end()}")
+
+    async def serves(self) -> None:
+        """Do the same, leaving the event loop alone."""
+        await asyncio.to_thread(self.wait)
+
+    def log_end(self) -> str:
+        """Return the last 2000 bytes of what it printed."""
+        return self._log.read_bytes()[-2000:].decode(errors="replace")
+
+    def crash(self) -> None:
+        """SIGKILL it with all below it, and return once it has ended."""
+        if self._process is not None:
+            kill_tree(self._process.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what is no longer below it
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP it with all below it, and return once each thread has stopped: one that runs may still answer."""
+        self._paused = stop_tree(self.pid)
+
+    def resume(self) -> None:
+        """SIGCONT what `pause` stopped."""
+        continue_all(self._paused)
+        self._paused = []
+
+    def stop(self) -> None:
+        """End it, and return once it has ended: with SIGTERM, and by force after twenty seconds."""
+        if self._process is None:
+            return
+        self.resume()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(_STOPS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self.crash()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self.crash()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,32 @@
+"""Waiting for a condition by asking again and again, with a deadline. Only here the harness waits by the clock."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_INTERVAL = 0.01  # seconds
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[T | None]], *, within: float = 30.0, what: str = "the condition"
+) -> T:
+    """Ask again and again until the answer is truthy, and return it; TimeoutError after `within` seconds."""
+    deadline = time.monotonic() + within
+    while not (answer := await condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true within {within} s")
+        await asyncio.sleep(_INTERVAL)
+    return answer
+
+
+def wait_until(condition: Callable[[], T | None], *, within: float = 30.0, what: str = "the condition") -> T:
+    """Do the same for code that is not asynchronous: the calling thread waits."""
+    deadline = time.monotonic() + within
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true within {within} s")
+        time.sleep(_INTERVAL)
+    return answer

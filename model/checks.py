@@ -1,0 +1,275 @@
+"""What is checked: the scenes as the rules have them, which must hold, and each rule switched off, which must fail."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["safety", "liveness"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A scene with its sizes. `defines` are those of the C preprocessor; `kind`: what SPIN looks for."""
+
+    scene: str
+    defines: tuple[str, ...] = ()
+    kind: Kind = "safety"
+    optimized: bool = False
+    """Whether its search is so long that it pays to compile it with optimization."""
+
+    @property
+    def title(self) -> str:
+        """The scene and what differs from its plain form, for people."""
+        return " ".join((self.scene, *self.defines))
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A part of a rule that can be taken out, as `-DNO_<name>`, and the scene that then goes wrong."""
+
+    name: str
+    without: str
+    wrong: str
+    check: Check
+
+    @property
+    def rule(self) -> int:
+        """The number of the rule."""
+        return int(self.name.partition("_")[0].removeprefix("R"))
+
+    @property
+    def title(self) -> str:
+        """How it is called on the command line."""
+        return f"NO_{self.name}"
+
+    @property
+    def run(self) -> Check:
+        """The check with the part taken out."""
+        check = self.check
+        return Check(check.scene, (*check.defines, self.title), check.kind, check.optimized)
+
+
+def _scene(scene: str, *defines: str, optimized: bool = False) -> Check:
+    return Check(scene, defines, optimized=optimized)
+
+
+HOLDING: Final = (
+    _scene("protocol", optimized=True),
+    _scene("protocol", "EPOCH", optimized=True),
+    _scene("grants"),
+    _scene("pruning"),
+    _scene("replace"),
+    Check("replace", ("LIVENESS",), "liveness"),
+    Check("retry", (), "liveness"),
+    _scene("scope"),
+    _scene("many"),
+    _scene("many", "EPOCH"),
+    _scene("batch"),
+    _scene("batch", "EPOCH"),
+    _scene("unknown"),
+    _scene("unknown", "EPOCH"),
+    _scene("idempotent"),
+    _scene("idempotent", "EPOCH"),
+    _scene("failover"),
+    _scene("failover", "EPOCH"),
+)
+"""The sizes that `make model` and the tests run."""
+
+LARGE: Final = (
+    _scene("protocol", "WRITES=3", optimized=True),
+    _scene("protocol", "EPOCH", "WRITES=4", optimized=True),
+    _scene("protocol", "EPOCH", "HOLDERS=3", "WRITES=1", optimized=True),
+    _scene("protocol", "HOLDERS=3", "WRITES=1", optimized=True),
+    _scene("grants", "TRIES=3", optimized=True),
+    _scene("replace", "REPLACING=5"),
+    _scene("scope", "WRITERS=4"),
+    _scene("idempotent", "THREE"),
+    _scene("failover", "THREE"),
+)
+"""Sizes for a run by hand: minutes, and gigabytes."""
+
+SWITCHES: Final = (
+    Switch(
+        "R1",
+        "a mark takes its own token again: `mark <= t` under strict",
+        "Token 1 is accepted a second time.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R1_OWN",
+        "in a batch, a mark that the same transaction wrote counts as the operation's own",
+        "Two requests of one batch are accepted under one token.",
+        _scene("batch"),
+    ),
+    Switch(
+        "R2",
+        "an equal mark refuses under epoch: `mark < t`",
+        "The only holder is refused, and there is no newer one.",
+        _scene("protocol", "EPOCH"),
+    ),
+    Switch(
+        "R3",
+        "the client does not distinguish stale from spent, and repeats a 409",
+        "The loop does not end: it is refused for ever.",
+        Check("retry", (), "liveness"),
+    ),
+    Switch(
+        "R4",
+        "the mark is compared in one statement and the row written in a later one, without a comparison",
+        "Token 1 is accepted after token 2: the newer holder's mark is overwritten.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R4_ANSWER",
+        "the answer leaves before COMMIT",
+        "The caller has been answered success, and nothing is committed.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R4_BATCH",
+        "each write of a batch is answered when its statement has run",
+        "A neighbour's error undoes the batch, and the first write had been answered.",
+        _scene("batch"),
+    ),
+    Switch(
+        "R5",
+        "no row is answered 404",
+        "The answer is not true: in every committed state there was a row.",
+        _scene("replace"),
+    ),
+    Switch(
+        "R5_STALE",
+        "no row is answered 409",
+        "The answer is not true: no mark refuses the token.",
+        _scene("replace"),
+    ),
+    Switch(
+        "R6",
+        "an INSERT looks for the mark in its own snapshot, from before its wait",
+        "A's older token is accepted after B's claim, which found no row.",
+        _scene("protocol", optimized=True),
+    ),
+    Switch(
+        "R6_MARK",
+        "a DELETE leaves no mark",
+        "The row is back under a token that was accepted before.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R6_FLOOR",
+        "pruning forgets a mark and raises no floor",
+        "The older holder makes the row that the newer one deleted.",
+        _scene("protocol", optimized=True),
+    ),
+    Switch(
+        "R6_HORIZON",
+        "pruning does not wait for grants that have drawn a token and are not committed",
+        "A's lease is live, no other holder writes its key, and yet the floor refuses its token.",
+        _scene("pruning"),
+    ),
+    Switch(
+        "R7",
+        "a new holder reads the row without a claim",
+        "B overwrites what it has not seen: A's write is lost.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R7_BESIDE",
+        "the claim answers with the row as its snapshot had it, from before its wait",
+        "B overwrites what it has not seen: A's write is lost.",
+        _scene("protocol", optimized=True),
+    ),
+    Switch(
+        "R7_LOOK",
+        "the claim of a key without a row does not look whether there is a row by now",
+        "B has been answered that there is no row, and overwrites the one that A has made.",
+        _scene("protocol", optimized=True),
+    ),
+    Switch(
+        "R8",
+        "the scope's mark is raised by the statement that reads the rows",
+        "What B has read is not what is there: A's write came in between.",
+        _scene("scope"),
+    ),
+    Switch(
+        "R9",
+        "the token is drawn before the lock's row is locked",
+        "A holds the lock after B, and its token is below B's.",
+        _scene("grants"),
+    ),
+    Switch(
+        "R9_ENDED",
+        "a grant does not end the lease that it supersedes",
+        "The clock steps back, and two leases of one lock are live.",
+        _scene("grants"),
+    ),
+    Switch(
+        "R9_DRAWS",
+        "a draw writes no row, and so its COMMIT is not flushed",
+        "The same token is handed out twice.",
+        _scene("grants"),
+    ),
+    Switch(
+        "R10",
+        "a row whose mark refuses is one that does not match: `UPDATE … WHERE mark < t` of several rows",
+        "The write is accepted, and one of its rows is left out.",
+        _scene("many"),
+    ),
+    Switch(
+        "R10_ORDER",
+        "rows are locked in the order in which they are found",
+        "A waits for B's row and B for A's: neither can go on.",
+        _scene("many"),
+    ),
+    Switch(
+        "R13",
+        "a write without a token is let through",
+        "A write that no mark was asked about is accepted.",
+        _scene("protocol"),
+    ),
+    Switch(
+        "R15",
+        "the mark is read while the old backend may still commit (strict)",
+        "The write is refused, and it has landed.",
+        _scene("unknown"),
+    ),
+    Switch(
+        "R15_EPOCH",
+        "the same under epoch",
+        "The write has landed twice.",
+        _scene("unknown", "EPOCH"),
+    ),
+    Switch(
+        "R16",
+        "no second look-up after the key's lock",
+        "The request is refused as spent, and it has landed.",
+        _scene("idempotent"),
+    ),
+    Switch(
+        "R16_RECORD",
+        "the record is written in a transaction of its own, after the write's (epoch)",
+        "The request has landed twice.",
+        _scene("idempotent", "EPOCH"),
+    ),
+    Switch(
+        "R19",
+        "connections do not compare the timeline (epoch)",
+        "A's older token is accepted after B's acknowledged write.",
+        _scene("failover", "EPOCH"),
+    ),
+    Switch(
+        "R19_VOID",
+        "an operator lets the promoted standby write, and older tokens are not void (epoch)",
+        "A's older token is accepted after B's acknowledged write.",
+        _scene("failover", "EPOCH"),
+    ),
+)
+"""Every part that can be taken out, by rule."""
+
+OUTSIDE: Final = {
+    11: "what a token looks like is about texts; tokens are numbers here",
+    12: "where numbers come from, and whether a service has gone backwards: the model's one source is the built-in one",
+    14: "direct SQL gives its token in other ways; the triggers judge it by the same functions, which are in the model",
+    17: "not built yet",
+    18: "it names who came after, and decides nothing",
+}
+"""Rules that are not in the model, and why."""

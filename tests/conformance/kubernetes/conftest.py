@@ -1,0 +1,45 @@
+"""A real kube-apiserver for the tests of a file, and a namespace for each test."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.conformance.kubernetes.operating import Leases, Make
+from tests.kube.apiserver import cluster
+
+from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
+from fencepost.locks.registry import SourceContext
+from fencepost.testing.servers.kubernetes import ADMIN, Cluster
+
+
+@pytest.fixture(scope="module")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("kube")) as running:
+        yield running
+
+
+@pytest.fixture
+def url(kube: Cluster) -> str:
+    """Of a namespace of the test's own."""
+    made = kube.ask("POST", "/api/v1/namespaces", {"kind": "Namespace", "metadata": {"generateName": "test-"}})
+    return (
+        f"kubernetes://kubeconfig/{made.json()['metadata']['name']}?file={kube.kubeconfig('admin', {'token': ADMIN})}"
+    )
+
+
+@pytest.fixture
+async def make(url: str) -> AsyncIterator[Make]:
+    """Give a function that makes a source, as another worker would."""
+    async with AsyncExitStack() as stack:
+
+        def one(options: str = "") -> KubernetesLeases:
+            source = from_url(url + options, SourceContext("kube", ""))
+            stack.push_async_callback(source.close)
+            return source
+
+        yield one
+
+
+@pytest.fixture
+def leases(kube: Cluster, url: str) -> Leases:
+    return Leases(kube, url)

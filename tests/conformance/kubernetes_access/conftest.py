@@ -1,0 +1,32 @@
+"""A real kube-apiserver with the manifests of deploy/kubernetes, for the tests of a file, and sources on it."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.conformance.kubernetes_access.using import OURS, Make
+from tests.kube.apiserver import cluster
+from tests.kube.manifests import objects
+
+from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
+from fencepost.locks.registry import SourceContext
+from fencepost.testing.servers.kubernetes import Cluster
+
+
+@pytest.fixture(scope="module")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("kube")) as running:
+        running.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
+        yield running
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def one(url: str) -> KubernetesLeases:
+            source = from_url(url, SourceContext("kube", ""))
+            stack.push_async_callback(source.close)
+            return source
+
+        yield one

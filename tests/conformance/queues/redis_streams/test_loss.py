@@ -1,0 +1,191 @@
+"""A queue that was deleted, restored from an old file or spoiled: what appends, takes and tells the state."""
+
+import asyncio
+import functools
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
+from tests.conformance.redis_bench import RedisBench, command, redis_server
+
+from fencepost.queues.log import LogChangedError, LogUnavailableError, Position
+from fencepost.queues.redis.log import RedisLog
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.waiting import eventually
+
+
+async def test_after_a_flush_it_is_another_incarnation_and_the_first_append_says_so(port: int, log: RedisLog) -> None:
+    before = await log.state()
+    await log.append(message(0))
+    await command(port, "FLUSHALL")
+    with pytest.raises(LogUnavailableError, match=r"another queue as fencepost:\{orders\} than before"):
+        await log.append(message(1))
+    after = await log.state()
+    assert after.incarnation != before.incarnation
+    assert after.ends == (0,)
+    assert await log.append(message(2)) == Position(0, 0)
+
+
+async def test_what_was_taken_before_a_flush_deletes_nothing_after_it(
+    port: int, url: str, log: RedisLog, log_at: Opened
+) -> None:
+    lost: list[frozenset[int]] = []
+    consumer = log.consumer("a", lost.append)
+    await log.append(message(0))
+    held = await consumer.take(10, 1)
+    owner = await command(port, "GET", f"{QUEUE}:0:owner")
+    await command(port, "FLUSHALL")
+    await command(port, "SET", f"{QUEUE}:0:owner", owner)
+    await log_at(url).append(message(7))  # at the same position
+    await consumer.done(held)
+    assert await numbers_taken(consumer, 1) == [7]
+    assert lost == [frozenset({0})]
+    await consumer.close()
+
+
+class Restorable:
+    """A Redis with a file of all that it has, and no journal."""
+
+    def __init__(self, server: Server, port: int, directory: Path) -> None:
+        self.server, self.port, self._file = server, port, directory / "dump.rdb"
+
+    async def dump(self) -> None:
+        await command(self.port, "SAVE")
+        shutil.copy(self._file, self._file.with_name("old"))
+
+    async def restore(self) -> None:
+        self.server.crash()
+        shutil.copy(self._file.with_name("old"), self._file)
+        self.server.start()
+        await self.server.serves()
+
+
+@pytest.fixture
+def restorable(tmp_path: Path) -> Iterator[Restorable]:
+    port = free_port()
+    with redis_server(tmp_path / "server", port, "--save", "") as server:
+        yield Restorable(server, port, tmp_path / "server")
+
+
+async def test_who_appended_notices_that_an_old_file_was_restored(restorable: Restorable, log_at: Opened) -> None:
+    log = log_at(f"redis://127.0.0.1:{restorable.port}/orders?partitions=1")
+    await log.append(message(0))
+    await restorable.dump()
+    for number in range(1, 4):
+        await log.append(message(number))
+    before = await log.state()
+    await restorable.restore()
+    after = await log.state()
+    assert after.incarnation == before.incarnation
+    assert after.ends == (1,), "below what was recorded: the source is quarantined"
+    with pytest.raises(LogUnavailableError, match=r"has lost messages of .* it had come to offset 3"):
+        await log.append(message(4))
+    assert (await log.state()).incarnation != before.incarnation, "for all, also for those who know no ends"
+    assert await command(restorable.port, "XLEN", f"{QUEUE}:0") == 1, "what was refused is not there"
+    assert (await log.append(message(5))).offset > 0
+
+
+async def test_who_takes_notices_that_an_old_file_was_restored(restorable: Restorable, log_at: Opened) -> None:
+    url = f"redis://127.0.0.1:{restorable.port}/orders?partitions=1"
+    log = log_at(url)
+    await log.append(message(0))
+    await restorable.dump()
+    await log.append(message(1))
+    incarnation = (await log.state()).incarnation
+    lost: list[frozenset[int]] = []
+    consumer = log.consumer("a", lost.append)
+    assert await numbers_taken(consumer, 2) == [0, 1]
+    owner = await command(restorable.port, "GET", f"{QUEUE}:0:owner")
+    await restorable.restore()
+    await command(restorable.port, "SET", f"{QUEUE}:0:owner", owner)  # as if the file had it
+    assert await numbers_taken(consumer, 1) == [0]
+    assert lost == [frozenset({0})]
+    assert (await log_at(url).state()).incarnation != incarnation
+    await consumer.close()
+
+
+async def test_entries_whose_time_would_be_the_token_are_refused(port: int, log: RedisLog) -> None:
+    await log.append(message(0))
+    await command(port, "XADD", f"{QUEUE}:0", "*", "key", "orders/1")
+    consumer = log.consumer("a", lambda _: None)
+    with pytest.raises(LogChangedError, match=r"not added as 0-"):
+        await log.state()
+    with pytest.raises(LogChangedError, match=r"not added as 0-"):
+        await consumer.take(10, 1)
+    with pytest.raises(LogUnavailableError, match=r"fencepost:\{orders\}:0"):
+        await log.append(message(1))
+    await consumer.close()
+
+
+async def test_entries_that_another_program_added_as_it_should_are_messages(port: int, log: RedisLog) -> None:
+    await log.state()
+    await command(port, "XADD", f"{QUEUE}:0", "0-*", "key", "orders/1", "h:method", "DELETE", "note", "mine")
+    consumer = log.consumer("a", lambda _: None)
+    (received,) = await consumer.take(10, 1)
+    assert received.message.headers == (("method", b"DELETE"),)
+    assert received.position == Position(0, 0)
+    await consumer.close()
+
+
+async def test_a_queue_with_another_number_of_partitions_is_refused(url: str, log: RedisLog, log_at: Opened) -> None:
+    await log.append(message(0))
+    assert (await log_at(url.partition("?")[0]).state()).partitions == 1
+    with pytest.raises(LogUnavailableError, match="with 1 partitions, which cannot change: its URL says partitions=4"):
+        await log_at(url.replace("partitions=1", "partitions=4")).append(message(0))
+
+
+async def test_a_key_of_another_program_is_not_taken_for_a_queue(port: int, log: RedisLog) -> None:
+    await command(port, "SET", QUEUE, "something")
+    with pytest.raises(LogUnavailableError, match=r"something else than a queue as fencepost:\{orders\}"):
+        await log.append(message(0))
+
+
+async def _append_until(log: RedisLog, over: asyncio.Event, acknowledged: list[int], number: int) -> None:
+    """Append messages with rising numbers; those that were acknowledged are kept."""
+    while not over.is_set():
+        number += 100
+        try:
+            await log.append(message(number))
+        except LogUnavailableError:
+            await asyncio.sleep(0.01)
+        else:
+            acknowledged.append(number)
+
+
+async def _has(acknowledged: list[int], count: int) -> bool:
+    return len(acknowledged) >= count
+
+
+async def _kill_under_appends(bench: RedisBench, log: RedisLog) -> list[int]:
+    """Append in ten tasks while the server is killed five times; return what was acknowledged."""
+    over, acknowledged, chance = asyncio.Event(), list[int](), random.Random(17)
+    tasks = [asyncio.create_task(_append_until(log, over, acknowledged, number)) for number in range(10)]
+    for _ in range(5):
+        enough = len(acknowledged) + chance.randrange(50, 200)
+        await eventually(functools.partial(_has, acknowledged, enough), what="appends")
+        await bench.crash()
+        await bench.restart()
+    over.set()
+    await asyncio.gather(*tasks)
+    return acknowledged
+
+
+@pytest.mark.long("servers killed under appends")
+async def test_what_was_acknowledged_is_there_after_the_server_was_killed(
+    server: RedisBench, log: RedisLog, port: int
+) -> None:
+    incarnation = (await log.state()).incarnation
+    acknowledged = await _kill_under_appends(server, log)
+    state = await log.state()
+    assert state.incarnation == incarnation
+    entries = await command(port, "XRANGE", f"{QUEUE}:0", "-", "+")
+    there = [int(fields[b"value"]) for _, fields in entries]
+    assert len(set(there)) == len(there)
+    assert set(acknowledged) <= set(there)
+    for task in range(10):
+        mine = [number for number in there if number % 100 == task]
+        assert mine == sorted(mine), "in the order of each appender"

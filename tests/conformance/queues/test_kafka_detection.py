@@ -1,0 +1,142 @@
+"""A Kafka topic that is not what it was, seen from its consumer to the table: nothing is written before the difference
+is found, the source is quarantined, and once it is raised all goes on under tokens of the new generation.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.cimpl import NewPartitions
+from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
+from tests.conformance.queues.kafka_bench import admin, delete_topic, make_topic, next_topic
+from tests.support.consuming import write
+from tests.support.interleave import Connect
+
+from fencepost.queues.partitioner import partition_of
+from fencepost.testing.servers.kafka import Broker, Kafka
+
+pytestmark = pytest.mark.long("tests with kafka")
+
+UNCLEAN = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+
+
+@pytest.fixture
+async def opened(database: str, connect: Connect) -> Callable[[Kafka, str], AbstractAsyncContextManager[ConsumedTopic]]:
+    """Give a function that opens the queue of a topic, on a table of its own."""
+    owner = await connect()
+    return lambda cluster, topic: consumed_topic(cluster, topic, owner, database)
+
+
+Opened = Callable[[Kafka, str], AbstractAsyncContextManager[ConsumedTopic]]
+
+
+def effects(key: str, *numbers: int, generation: int = 0) -> list[tuple[str, int, int]]:
+    return [(key, number, generation) for number in numbers]
+
+
+async def test_a_topic_that_is_made_again_under_its_consumer(three_brokers: Kafka, opened: Opened) -> None:
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, three_brokers, topic, 1)
+    async with opened(three_brokers, topic) as queue, queue.consumed():
+        await queue.append("k0", 1, 2, 3)
+        await queue.has(*(before := effects("k0", 1, 2, 3)))
+        await asyncio.to_thread(delete_topic, three_brokers, topic)
+        await asyncio.to_thread(make_topic, three_brokers, topic, 1)
+        (first, _) = await queue.append("k1", 7, 8)
+        assert first.offset == 0
+        assert await queue.quarantined()
+        assert await queue.effects() == before
+        await queue.is_raised()
+        await queue.append("k0", 4)
+        await queue.has(*before, *effects("k1", 7, 8, generation=1), *effects("k0", 4, generation=1))
+
+
+async def test_partitions_that_are_added_under_a_consumer(three_brokers: Kafka, opened: Opened) -> None:
+    """A write that was appended by the old number is a dead letter if its key has moved; a retry puts it where it
+    belongs.
+    """
+    topic = next_topic()
+    keys = {partition_of(f"orders/k{number}".encode(), 3): f"k{number}" for number in range(20)}
+    stays, moves = keys[0], keys[2]
+    await asyncio.to_thread(make_topic, three_brokers, topic, 1)
+    async with opened(three_brokers, topic) as queue, queue.consumed():
+        await queue.append(stays, 1, 2)
+        await queue.has(*(before := effects(stays, 1, 2)))
+        client = admin(three_brokers)
+        await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
+        await append_to_the_first(three_brokers, topic, stays, moves)
+        assert "3 partitions now, and had 1" in await queue.quarantined()
+        assert await queue.effects() == before
+        await queue.is_raised()
+        (letter,) = await queue.letters(1)
+        assert letter.message.key == f"orders/{moves}".encode()
+        assert "partition: it is in 0, and its key belongs to 2" in letter.reason
+        await queue.has(*before, *effects(stays, 9, generation=1))
+        retried = await queue.run("dead", "retry", queue.name, letter.id)
+        assert retried.exit_code == 0, retried.output
+        await queue.has(*before, *effects(stays, 9, generation=1), *effects(moves, 9, generation=1))
+
+
+async def append_to_the_first(cluster: Kafka, topic: str, *keys: str) -> None:
+    """Append a write of each of these rows to partition 0, as a gateway that does not know of the others yet."""
+    message = write("orders/any", body={"n": 9})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for key in keys:
+        headers: list[tuple[str, str | bytes | None]] = [*message.headers]
+        producer.produce(topic, message.value, f"orders/{key}", partition=0, headers=headers)
+    assert await asyncio.to_thread(producer.flush, 30) == 0
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["a consumer that runs", "a consumer that was away"])
+async def test_an_unclean_election(three_brokers: Kafka, opened: Opened, running: bool) -> None:
+    topic, (first, second, _) = next_topic(), three_brokers.brokers
+    await asyncio.to_thread(make_topic, three_brokers, topic, 1, UNCLEAN, [[first.node, second.node]])
+    try:
+        await an_unclean_election(opened(three_brokers, topic), first, second, running=running)
+    finally:
+        for broker in (first, second):
+            if not broker.server.running:
+                await started(broker)
+
+
+async def an_unclean_election(
+    opening: AbstractAsyncContextManager[ConsumedTopic], first: Broker, second: Broker, *, running: bool
+) -> None:
+    """Have the second broker lead, which lacks what was consumed while it was away."""
+    async with opening as queue:
+        async with queue.consumed():
+            await queue.append("k0", 1, 2)
+            await asyncio.to_thread(second.server.crash)
+            await queue.append("k0", 3, 4, 5)
+            await queue.has(*(before := effects("k0", 1, 2, 3, 4, 5)))
+            if running:
+                await lose_what_the_second_does_not_have(first, second)
+                await judge_a_loss(queue, before)
+        if not running:
+            await lose_what_the_second_does_not_have(first, second)
+            async with queue.consumed():
+                await judge_a_loss(queue, before)
+
+
+async def lose_what_the_second_does_not_have(first: Broker, second: Broker) -> None:
+    """Have the replica that is behind be the leader."""
+    await asyncio.to_thread(first.server.crash)
+    await started(second)
+
+
+async def judge_a_loss(queue: ConsumedTopic, before: list[tuple[str, int, int]]) -> None:
+    """Writes come at places that others had before. They are in a row of their own, which would take their tokens."""
+    (place, _) = await queue.append("k2", 7, 8)
+    assert place.offset < 5, "nothing was lost"
+    assert await queue.quarantined()
+    assert await queue.effects() == before
+    await queue.is_raised()
+    await queue.append("k0", 6)
+    await queue.has(*before, *effects("k2", 7, 8, generation=1), *effects("k0", 6, generation=1))
+
+
+async def started(broker: Broker) -> None:
+    broker.server.start()
+    await broker.server.serves()

@@ -1,0 +1,138 @@
+"""Dead letters of messages that are nearly as large as their topic takes: a letter is larger than its message."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Message as KafkaMessage
+from tests.conformance.queues import kafka_bench
+from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
+from tests.conformance.queues.kafka_bench import make_topic, next_topic
+from tests.support.consuming import write
+from tests.support.interleave import Connect
+
+from fencepost.testing.servers.kafka import Kafka
+
+pytestmark = pytest.mark.long("tests with kafka")
+
+Opened = Callable[[str], AbstractAsyncContextManager[ConsumedTopic]]
+LIMIT: Final = 200_000
+BROKERS_OWN: Final = 1_048_588
+"""max.message.bytes of a topic that has none of its own."""
+NOISE: Final = random.Random(17).randbytes(3_000_000)
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    with kafka_bench.brokers(tmp_path_factory.mktemp("large"), 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def opened(kafka: Kafka, database: str, connect: Connect) -> Opened:
+    """Give a function that opens the queue of a topic, on a table of its own."""
+    owner = await connect()
+    return lambda topic: consumed_topic(kafka, topic, owner, database)
+
+
+def append(kafka: Kafka, topic: str, value: bytes, more: Sequence[tuple[str, bytes]] = (), codec: str = "none") -> bool:
+    """Append a write of k0 with these headers more, as a producer of another service; whether the topic took it."""
+    properties: dict[str, str | int] = {
+        "bootstrap.servers": kafka.bootstrap,
+        "message.max.bytes": 100_000_000,
+        "compression.codec": codec,
+    }
+    producer, errors = Producer(properties), list[KafkaError | None]()
+
+    def delivered(error: KafkaError | None, _: KafkaMessage) -> None:
+        errors.append(error)
+
+    headers: list[tuple[str, str | bytes | None]] = [*write("orders/k0", body={}).headers, *more]
+    producer.produce(topic, value, "orders/k0", headers=headers, on_delivery=delivered)
+    assert producer.flush(30) == 0
+    (error,) = errors
+    assert error is None or error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+    return error is None
+
+
+def append_largest(kafka: Kafka, topic: str, limit: int) -> bytes:
+    """Append the largest write of k0 that a topic of this limit takes; return its value, which is no JSON."""
+    return next(NOISE[:size] for size in range(limit, 0, -20) if append(kafka, topic, NOISE[:size]))
+
+
+@pytest.mark.parametrize("limit", [LIMIT, BROKERS_OWN, 3_000_000])
+async def test_the_letter_of_the_largest_message_has_its_value(kafka: Kafka, opened: Opened, limit: int) -> None:
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, kafka, topic, 1, {"max.message.bytes": str(limit)})
+    async with opened(topic) as queue, queue.consumed():
+        value = await asyncio.to_thread(append_largest, kafka, topic, limit)
+        await queue.append("k0", 1)
+        await queue.has(("k0", 1, 0))
+        (letter,) = await queue.letters(1)
+        assert (letter.message.value, letter.left_out) == (value, "")
+
+
+async def test_the_letter_of_a_message_that_was_compressed_has_its_value(kafka: Kafka, opened: Opened) -> None:
+    topic, value = next_topic(), NOISE[:1000] * 4000
+    await asyncio.to_thread(make_topic, kafka, topic, 1, {"max.message.bytes": str(LIMIT)})
+    async with opened(topic) as queue, queue.consumed():
+        assert await asyncio.to_thread(append, kafka, topic, value, (), "gzip")
+        (letter,) = await queue.letters(1)
+        assert (letter.message.value, letter.left_out) == (value, "")
+
+
+async def test_a_letter_that_its_topic_does_not_take_is_kept_without_the_value(kafka: Kafka, opened: Opened) -> None:
+    """The topic of the dead letters was made by an operator, with too low a limit. The row goes on all the same."""
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, kafka, topic, 1)
+    await asyncio.to_thread(make_topic, kafka, f"{topic}.dead", 1, {"max.message.bytes": "10000"})
+    async with opened(topic) as queue, queue.consumed():
+        await queue.append("k0", 1)
+        assert await asyncio.to_thread(append, kafka, topic, NOISE[:20_000])
+        await queue.append("k0", 2)
+        await queue.has(("k0", 1, 0), ("k0", 2, 0))
+        (letter,) = await queue.letters(1)
+        shown = json.loads((await queue.run("dead", "show", queue.name, letter.id)).output)
+        assert (shown["resource"], shown["body"], shown["left_out"]) == ("orders/k0", None, "value")
+        assert ["method", "PATCH"] in shown["headers"]
+        assert f"has no value of the message, which is at offset 1 of partition 0 of {topic})" in shown["reason"]
+        retried = await queue.run("dead", "retry", queue.name, letter.id)
+        assert retried.exit_code == 1
+        assert f"{letter.id} orders/k0: its message was too large, and the letter has no value of it" in retried.output
+        assert f"The message is at offset 1 of partition 0 of {queue.name}" in retried.output
+        assert [each.id for each in await queue.letters(1)] == [letter.id]
+        dropped = await queue.run("dead", "drop", queue.name, letter.id)
+        assert (dropped.exit_code, await queue.log.dead.count()) == (0, 0)
+        advice = "\n".join(await queue.log.advice())
+        assert f"max.message.bytes of topic {topic}.dead is 10000" in advice
+        assert f"set it to {BROKERS_OWN + 65_536}." in advice
+
+
+async def test_a_letter_is_kept_without_headers_that_are_too_large(kafka: Kafka, opened: Opened) -> None:
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, kafka, topic, 1)
+    await asyncio.to_thread(make_topic, kafka, f"{topic}.dead", 1, {"max.message.bytes": "10000"})
+    async with opened(topic) as queue, queue.consumed():
+        assert await asyncio.to_thread(append, kafka, topic, b"no JSON", [("trace", NOISE[:20_000])])
+        await queue.append("k0", 1)
+        await queue.has(("k0", 1, 0))
+        (letter,) = await queue.letters(1)
+        assert (letter.message.key, letter.message.value, letter.message.headers) == (b"orders/k0", None, ())
+        assert letter.left_out == "value and headers"
+        assert (
+            f"has no value and no headers of the message, which is at offset 0 of partition 0 of {topic}"
+            in letter.reason
+        )
+        assert (await queue.run("dead", "retry", queue.name, "--all")).exit_code == 1
+
+
+async def test_a_log_without_dead_letters_gets_no_advice_on_their_topic(kafka: Kafka, opened: Opened) -> None:
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, kafka, topic, 1)
+    async with opened(topic) as queue:
+        assert "dead" not in "\n".join(await queue.log.advice())

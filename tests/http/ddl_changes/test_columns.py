@@ -1,0 +1,91 @@
+"""Columns that are changed under a running gateway: added, dropped, renamed, of another type."""
+
+import asyncpg
+import pytest
+from tests.http.ddl_changes.scene import Scene
+
+from fencepost.storage.protecting.protect import protect, unprotect
+
+pytestmark = pytest.mark.versions
+
+
+async def test_an_added_column(scene: Scene) -> None:
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN extra text DEFAULT 'e'")
+    answer = await scene.api.ask("PATCH", "data/t/1", {"extra": "new"}, token=11)
+    assert (answer.status_code, answer.json()["extra"]) == (200, "new")
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN more text DEFAULT 'm'")
+    assert (await scene.api.ask("GET", "data/t?more=eq.m&select=more&limit=1")).json() == [{"more": "m"}]
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN third text DEFAULT '3'")
+    assert (await scene.api.ask("POST", "data/t", {"id": 3, "third": "x"}, token=5)).json()[0]["third"] == "x"
+
+
+async def test_a_dropped_column(scene: Scene) -> None:
+    await scene.owner.execute("ALTER TABLE t DROP COLUMN n")
+    assert (await scene.api.ask("GET", "data/t/1")).json() == {"id": 1, "v": "a"}
+    await scene.owner.execute("ALTER TABLE t DROP COLUMN v")
+    assert await scene.write("PATCH", "data/t/1", {"v": "x"}) == (400, "FP016")
+    assert await scene.write("PUT", "data/t/1", {}) == (200, None)
+    assert await scene.write("DELETE", "data/t/1") == (204, None)
+
+
+async def test_a_renamed_column(scene: Scene) -> None:
+    await scene.owner.execute("ALTER TABLE t RENAME COLUMN v TO w")
+    assert (await scene.api.ask("GET", "data/t?order=id&limit=1")).json() == [{"id": 1, "w": "a", "n": 1}]
+    assert await scene.write("PATCH", "data/t/1", {"w": "x"}) == (200, None)
+    assert await scene.write("PATCH", "data/t/1", {"v": "x"}) == (400, "FP016")
+    assert await scene.write("DELETE", "data/t/1") == (204, None)
+
+
+async def test_a_column_of_another_type(scene: Scene) -> None:
+    assert await scene.write("PATCH", "data/t/1", {"n": 5}) == (200, None)
+    await scene.owner.execute("ALTER TABLE t ALTER COLUMN n TYPE text USING 'n' || n")
+    assert (await scene.api.ask("GET", "data/t/1")).json()["n"] == "n5"
+    assert await scene.write("PATCH", "data/t/1", {"n": 6}) == (200, None)
+    assert await scene.write("PATCH", "data/t?n=eq.6", {"n": 7}) == (204, None)
+    assert await scene.write("DELETE", "data/t/1") == (204, None)
+
+
+async def test_a_value_of_a_columns_new_type_is_taken_at_once(scene: Scene) -> None:
+    await scene.owner.execute("ALTER TABLE t ALTER COLUMN n TYPE text")
+    assert await scene.write("PATCH", "data/t/1", {"n": "now a text"}) == (200, None)
+
+
+async def test_a_value_is_not_rounded_to_the_precision_that_a_column_had(scene: Scene) -> None:
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN price numeric(10, 2)")
+    assert await scene.write("PATCH", "data/t/1", {"price": 1}) == (200, None)
+    await scene.owner.execute("ALTER TABLE t ALTER COLUMN price TYPE numeric(10, 4)")
+    assert await scene.write("PATCH", "data/t/1", {"price": "1.2345"}) == (200, None)
+    assert str(await scene.owner.fetchval("SELECT price FROM t WHERE id = 1")) == "1.2345"
+
+
+async def test_a_key_of_another_type_is_fenced_or_refused(notified: Scene) -> None:
+    scene = notified
+    await scene.write("PATCH", "data/t/1", {})
+    with pytest.raises(asyncpg.FeatureNotSupportedError):
+        await scene.owner.execute("ALTER TABLE t ALTER COLUMN id TYPE bigint")
+    await unprotect(scene.owner, "t")
+    await scene.owner.execute("ALTER TABLE t ALTER COLUMN id TYPE bigint")
+    for path in ("data/t/1", "data/t/9000000000"):
+        for method, body in (("PATCH", {}), ("PUT", {}), ("DELETE", None)):
+            stale = await scene.api.ask(method, path, body, token=1)
+            assert stale.status_code in (400, 403, 404, 409) or (path.endswith("00") and stale.status_code == 201), (
+                method
+            )
+    assert await scene.owner.fetchval("SELECT v FROM t WHERE id = 1") == "a"
+    await protect(scene.owner, "t")
+    await scene.reload()
+    assert await scene.write("PUT", "data/t/9000000000", {}) in ((200, None), (201, None))
+    assert await scene.write("DELETE", "data/t/9000000000") == (204, None)
+
+
+@pytest.mark.parametrize("verb", ["PATCH", "PUT", "DELETE", "claim"])
+async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene, verb: str) -> None:
+    await scene.owner.execute("ALTER TABLE t RENAME COLUMN id TO key")
+    method, path, body = {
+        "PATCH": ("PATCH", "data/t/1", {"v": "x"}),
+        "PUT": ("PUT", "data/t/1", {"v": "x"}),
+        "DELETE": ("DELETE", "data/t/1", None),
+        "claim": ("POST", "claims", {"resource": "t/1"}),
+    }[verb]
+    assert await scene.write(method, path, body) == (403, "FP005")
+    assert await scene.owner.fetchval("SELECT v FROM t WHERE key = 1") == "a"

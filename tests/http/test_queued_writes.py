@@ -1,0 +1,340 @@
+"""/v1/writes/{id}: what became of a queued write, asked for, waited for and streamed. The log is a mock; results are
+recorded as a consumer records them.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import httpx
+import pytest
+from tests.http.test_data_routes_service import database_away
+from tests.scenarios.shop import Shop
+from tests.support.asking import code
+from tests.support.events import Events
+from tests.support.queued import Queued, queueing
+
+from fencepost.embedded.server import PostgresServer
+from fencepost.fencing.problem_types import STALE_TOKEN
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.results import STATE_HEADER
+from fencepost.http.problems.response import problem_response
+from fencepost.http.responses.answers import to_recorded
+from fencepost.queues.log import LogUnavailableError
+from fencepost.storage.queues.results import record
+from fencepost.storage.statements.idempotency import Recorded
+from fencepost.testing.servers.waiting import eventually
+
+PAID = b'{"order_id":"a","status":"paid"}'
+APPLIED = Recorded(200, (("content-type", "application/json"), ("x-fence-mark", "7"), (STATE_HEADER, "applied")), PAID)
+
+
+@pytest.fixture
+async def queued(shop: Shop) -> AsyncIterator[Queued]:
+    async with queueing(shop.dsn, max_wait=30, max_watchers=2) as queued:
+        yield queued
+
+
+async def submitted(queued: Queued, key: str = "a") -> str:
+    """Queue a write, and return its id."""
+    answer = await queued.api.ask("DELETE", f"data/orders/{key}", token=1, prefer="respond-async")
+    assert answer.status_code == 202, answer.text
+    write_id: str = answer.json()["id"]
+    return write_id
+
+
+async def decide(shop: Shop, write_id: str, answer: Recorded) -> None:
+    """Record a result, as a consumer does."""
+    connection = await asyncpg.connect(shop.dsn)
+    await record(connection, write_id, write_id.encode(), answer)
+    await connection.close()
+
+
+async def forget_all(shop: Shop) -> None:
+    """Forget what other tests recorded."""
+    connection = await asyncpg.connect(shop.dsn)
+    await connection.execute("DELETE FROM fencepost.idempotency WHERE caller = 'queue'")
+    await connection.close()
+
+
+def of_problem(state: str, problem: Problem) -> Recorded:
+    kept = to_recorded(problem_response(problem))
+    return Recorded(kept.status, (*kept.headers, (STATE_HEADER, state)), kept.body)
+
+
+async def test_a_write_is_queued_until_it_is_decided(queued: Queued, shop: Shop) -> None:
+    write_id = await submitted(queued)
+    answer = await queued.api.ask("GET", f"writes/{write_id}")
+    assert (answer.status_code, answer.headers["retry-after"], answer.headers["cache-control"]) == (
+        200,
+        "1",
+        "no-store",
+    )
+    before = answer.json()
+    assert (before["state"], before["answer"]) == ("queued", None)
+    await decide(shop, write_id, APPLIED)
+    answer = await queued.api.ask("GET", f"writes/{write_id}")
+    assert "retry-after" not in answer.headers
+    assert answer.json() == {
+        **before,
+        "state": "applied",
+        "answer": {
+            "status": 200,
+            "headers": {"content-type": "application/json", "x-fence-mark": "7"},
+            "body": json.loads(PAID),
+        },
+    }
+
+
+async def test_an_answer_without_a_body_has_none(queued: Queued, shop: Shop) -> None:
+    write_id = await submitted(queued)
+    await decide(shop, write_id, Recorded(204, ((STATE_HEADER, "applied"),), b""))
+    told = (await queued.api.ask("GET", f"writes/{write_id}")).json()
+    assert told["answer"] == {"status": 204, "headers": {}, "body": None}
+
+
+@pytest.mark.parametrize(
+    ("state", "problem", "dead"),
+    [
+        ("refused", Problem(STALE_TOKEN, "Token 1 is stale."), False),
+        ("failed", bad_request("orders has no column colour."), True),
+    ],
+)
+async def test_what_was_not_applied_tells_why(
+    queued: Queued, shop: Shop, state: str, problem: Problem, dead: object
+) -> None:
+    write_id = await submitted(queued)
+    await decide(shop, write_id, of_problem(state, problem))
+    told = (await queued.api.ask("GET", f"writes/{write_id}")).json()
+    assert (told["state"], told["reason"], told["dead_letter"]) == (state, problem.detail, dead)
+    assert told["answer"]["status"] == problem.http_status
+    assert told["answer"]["body"]["code"] == problem.name
+    assert told["answer"]["headers"]["content-type"] == "application/problem+json"
+
+
+async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    queue, partition, offset, nonce = write_id.split(".")
+    for other, because in (
+        (f"{queue}.{partition}.{int(offset) + 1}.{nonce}", "no write has had this place"),
+        (f"{queue}.99.0.{nonce}", "4 partitions"),
+        (f"kafka:orders.{partition}.{offset}.{nonce}", "no queue kafka:orders"),
+    ):
+        answer = await queued.api.ask("GET", f"writes/{other}?wait=20")
+        assert code(answer) == (404, "FP029"), other
+        assert because in answer.json()["detail"]
+
+
+async def test_another_last_part_is_404_where_the_log_reads_positions(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    position, nonce = write_id.rpartition(".")[0], "0123456789abcdef"
+    page = await queued.api.ask("GET", f"writes/{position}.{nonce}")
+    assert page.json()["state"] == "queued", "this log does not know"
+    queued.log.reads_positions = True
+    answer = await queued.api.ask("GET", f"writes/{position}.{nonce}?wait=20")
+    assert code(answer) == (404, "FP029")
+    assert "has another last part" in answer.json()["detail"]
+    assert (await queued.api.ask("GET", f"writes/{write_id}")).json()["state"] == "queued"
+
+
+async def test_a_result_that_was_forgotten_is_told_apart_from_one_that_never_was(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    queued.log.decided_below = [1] * 4
+    answer = await queued.api.ask("GET", f"writes/{write_id}")
+    assert code(answer) == (404, "FP029")
+    assert "forgotten" in answer.json()["detail"]
+
+
+async def test_a_write_that_is_decided_between_the_questions_is_not_forgotten(
+    queued: Queued, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_id = await submitted(queued)
+
+    async def decided() -> list[int]:
+        await decide(shop, write_id, APPLIED)
+        return [1] * 4
+
+    monkeypatch.setattr(queued.log, "decided", decided)
+    assert (await queued.api.http.get(f"/v1/writes/{write_id}")).json()["state"] == "applied"
+
+
+async def test_an_id_without_its_last_part_names_what_was_decided_last_at_its_position(
+    queued: Queued, shop: Shop
+) -> None:
+    await forget_all(shop)  # the log of each test begins with the same positions
+    write_id = await submitted(queued)
+    position = write_id.rpartition(".")[0]
+    assert (await queued.api.ask("GET", f"writes/{position}")).json()["state"] == "queued"
+    await decide(shop, f"{position}0.0123456789abcdef", APPLIED)
+    assert (await queued.api.ask("GET", f"writes/{position}")).json()["state"] == "queued"
+    await decide(shop, f"{position}.0123456789abcdef", APPLIED)
+    assert (await queued.api.ask("GET", f"writes/{position}")).json()["state"] == "applied"
+    assert (await queued.api.ask("GET", f"writes/{position}.0123456789abcdee")).json()["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected", "named"),
+    [
+        ("garbage", {}, (400, "FP016"), "queue.partition.offset.nonce"),
+        ("nats:orders.0.1.00", {}, (400, "FP016"), "no id of a write"),
+        ("{id}?wait=soon", {}, (400, "FP016"), "wait"),
+        ("{id}?wait=-1", {}, (400, "FP016"), "wait"),
+        ("{id}?wait=1&wait=2", {}, (400, "FP016"), "one parameter"),
+        ("{id}?within=1", {}, (400, "FP016"), "?wait=10"),
+        ("{id}?wait=1", {"Accept": "text/event-stream"}, (400, "FP016"), "a stream waits"),
+        ("{id}", {"Accept": "text/csv"}, (406, "FP021"), "text/csv"),
+        ("{id}", {"Prefer": "return=everything"}, (400, "FP016"), "return"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_by_name(
+    queued: Queued, path: str, headers: dict[str, str], expected: tuple[int, str], named: str
+) -> None:
+    write_id = await submitted(queued)
+    answer = await queued.api.http.get(f"/v1/writes/{path.replace('{id}', write_id)}", headers=headers)
+    assert code(answer) == expected
+    assert named in answer.json()["detail"]
+
+
+async def test_other_methods_are_405(queued: Queued) -> None:
+    assert code(await queued.api.http.delete("/v1/writes/postgres:default.0.0")) == (405, "FP020")
+
+
+@asynccontextmanager
+async def waiting(
+    queued: Queued, *write_ids: str, seconds: str = "30"
+) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+    """Ask for these, and go on once all of them wait."""
+    asked = [
+        asyncio.create_task(queued.api.http.get(f"/v1/writes/{write_id}", params={"wait": seconds}))
+        for write_id in write_ids
+    ]
+    try:
+        await eventually(lambda: _reached(queued, len(asked)), what="the requests waiting")
+        yield asked
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def _reached(queued: Queued, number: int) -> bool:
+    return queued.gateway.results.count == number
+
+
+async def _nothing_lent(queued: Queued) -> bool:
+    there, idle = queued.gateway.database.sizes()
+    return there == idle
+
+
+async def test_who_waits_is_answered_when_it_is_decided_and_not_before(queued: Queued, shop: Shop) -> None:
+    first, second = await submitted(queued), await submitted(queued, "b")
+    async with waiting(queued, first, second) as (one, other):
+        await eventually(lambda: _nothing_lent(queued), what="no connection being held by those who wait")
+        await decide(shop, first, APPLIED)
+        assert (await one).json()["state"] == "applied"
+        assert not other.done()
+        await decide(shop, second, APPLIED)
+        assert (await other).json()["state"] == "applied"
+    assert queued.gateway.results.count == 0
+
+
+async def test_who_waits_is_told_that_it_is_still_queued_when_the_time_is_over(queued: Queued) -> None:
+    write_id, began = await submitted(queued), time.monotonic()
+    answer = await queued.api.http.get(f"/v1/writes/{write_id}?wait=0.3")
+    assert (answer.json()["state"], answer.headers["retry-after"]) == ("queued", "1")
+    assert time.monotonic() - began >= 0.3
+
+
+async def test_the_gateways_longest_wait_bounds_the_requests(shop: Shop) -> None:
+    async with queueing(shop.dsn, max_wait=0.05) as queued:
+        write_id, began = await submitted(queued), time.monotonic()
+        assert (await queued.api.http.get(f"/v1/writes/{write_id}?wait=20")).json()["state"] == "queued"
+        assert time.monotonic() - began < 10
+
+
+async def test_only_so_many_wait_at_a_gateway(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    async with waiting(queued, write_id, write_id):
+        answer = await queued.api.http.get(f"/v1/writes/{write_id}?wait=20")
+        assert code(answer) == (503, "FP010")
+        assert "2 already (FENCEPOST_MAX_WATCHERS)" in answer.json()["detail"]
+
+
+async def test_who_waits_is_sent_away_when_the_gateway_stops(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    async with waiting(queued, write_id) as (one,):
+        queued.gateway.results.stop()
+        assert code(await one) == (503, "FP010")
+    answer = await queued.api.http.get(f"/v1/writes/{write_id}?wait=20")
+    assert code(answer) == (503, "FP010"), "nobody begins to wait any more"
+
+
+async def test_who_waits_is_told_when_the_database_goes_away(
+    queued: Queued, shop: Shop, postgres: PostgresServer
+) -> None:
+    write_id = await submitted(queued)
+    async with waiting(queued, write_id) as (one,), database_away(postgres, shop.dsn):
+        answer = await one
+        assert (code(answer), "retry-after" in answer.headers) == ((503, "FP010"), True)
+        assert code(await queued.api.http.get(f"/v1/writes/{write_id}")) == (503, "FP010")
+
+
+async def test_without_a_result_the_log_has_to_be_there_to_know(queued: Queued, shop: Shop) -> None:
+    write_id, decided = await submitted(queued), await submitted(queued, "b")
+    await decide(shop, decided, APPLIED)
+    queued.log.fails = LogUnavailableError("no broker answers")
+    answer = await queued.api.ask("GET", f"writes/{write_id}")
+    assert (code(answer), "no broker answers" in answer.json()["detail"]) == ((503, "FP026"), True)
+    assert (await queued.api.ask("GET", f"writes/{decided}")).json()["state"] == "applied"
+
+
+async def test_a_stream_tells_how_it_stands_and_ends_when_it_is_decided(queued: Queued, shop: Shop) -> None:
+    write_id = await submitted(queued)
+    streaming = {"Accept": "text/event-stream"}
+    stream = asyncio.create_task(queued.api.http.get(f"/v1/writes/{write_id}", headers=streaming))
+    await eventually(lambda: _reached(queued, 1), what="the stream waiting")
+    await decide(shop, write_id, APPLIED)
+    answer = await stream
+    assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+    events = Events(answer)
+    first, last = await events.next(), await events.next()
+    assert (first.kind, first.id, first.data["state"]) == ("queued", "queued", "queued")
+    assert (last.kind, last.id, last.data["answer"]["body"]) == ("applied", "applied", json.loads(PAID))
+    await events.ended()
+    again = await queued.api.http.get(f"/v1/writes/{write_id}", headers=streaming)
+    assert (await Events(again).next()).kind == "applied", "one that is decided already"
+    known = await queued.api.http.get(f"/v1/writes/{write_id}", headers={**streaming, "Last-Event-ID": "applied"})
+    assert (known.status_code, known.content) == (204, b""), "EventSource stops connecting"
+    unknown = await queued.api.http.get(f"/v1/writes/{write_id}", headers={**streaming, "Last-Event-ID": "queued"})
+    assert (await Events(unknown).next()).kind == "applied"
+
+
+async def test_the_head_of_a_stream_does_not_begin_one(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    answer = await queued.api.http.head(f"/v1/writes/{write_id}", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    assert queued.gateway.results.count == 0
+
+
+async def test_who_hangs_up_does_not_wait_any_more(queued: Queued) -> None:
+    write_id = await submitted(queued)
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, object]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_message: object) -> None:
+        """Nobody is there."""
+
+    path = f"/v1/writes/{write_id}"
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"wait=30"}
+    app = queued.api.http._transport.app  # type: ignore[attr-defined]  # noqa: SLF001
+    asked = asyncio.create_task(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+    await eventually(lambda: _reached(queued, 1), what="the request waiting")
+    gone.set()
+    await asyncio.wait_for(asked, 20)
+    assert queued.gateway.results.count == 0

@@ -1,0 +1,174 @@
+"""Requests whose caller has a role of the database, by HTTP. Who the caller is says a header here, by a stand-in for
+the authenticator; all else is the product.
+"""
+
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.support.acting import LOGIN, NOTHING, READER, WEB, acting
+from tests.support.asking import code
+from tests.support.interleave import Connect
+from tests.support.racing import ORDERS, open_race
+
+from fencepost.fencing.caller import CALLER, Caller
+from fencepost.settings import Settings
+from fencepost.startup import StartupError
+from fencepost.wiring import create_app
+
+GRANTED = f"""
+GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}; GRANT SELECT ON orders TO {READER};
+CREATE ROLE t_plain"""
+
+
+class FromHeader:
+    """Stands in for the authenticator."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: MutableMapping[bytes, bytes] = dict(scope.get("headers", []))
+        role, claims = headers.get(b"x-test-role"), headers.get(b"x-test-claims", b"")
+        if role is not None:
+            scope = {**scope, CALLER: Caller(f"{role.decode()}-1", role=role.decode(), claims=claims.decode())}
+        await self.app(scope, receive, send)
+
+
+@asynccontextmanager
+async def serving_roles(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Settings.model_validate({"database_url": dsn, "log_level": "error", **settings}))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(FromHeader(app)), base_url="http://localhost") as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def dsn(connect: Connect, database: str) -> AsyncIterator[str]:
+    """Give a database with the order k, and the URL by which the gateway logs in."""
+    race = await open_race(connect, database, ddl=ORDERS)
+    await race.insert(race.a, "k", 30)
+    try:
+        async with acting(race.observer, race.dsn, GRANTED) as stage:
+            yield stage.dsn
+    finally:
+        await race.observer.execute("DROP ROLE IF EXISTS t_plain")
+
+
+def ask_as(role: str, token: int = 40, **more: str) -> dict[str, str]:
+    return {"X-Test-Role": role, "X-Fence-Token": str(token), **more}
+
+
+REQUESTS: dict[str, tuple[str, str, object]] = {
+    "GET row": ("GET", "/v1/data/orders/k", None),
+    "GET rows": ("GET", "/v1/data/orders", None),
+    "PATCH": ("PATCH", "/v1/data/orders/k", {"n": 1}),
+    "PATCH rows": ("PATCH", "/v1/data/orders?n=eq.0", {"n": 1}),
+    "PUT": ("PUT", "/v1/data/orders/k", {"n": 1}),
+    "POST": ("POST", "/v1/data/orders", {"order_id": "n"}),
+    "DELETE": ("DELETE", "/v1/data/orders/k", None),
+    "claim": ("POST", "/v1/claims", {"resource": "orders/k"}),
+    "fences": ("GET", "/v1/fences?resource=orders/k", None),
+    "lease": ("POST", "/v1/leases", {"locks": ["l"], "ttl_ms": 60000, "claim": ["orders/k"]}),
+}
+
+
+async def send(client: httpx.AsyncClient, name: str, role: str) -> httpx.Response:
+    method, path, body = REQUESTS[name]
+    headers = ask_as(role)
+    if method == "GET" or name == "lease":
+        del headers["X-Fence-Token"]
+    return await client.request(method, path, json=body, headers=headers)
+
+
+async def test_a_role_that_is_not_allowed_is_refused_on_every_route(dsn: str) -> None:
+    async with serving_roles(dsn) as client:
+        for name in REQUESTS:
+            answer = await send(client, name, "t_plain")
+            assert code(answer) == (403, "FP043"), name
+            assert f"GRANT t_plain TO {LOGIN}" in answer.json()["detail"]
+    async with serving_roles(dsn, roles=f" {READER} ,t_plain") as client:
+        for name in REQUESTS:
+            answer = await send(client, name, WEB)
+            assert code(answer) == (403, "FP043"), name
+            assert "FENCEPOST_ROLES" in answer.json()["detail"]
+        assert (await send(client, "GET row", READER)).status_code == 200
+
+
+async def test_each_route_answers_as_postgresql_does_for_the_role(dsn: str) -> None:
+    async with serving_roles(dsn) as client:
+        for name in REQUESTS:
+            answer = await send(client, name, NOTHING)
+            assert code(answer) == (403, "42501"), (name, answer.text)
+            answer = await send(client, name, READER)
+            assert answer.status_code == (200 if name in ("GET row", "GET rows", "fences") else 403), (
+                name,
+                answer.text,
+            )
+        row = await send(client, "GET row", WEB)
+        assert row.json()["n"] == 0, "nothing was written"
+        answer = await client.patch("/v1/data/orders/k", json={"n": 7}, headers=ask_as(WEB))
+        assert (answer.status_code, answer.json()["n"]) == (200, 7)
+
+
+async def test_without_a_caller_the_login_acts_as_before(dsn: str) -> None:
+    async with serving_roles(dsn) as client:
+        answer = await client.get("/v1/data/orders/k")
+        assert code(answer) == (403, "42501"), "it may do nothing by itself"
+        locked = await client.post("/v1/leases", json={"locks": ["l"], "ttl_ms": 60000})
+        assert locked.status_code == 201
+
+
+async def test_a_lock_by_itself_needs_no_role_of_the_database(dsn: str) -> None:
+    async with serving_roles(dsn) as client:
+        body = {"locks": ["l"], "ttl_ms": 60000}
+        answer = await client.post("/v1/leases", json=body, headers={"X-Test-Role": "t_plain"})
+        assert answer.status_code == 201
+
+
+async def test_a_write_as_a_role_is_not_queued(dsn: str) -> None:
+    async with serving_roles(dsn) as client:
+        headers = ask_as(WEB, Prefer="respond-async")
+        answer = await client.patch("/v1/data/orders/k", json={"n": 1}, headers=headers)
+        assert code(answer) == (403, "FP044")
+        now = await client.get("/v1/data/orders/k", headers={"X-Test-Role": WEB})
+        assert now.json()["n"] == 0
+
+
+async def test_the_claims_reach_policies(dsn: str, connect: Connect) -> None:
+    owner = await connect()
+    await owner.execute(
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY own ON orders USING (order_id = current_setting('request.jwt.claims', true)::json ->> 'order'"
+        " AND current_setting('fencepost.caller', true) = 'fp_web-1')"
+    )
+    async with serving_roles(dsn) as client:
+        for order, status in (("k", 200), ("other", 404)):
+            claims = {"X-Test-Claims": f'{{"order": "{order}"}}'}
+            got = await client.get("/v1/data/orders/k", headers={"X-Test-Role": WEB, **claims})
+            assert got.status_code == status
+            token = 40 if order == "k" else 50
+            got = await client.patch("/v1/data/orders/k", json={"n": 1}, headers=ask_as(WEB, token, **claims))
+            assert got.status_code == status, got.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "starts"),
+    [({}, False), ({"anon_role": WEB}, False), ({"roles": WEB}, True), ({"jwt_role_claim_key": ""}, True)],
+    ids=str,
+)
+async def test_a_superusers_login_needs_a_list_of_roles(
+    database: str, settings: dict[str, object], *, starts: bool
+) -> None:
+    """A JWT could name any role there."""
+    opened = serving_roles(database, jwt_secret="x" * 32, **settings)
+    if starts:
+        async with opened:
+            return
+    with pytest.raises(StartupError, match="FENCEPOST_ROLES"):
+        await opened.__aenter__()

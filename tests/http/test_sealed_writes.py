@@ -1,0 +1,198 @@
+"""Sealed tokens: a seal for one resource writes no other, on every way to write; and what it is bound to, it writes."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.http.conftest import StartGateway
+from tests.scenarios.sealed import (
+    REFUSED,
+    WAYS,
+    SealedShop,
+    Way,
+    key_line,
+    lease,
+    refused_elsewhere,
+    release,
+    sealed_shop,
+)
+from tests.support.asking import Api, code
+
+from fencepost.embedded.server import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(key_line("one"))
+    with sealed_shop(postgres, template, keys) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def api(shop: SealedShop) -> AsyncIterator[Api]:
+    await shop.reset()
+    async with Api.open(shop.url) as api:
+        yield api
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Api, way: Way) -> None:
+    # 403, "FP041"
+    await refused_elsewhere(shop, api, way)
+    held, before = await lease(api, f"job-{way.name}", writes=[way.covering]), await shop.state()
+    answer = await way.go(api, held["sealed_token"])
+    assert answer.is_success, answer.text
+    assert await shop.state() != before
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "without seals" not in way.name], ids=lambda way: way.name)
+async def test_a_number_without_a_seal_writes_no_sealed_table(shop: SealedShop, api: Api, way: Way) -> None:
+    held = await lease(api, f"bare-{way.name}", writes=[way.covering])
+    before = await shop.state()
+    answer = await way.go(api, held["token"])
+    assert code(answer) == (428, "FP003")
+    assert "has no seal" in answer.json()["detail"]
+    assert "sealed_token" in answer.json()["hint"]
+    assert await shop.state() == before
+
+
+async def test_a_lock_that_is_called_like_the_row_covers_it_and_so_does_a_claim(api: Api) -> None:
+    by_name = await lease(api, "orders/a%20b")
+    answer = await api.ask("PATCH", "data/orders/a%20b", {"status": "x"}, token=by_name["sealed_token"])
+    assert answer.status_code == 200, answer.text
+    await release(api, by_name)
+    by_claim = await lease(api, "a job", claim=["numbered/007", "account/041"])
+    for path, body in (("data/numbered/7", {"label": "x"}), ("data/transfers/1", {"amount": 5})):
+        answer = await api.ask("PATCH", path, body, token=by_claim["sealed_token"])
+        assert answer.status_code == 200, answer.text
+
+
+async def test_tokens_that_are_minted_are_bound_like_those_of_the_grant(api: Api) -> None:
+    held = await lease(api, "minting", claim=["numbered/0007"], writes=["orders/a*", "plain/b"])
+    minted = await api.http.post(
+        f"/v1/leases/{held['lease_id']}/tokens", json={"count": 4}, headers={"X-Lease-Secret": held["secret"]}
+    )
+    body = minted.json()
+    assert [text.partition(".")[0] for text in body["sealed_tokens"]] == body["tokens"]
+    assert body["sealed_token"] == body["sealed_tokens"][0]
+    seals = iter(body["sealed_tokens"])
+    assert (await api.ask("PATCH", "data/orders/a", {"status": "m"}, token=next(seals))).status_code == 200
+    assert (await api.ask("PATCH", "data/numbered/7", {"label": "m"}, token=next(seals))).status_code == 200
+    assert (await api.ask("PATCH", "data/plain/b", {"label": "m"}, token=next(seals))).status_code == 200
+    assert code(await api.ask("POST", "data/orders", {"order_id": "zz"}, token=next(seals))) == REFUSED
+
+
+async def test_the_same_secret_gets_the_same_tokens_sealed_and_other_writes_are_another_request(api: Api) -> None:
+    headers = {"X-Lease-Secret": "s" * 40}
+    wanted = {"lock": "again", "writes": ["orders/*", "numbered/007"], "ttl_ms": 60_000}
+    first = (await api.http.post("/v1/leases", json=wanted, headers=headers)).json()
+    again = await api.http.post("/v1/leases", json={**wanted, "writes": ["numbered/7", "orders/*"]}, headers=headers)
+    assert (again.status_code, again.json()["tokens"]) == (200, first["tokens"])
+    assert again.json()["sealed_token"].startswith(f"{first['token']}.one.")
+    other = await api.http.post("/v1/leases", json={**wanted, "writes": ["orders/*"]}, headers=headers)
+    assert code(other) == (400, "FP016")
+    state = (await api.http.get(f"/v1/leases/{first['lease_id']}")).json()
+    assert state["writes"] == ["numbered/7", "orders/*"]
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        ("orders/*", "array"),
+        ([1], "strings"),
+        (["orders/*", "orders/*"], "twice"),
+        (["*"], "stand before the *"),
+        (["/x*"], "stand before the *"),
+        (["orders"], "named table/key"),
+        (["orders/%zz"], "hexadecimal"),
+        (["orders/%z*"], "hexadecimal"),
+        (["numbered/1,2"], "the key of numbered has 1 value"),
+        (["transfers/1"], "account/{account}"),
+        (["transfers/*"], "account/{account}"),
+        (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
+        (["priced/1e2000"], "1024 bytes as the database spells them"),
+        ([f"orders/{n}" for n in range(33)], "at most 32"),
+        (["orders/\n*"], "strings"),
+    ],
+)
+async def test_what_writes_cannot_have_is_400_by_name(api: Api, writes: object, said: str) -> None:
+    answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": writes})
+    assert code(answer) == (400, "FP016")
+    assert said in answer.json()["detail"]
+    assert "writes" in answer.json()["detail"]
+
+
+async def test_writes_of_tables_that_are_not_there_or_not_protected_are_refused(shop: SealedShop, api: Api) -> None:
+    assert code(await api.http.post("/v1/leases", json={"lock": "w", "writes": ["no/*"]})) == (404, "FP007")
+    await shop.sql("CREATE TABLE IF NOT EXISTS public.diary (id int PRIMARY KEY)")
+    assert code(await api.http.post("/v1/leases", json={"lock": "w", "writes": ["diary/*"]})) == (403, "FP005")
+    assert (await api.http.get("/v1/locks", params={"name": "w"})).json() == []
+
+
+async def test_a_key_that_is_no_value_of_its_type_is_400(api: Api) -> None:
+    answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": ["numbered/x"]})
+    assert answer.status_code == 400
+
+
+async def test_long_claims_are_bound_by_their_digests(api: Api) -> None:
+    claims = [f"orders/{number:090}" for number in range(100)]
+    held = await lease(api, "many", claim=claims)
+    assert len(held["sealed_token"]) < 4096
+    answer = await api.ask("PUT", f"data/{claims[57]}", {"status": "x"}, token=held["sealed_token"])
+    assert answer.status_code == 201, answer.text
+    other = await api.ask("PUT", f"data/orders/{100:090}", {"status": "x"}, token=held["sealed_tokens"][1])
+    assert code(other) == REFUSED
+
+
+async def test_a_repeated_write_is_answered_again_under_the_next_holders_seal(api: Api) -> None:
+    key = {"Idempotency-Key": "handed-over"}
+    first = await lease(api, "first", writes=["orders/a"])
+    done = await api.ask("PATCH", "data/orders/a", {"status": "once"}, token=first["sealed_token"], headers=key)
+    second = await lease(api, "second", writes=["orders/*"])
+    again = await api.ask("PATCH", "data/orders/a", {"status": "once"}, token=second["sealed_token"], headers=key)
+    assert (again.status_code, again.json()) == (200, done.json())
+    assert again.headers["idempotent-replayed"] == "true"
+
+
+async def test_lists_and_refusals_show_numbers_and_no_seals(api: Api) -> None:
+    held = await lease(api, "orders/a", claim=["orders/a"])
+    stale = await lease(api, "stale", writes=["orders/a"])
+    newer = await lease(api, "newer", writes=["orders/a"])
+    assert (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token=newer["sealed_token"])).status_code == 200
+    refused = await api.ask("PATCH", "data/orders/a", {"status": "n"}, token=stale["sealed_token"])
+    assert code(refused) == (409, "FP001")
+    shown = [
+        refused.text,
+        (await api.http.get("/v1/locks")).text,
+        (await api.http.get(f"/v1/leases/{held['lease_id']}")).text,
+        (await api.ask("GET", "fences?resource=orders/a")).text,
+        (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token="34.one.x")).text,
+    ]
+    assert all(".one." not in text for text in shown)
+    assert (await api.ask("GET", "fences?resource=orders/a")).json()["sealed"] is True
+    assert (await api.ask("GET", "fences?resource=plain/a")).json()["sealed"] is False
+    assert refused.json()["presented_token"] == stale["token"]
+
+
+async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: StartGateway) -> None:
+    async with Api.open(shop.url) as api:
+        held = await lease(api, "keyless", writes=["orders/*", "plain/*"])
+    async with Api.open(await start_gateway(shop.dsn)) as keyless:
+        for token in (held["token"], held["sealed_token"]):
+            answer = await keyless.ask("PATCH", "data/orders/a", {"status": "x"}, token=token)
+            assert code(answer) == (503, "FP042")
+            assert "FENCEPOST_SEAL_KEYS_FILE" in answer.json()["hint"]
+        plain = await keyless.ask("PATCH", "data/plain/a", {"label": "x"}, token=held["sealed_token"])
+        assert (code(plain), plain.json()["reason"]) == (REFUSED, "unknown-key")
+        assert (await keyless.ask("PATCH", "data/plain/a", {"label": "x"}, token=held["token"])).status_code == 200
+        writes = await keyless.http.post("/v1/leases", json={"lock": "kl", "writes": ["plain/*"]})
+        assert code(writes) == (400, "FP016")
+        assert "sealed_token" not in (await keyless.http.post("/v1/leases", json={"lock": "kl"})).json()
+
+
+async def test_a_refused_seal_is_counted_like_other_refusals(api: Api) -> None:
+    held = await lease(api, "counted", writes=["orders/b"])
+    answer = await api.ask("PATCH", "data/orders/a", {"status": "x"}, token=held["sealed_token"])
+    assert code(answer) == REFUSED
+    metrics = (await api.http.get("/metrics")).text
+    assert 'fencepost_operations_total{table="orders",verb="patch",verdict="FP041"}' in metrics

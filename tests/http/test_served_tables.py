@@ -1,0 +1,99 @@
+"""What a gateway serves: protected tables only, unless it is told otherwise, and of them those that are named."""
+
+import asyncpg
+import httpx
+import pytest
+from tests.http.conftest import StartGateway
+
+from fencepost.storage.protecting.protect import protect
+
+SQL = """
+CREATE TABLE public.plain (id int PRIMARY KEY, note text);
+INSERT INTO public.plain VALUES (1, 'not for all');
+CREATE VIEW public.shown AS SELECT order_id FROM public.orders;
+CREATE SCHEMA sales;
+CREATE TABLE sales.leads (id int PRIMARY KEY, note text);
+INSERT INTO sales.leads VALUES (1, 'lead');
+"""
+
+
+@pytest.fixture
+async def tables(demo_database: str) -> str:
+    connection = await asyncpg.connect(demo_database)
+    try:
+        await connection.execute(SQL)
+        await protect(connection, "sales.leads")
+    finally:
+        await connection.close()
+    return demo_database
+
+
+def reading(base_url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False)
+
+
+@pytest.mark.parametrize("path", ["plain", "plain/1", "plain?id=eq.1", "shown", "public.plain"])
+async def test_what_is_not_protected_is_not_read(tables: str, start_gateway: StartGateway, path: str) -> None:
+    async with reading(await start_gateway(tables)) as http:
+        answer = await http.get(f"/v1/data/{path}")
+    assert (answer.status_code, answer.json()["code"]) == (403, "FP005")
+    assert "not for all" not in answer.text
+    assert "FENCEPOST_SERVE_UNPROTECTED" in answer.json()["hint"]
+
+
+async def test_it_is_read_where_the_operator_wants_that(tables: str, start_gateway: StartGateway) -> None:
+    async with reading(await start_gateway(tables, serve_unprotected=True)) as http:
+        assert (await http.get("/v1/data/plain/1")).json() == {"id": 1, "note": "not for all"}
+        assert (await http.get("/v1/data/shown?limit=1")).status_code == 200
+
+
+async def test_it_is_not_in_the_documentation(tables: str, start_gateway: StartGateway) -> None:
+    async with reading(await start_gateway(tables)) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        index = (await http.get("/")).text
+    assert "/v1/data/orders" in paths
+    assert not {"/v1/data/plain", "/v1/data/shown"} & set(paths)
+    assert ">orders<" in index
+    assert ">plain<" not in index
+
+
+async def test_a_table_that_is_protected_meanwhile_is_read(tables: str, start_gateway: StartGateway) -> None:
+    """The picture of the tables may be old: the refusal is looked into before it is given."""
+    async with reading(await start_gateway(tables)) as http:
+        assert (await http.get("/v1/data/plain")).status_code == 403
+        connection = await asyncpg.connect(tables)
+        try:
+            await protect(connection, "plain")
+        finally:
+            await connection.close()
+        assert (await http.get("/v1/data/plain")).status_code == 200
+
+
+@pytest.mark.parametrize("listed", ["orders", "public.orders", " orders ,"])
+async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: StartGateway, listed: str) -> None:
+    async with reading(await start_gateway(tables, tables=listed, serve_unprotected=True)) as http:
+        assert (await http.get("/v1/data/orders?limit=1")).status_code == 200
+        assert (await http.get("/v1/data/public.orders?limit=1")).status_code == 200
+        for path in ("sales.leads", "plain", "shown"):
+            answer = await http.get(f"/v1/data/{path}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "FP007"), path
+        write = await http.patch("/v1/data/sales.leads/1", headers={"X-Fence-Token": "9"}, json={"note": "mine"})
+        claim = await http.post("/v1/claims", headers={"X-Fence-Token": "9"}, json={"resource": "sales.leads/1"})
+        assert {write.status_code, claim.status_code} == {404}
+        assert (
+            set((await http.get("/openapi.json")).json()["paths"]) & {"/v1/data/sales.leads", "/v1/data/plain"} == set()
+        )
+
+
+async def test_requests_for_other_tables_do_not_have_the_catalog_loaded(
+    tables: str, start_gateway: StartGateway
+) -> None:
+    async with reading(await start_gateway(tables, tables="orders")) as http:
+        before = loads(await http.get("/metrics"))
+        for _ in range(5):
+            assert (await http.get("/v1/data/sales.leads")).status_code == 404
+        assert loads(await http.get("/metrics")) == before
+
+
+def loads(metrics: httpx.Response) -> str:
+    return next(line for line in metrics.text.splitlines() if line.startswith("fencepost_catalog_loads_total"))

@@ -1,0 +1,99 @@
+"""A page of another site, in a real browser: it takes no lease and writes no row."""
+
+import http.server
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from playwright.async_api import Page, async_playwright
+from tests.http.conftest import StartGateway
+from tests.http.test_docs_browser import ARGUMENTS, CHROMIUM
+
+pytestmark = [
+    pytest.mark.long("tests in a browser"),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
+    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
+]
+
+LEASE = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
+ATTACKS = """async ([url, body]) => {
+    const said = [];
+    const json = new Blob([body], {type: 'application/json'});
+    for (const sent of [body, new Blob([body]), json, new URLSearchParams({a: body})])
+        for (const mode of ['no-cors', 'cors'])
+            said.push(await fetch(url, {method: 'POST', mode, body: sent}).then(a => a.status, e => e.name));
+    return said;
+}"""
+ASKS = """async ([url, body]) => {
+    const headers = {'Content-Type': 'application/json'};
+    return (await fetch(url, {method: 'POST', body, headers})).status;
+}"""
+
+
+class _Empty(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>another site</title>")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def another_site() -> Iterator[str]:
+    """Serve a page whose site is localhost; the gateway's is 127.0.0.1."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Empty)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield await browser.new_page()
+        await browser.close()
+
+
+async def locks(url: str) -> list[str]:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        return [lock["name"] for lock in (await client.get("/v1/locks")).json()]
+
+
+async def test_a_page_of_another_site_takes_no_lease(
+    page: Page, demo_database: str, start_gateway: StartGateway, another_site: str
+) -> None:
+    url = await start_gateway(demo_database)
+    await page.goto(another_site)
+    said = await page.evaluate(ATTACKS, [f"{url}/v1/leases", LEASE])
+    assert set(said) == {0, "TypeError"}, "it is not told what became of them"
+    assert await locks(url) == []
+    await page.goto(f"{url}/docs")
+    assert await page.evaluate(ASKS, ["/v1/leases", LEASE]) == 201
+    assert await locks(url) == ["nightly"]
+
+
+async def test_a_page_whose_site_is_allowed_takes_one(
+    page: Page, demo_database: str, start_gateway: StartGateway, another_site: str
+) -> None:
+    url = await start_gateway(demo_database, cors_origins=another_site.rstrip("/"))
+    await page.goto(another_site)
+    assert await page.evaluate(ASKS, [f"{url}/v1/leases", LEASE]) == 201
+    assert await locks(url) == ["nightly"]
+
+
+async def test_a_name_that_leads_to_the_gateway_reads_nothing(
+    page: Page, demo_database: str, start_gateway: StartGateway
+) -> None:
+    """DNS rebinding: for the browser it is the page's own site."""
+    url = await start_gateway(demo_database)
+    answer = await page.goto(url.replace("127.0.0.1", "page.localhost") + "/v1/data/orders")
+    assert answer is not None
+    assert answer.status == 421

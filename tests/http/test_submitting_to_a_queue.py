@@ -1,0 +1,153 @@
+"""A table that was protected with a queue takes all its writes there, and nothing else. The log is a mock."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+from tests.scenarios.shop import Shop
+from tests.support.asking import code
+from tests.support.queued import Queued, queueing
+
+from fencepost.gateway.gateway import DEFAULT_QUEUE
+from fencepost.queues.message import read_message
+from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.testing.servers.waiting import eventually
+
+SQL = """
+CREATE TABLE IF NOT EXISTS public.coded (code varchar(3) PRIMARY KEY, n integer);
+CREATE TABLE IF NOT EXISTS public.priced (price numeric(5, 2) PRIMARY KEY, n integer);
+CREATE TABLE IF NOT EXISTS public.padded (code char(3) PRIMARY KEY, n integer);
+CREATE TABLE IF NOT EXISTS public.parcels (parcel_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new')"""
+
+
+@pytest.fixture
+async def queued(shop: Shop) -> AsyncIterator[Queued]:
+    connection = await asyncpg.connect(shop.dsn)
+    await connection.execute(SQL)
+    for table in ("parcels", "coded", "priced", "padded"):
+        await protect(connection, table, queue=DEFAULT_QUEUE)
+    await connection.close()
+    async with queueing(shop.dsn) as queued:
+        yield queued
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "data/parcels/p-1", {"status": "sent"}),
+        ("PUT", "data/parcels/p-1", {}),
+        ("DELETE", "data/parcels/p-1", None),
+        ("POST", "data/parcels", {"parcel_id": "p-1"}),
+        ("POST", "data/parcels", [{"parcel_id": "p-1"}]),
+    ],
+)
+@pytest.mark.parametrize("asked", [None, "respond-async"])
+async def test_every_write_of_one_row_is_queued_without_a_token(
+    queued: Queued, method: str, path: str, body: object, asked: str | None
+) -> None:
+    answer = await queued.api.ask(method, path, body, prefer=asked)
+    assert (answer.status_code, answer.headers.get("preference-applied")) == (202, asked)
+    assert answer.json()["queue"] == DEFAULT_QUEUE
+    (message,) = map(read_message, queued.log.messages)
+    assert (message.method, message.resource, message.token) == (method, "parcels/p-1", None)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "token", "named"),
+    [
+        ("PATCH", "data/parcels/p-1", {"status": "sent"}, 7, "X-Fence-Token"),
+        ("POST", "data/parcels", {"parcel_id": "p-1"}, 7, "X-Fence-Token"),
+        ("POST", "data/parcels", [{"parcel_id": "p-1"}, {"parcel_id": "p-2"}], None, "several rows"),
+        ("PATCH", "data/parcels?status=eq.new", {"status": "sent"}, None, "several rows"),
+        ("PATCH", "data/parcels", [{"parcel_id": "p-1", "status": "sent"}], None, "several rows"),
+        ("DELETE", "data/parcels?status=eq.new", None, 7, "several rows"),
+        ("POST", "claims", {"resource": "parcels/p-1"}, 7, "a claim"),
+    ],
+)
+async def test_what_a_position_cannot_be_the_token_of_is_refused_by_name(
+    queued: Queued, method: str, path: str, body: object, token: int | None, named: str
+) -> None:
+    answer = await queued.api.ask(method, path, body, token=token)
+    assert code(answer) == (400, "FP016")
+    told = answer.json()
+    assert (named in told["detail"], DEFAULT_QUEUE in told["detail"]) == (True, True)
+    assert "X-Fence-Token" in told["hint"]
+    assert queued.log.messages == []
+
+
+async def test_a_lease_cannot_claim_a_row_of_it(queued: Queued) -> None:
+    answer = await queued.api.ask("POST", "leases", {"lock": "p", "claim": ["parcels/p-1"]})
+    assert code(answer) == (409, "FP008")
+    assert "lease" in answer.json()["hint"]
+
+
+async def test_the_document_shows_a_table_with_a_queue_as_it_is(queued: Queued) -> None:
+    paths = (await queued.api.http.get("/openapi.json")).json()["paths"]
+    assert paths["/v1/data/parcels"].keys() == {"get", "post"}
+    for path, method in (
+        ("/v1/data/parcels", "post"),
+        ("/v1/data/parcels/{parcel_id}", "patch"),
+        ("/v1/data/parcels/{parcel_id}", "put"),
+        ("/v1/data/parcels/{parcel_id}", "delete"),
+    ):
+        operation = paths[path][method]
+        assert {"$ref": "#/components/parameters/FenceToken"} not in operation["parameters"]
+        assert not {"200", "201", "204", "409", "428"} & operation["responses"].keys()
+        assert operation["responses"]["202"] == {"$ref": "#/components/responses/Queued"}
+    assert "202" in paths["/v1/data/orders/{order_id}"]["patch"]["responses"]
+    assert "/v1/writes/{write_id}" in paths
+
+
+@pytest.mark.parametrize("asked", [None, "respond-async"])
+async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_looks_before_it_refuses(
+    shop: Shop, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its picture the write lacks a token."""
+    name = "late_parcels_asked" if asked else "late_parcels"
+    connection = await asyncpg.connect(shop.dsn)
+    await connection.execute(f"CREATE TABLE public.{name} (parcel_id text PRIMARY KEY, status text)")
+    await protect(connection, name)
+    async with queueing(shop.dsn) as queued:
+        before = queued.gateway.catalog.current
+        lacking = await queued.api.ask("PATCH", f"data/{name}/p-1", {"status": "sent"}, prefer=asked)
+        assert code(lacking) == (428, "FP003")
+        await protect(connection, name, queue=DEFAULT_QUEUE)
+
+        async def told() -> bool:
+            return queued.gateway.catalog.current is not before
+
+        await eventually(told, what="the gateway to be told")
+        monkeypatch.setattr(queued.gateway.catalog, "_current", before)  # as if it had not been
+        answer = await queued.api.ask("PATCH", f"data/{name}/p-1", {"status": "sent"}, prefer=asked)
+        assert answer.status_code == 202, answer.text
+    await unprotect(connection, name)
+    await connection.execute(f"DROP TABLE {name}")
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "table", "name"),
+    [
+        ({"code": "abc"}, "coded", "coded/abc"),
+        ({"code": "ab "}, "coded", "coded/ab "),
+        ({"code": "abc "}, "coded", None),
+        ({"code": "abcd"}, "coded", None),
+        ({"price": "1.50"}, "priced", "priced/1.5"),
+        ({"price": "1.234"}, "priced", None),
+        ({"price": 1.234}, "priced", None),
+        ({"price": 1.25}, "priced", "priced/1.25"),
+        ({"code": "abc  "}, "padded", "padded/abc"),
+    ],
+)
+async def test_a_posted_row_is_queued_under_the_name_that_it_has_when_it_is_stored(
+    queued: Queued, body: dict[str, object], table: str, name: str | None
+) -> None:
+    """Else its writes would be in two partitions, in no order."""
+    answer = await queued.api.ask("POST", f"data/{table}", body)
+    if name is None:
+        assert code(answer) == (400, "FP016")
+        assert "would be changed when stored" in answer.json()["detail"]
+        assert queued.log.messages == []
+    else:
+        assert answer.status_code == 202, answer.text
+        assert read_message(queued.last).resource == name

@@ -1,0 +1,27 @@
+"""Break-glass (R14): an operator writes without a token, for a reason, and it is recorded."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.support.glass import operators
+from tests.support.interleave import Connect
+from tests.support.racing import Race, open_race
+
+KINDS = [(rule, source) for rule in ("strict", "epoch") for source in ("external", "builtin")]
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
+    rule, source = request.param
+    race = await open_race(connect, database, rule, source=source)
+    await race.insert(race.a, "k", 30)
+    async with operators(race.observer):
+        yield race
+
+
+@pytest.fixture
+async def plain(connect: Connect, database: str) -> AsyncIterator[Race]:
+    race = await open_race(connect, database)
+    await race.insert(race.a, "k", 30)
+    async with operators(race.observer):
+        yield race

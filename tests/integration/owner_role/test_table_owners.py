@@ -1,0 +1,267 @@
+"""The owner of tables cannot touch marks, nor what the schema's owner has."""
+
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.support.house import ORDERS, House
+from tests.support.in_process import in_process
+from tests.support.interleave import Connection
+
+from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
+from fencepost.storage.schema.migrate import upgrade
+
+pytestmark = pytest.mark.versions
+
+
+MAY_NOT = [
+    "DELETE FROM fencepost.marks",
+    "UPDATE fencepost.marks SET last_fence_token = 1",
+    "INSERT INTO fencepost.marks VALUES ('orders/1', 1, '1', true)",
+    "TRUNCATE fencepost.marks",
+    "SELECT FROM fencepost.marks",
+    "UPDATE fencepost.floors SET floor = 0",
+    "DELETE FROM fencepost.floors",
+    "DELETE FROM fencepost.protected",
+    "UPDATE fencepost.protected SET rule = 'epoch'",
+    "DELETE FROM fencepost.break_glass_log",
+    "INSERT INTO fencepost.break_glass_log (name, verb, resource, reason) VALUES ('a', 'b', 'c', 'd')",
+    "ALTER TABLE fencepost.break_glass_log DISABLE TRIGGER ALL",
+    "UPDATE fencepost.generations SET reason = 'x'",
+    "INSERT INTO fencepost.generations VALUES (9, gen_random_uuid(), 1, 1, 1, 1, NULL, now(), 'x', 'x')",
+    "UPDATE fencepost.leases SET secret_hash = NULL",
+    "DELETE FROM fencepost.idempotency",
+    "SELECT FROM fencepost.api_keys",
+    "UPDATE fencepost.api_keys SET revoked_at = NULL",
+    "SELECT fencepost.api_keys_of('{a}')",
+    "ALTER TABLE fencepost.marks ADD COLUMN mine int",
+    "DROP TABLE fencepost.marks CASCADE",
+    "ALTER SEQUENCE fencepost.tokens RESTART",
+    "SELECT nextval('fencepost.tokens')",
+    "SELECT setval('fencepost.tokens', 1)",
+    "SELECT fencepost.raise_mark('orders/1', 9223372036854775807, 'strict', true)",
+    "SELECT fencepost.prune('orders', 99)",
+    "SELECT fencepost.raise_generation('mine')",
+    "SELECT fencepost.issue_beyond(5)",
+    "CREATE OR REPLACE FUNCTION fencepost.token_from_setting(tab text) RETURNS bigint LANGUAGE sql AS"
+    " 'SELECT 99::bigint'",
+    "CREATE OR REPLACE FUNCTION fencepost.is_own_write(writer xid) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+    "CREATE FUNCTION fencepost.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE TABLE fencepost.mine ()",
+    "DROP SCHEMA fencepost CASCADE",
+    "ALTER SCHEMA fencepost RENAME TO other",
+    "SET session_replication_role = replica",
+]  # fmt: skip
+
+
+async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    before = await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1")
+    for statement in MAY_NOT:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await app.execute(statement)
+    assert await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1") == before
+
+
+async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    functions = await house.root.fetch(
+        "SELECT f.oid::regprocedure::text AS called, f.prorettype = 'trigger'::regtype AS of_trigger, f.proname"
+        "  FROM pg_proc f, fencepost.protected p WHERE starts_with(f.proname, p.functions)"
+    )
+    assert len(functions) == 6
+    for function in functions:
+        called = function["called"]
+        for statement in (
+            f"ALTER FUNCTION {called} SECURITY INVOKER",
+            f"ALTER FUNCTION {called} SET search_path = public",
+            f"ALTER FUNCTION {called} OWNER TO {house.app}",
+            f"DROP FUNCTION {called} CASCADE",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await app.execute(statement)
+        if function["of_trigger"]:
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await app.execute(
+                    f"CREATE OR REPLACE FUNCTION {called} RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+                )
+    with pytest.raises(asyncpg.PostgresError, match="stale token 19"):
+        await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (2, 19)")
+
+
+async def test_a_tables_owner_can_take_the_fence_off_and_doctor_reports_it(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    await app.execute("ALTER TABLE public.orders DISABLE TRIGGER ALL")
+    await app.execute("UPDATE public.orders SET v = 'unfenced'")
+    doctor = await house.command("doctor")
+    assert (doctor.exit_code, "triggers are missing or disabled" in doctor.output) == (1, True), doctor.output
+    assert (await house.command("protect", "orders")).exit_code == 0
+    with pytest.raises(asyncpg.PostgresError, match="needs a fence token"):
+        await app.execute("UPDATE public.orders SET v = 'again'")
+
+
+async def test_three_roles_do_all_that_one_did(fenced: tuple[House, Connection]) -> None:
+    """The schema's, the tables', the gateway's: none of them a superuser's, and every request is answered."""
+    house, app = fenced
+    gate = house.admin  # logs in, and is no member of the others
+    assert (await house.command("migrate", "--gateway-role", gate)).exit_code == 0
+    await app.execute("CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL)")
+    await protect(house.root, "items", source="builtin", scope="account/{account_id}")
+    await app.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.orders, public.items TO {gate}")
+    async with in_process(house.url_of(gate)) as http:
+
+        async def ask(method: str, path: str, body: object, status: int, **headers: str) -> Any:
+            answer = await http.request(
+                method, path, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()}
+            )
+            assert answer.status_code == status, (method, path, answer.text)
+            return answer.json() if answer.content else None
+
+        lease = await ask("POST", "/v1/leases", {"lock": "account/7", "owner": "me", "ttl_ms": 30000, "tokens": 3}, 201)
+        mine = {"X_Lease_Secret": lease["secret"]}
+        first, second, third = lease["tokens"]
+        await ask("POST", "/v1/data/items", {"id": 1, "account_id": 7}, 201, X_Fence_Token=first, Idempotency_Key="a")
+        await ask("POST", "/v1/data/items", {"id": 1, "account_id": 7}, 201, X_Fence_Token=first, Idempotency_Key="a")
+        await ask("POST", "/v1/claims", {"resource": "account/7"}, 200, X_Fence_Token=second)
+        await ask("DELETE", "/v1/data/items?account_id=eq.7", None, 204, X_Fence_Token=third)
+        await ask("PUT", "/v1/data/items/2", {"account_id": 7}, 409, X_Fence_Token=first)
+        (minted,) = (await ask("POST", f"/v1/leases/{lease['lease_id']}/tokens", {"count": 1}, 200, **mine))["tokens"]
+        await ask("PUT", "/v1/data/items/2", {"account_id": 7}, 201, X_Fence_Token=minted)
+        await ask("POST", f"/v1/leases/{lease['lease_id']}/renew", {}, 200, **mine)
+        assert len(await ask("GET", "/v1/locks", None, 200)) == 1
+        await ask("DELETE", f"/v1/leases/{lease['lease_id']}", None, 204, **mine)
+        await ask("PUT", "/v1/data/orders/2", {"v": "x"}, 409, X_Fence_Token="20")
+        await ask("PUT", "/v1/data/orders/2", {"v": "x"}, 201, X_Fence_Token="21")
+        await ask("PATCH", "/v1/data/orders?id=gt.0", {"v": "y"}, 204, X_Fence_Token="22")
+        await ask("DELETE", "/v1/data/orders/2", None, 204, X_Fence_Token="23")
+        assert (await ask("GET", "/v1/fences?resource=orders/2", None, 200))["mark"] == "23"
+        await ask("GET", "/readyz", None, 200)
+    assert await house.foreign() == []
+    direct = await house.login(gate)
+    for statement in ("DELETE FROM fencepost.marks", "UPDATE fencepost.floors SET floor = 0"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await direct.execute(statement)
+    doctor = await house.command("doctor", role=gate)
+    assert doctor.exit_code == 0, doctor.output
+
+
+async def test_doctor_names_whose_marks_are(fenced: tuple[House, Connection]) -> None:
+    house, _app = fenced
+    message = f"ok       owner: the schema fencepost and all in it belongs to {house.owner}"
+    assert message in (await house.command("doctor")).output.splitlines()
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    lines = (await house.command("doctor")).output.splitlines()
+    assert f"{message}, as whom the owners of these tables may act too: orders (`migrate --owner` parts them)" in lines
+
+
+async def test_a_tables_owner_may_not_protect_without_the_schemas_role(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
+    await house.root.execute(f"GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {house.app}")
+    with pytest.raises(ProtectError, match=f"belongs to {house.owner}, and {house.app} may not act as that role"):
+        await protect(app, "more")
+    with pytest.raises(ProtectError, match=f"{house.app} may not act as both"):
+        await unprotect(app, "orders")
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await protect(app, "more")
+    await unprotect(app, "orders")
+    assert await house.foreign() == []
+
+
+async def test_grants_do_not_make_up_for_the_schemas_role(fenced: tuple[House, Connection]) -> None:
+    """Its functions would be those of the table's owner, and change as he likes."""
+    house, app = fenced
+    await house.root.execute(
+        f"GRANT CREATE ON SCHEMA fencepost TO {house.app}; GRANT ALL ON ALL TABLES IN SCHEMA fencepost TO {house.app}"
+    )
+    await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
+    with pytest.raises(ProtectError, match="may not act as that role"):
+        await protect(app, "more")
+    await house.root.execute(
+        f"REVOKE CREATE ON SCHEMA fencepost FROM {house.app};"
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA fencepost FROM {house.app}"
+    )
+
+
+async def test_functions_that_a_superuser_made_before_there_was_an_owner(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    stem = await house.root.fetchval("SELECT functions FROM fencepost.protected")
+    await house.root.execute(f'ALTER FUNCTION fencepost."{stem}_upd" OWNER TO CURRENT_USER')
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    for work in (protect, unprotect):
+        with pytest.raises(ProtectError, match=r"its functions belong to postgres|may not act as both"):
+            await work(app, "orders")
+    assert (await house.command("migrate")).exit_code == 0
+    await protect(app, "orders")
+    await unprotect(app, "orders")
+
+
+async def test_only_members_of_the_owner_break_the_glass(fenced: tuple[House, Connection]) -> None:
+    house, app = fenced
+    breaking = "BEGIN; SET LOCAL fencepost.break_glass = 'INC-1: test'; UPDATE public.orders SET v = 'x'; COMMIT"
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not break the glass"):
+        await app.execute(breaking)
+    await app.execute("ROLLBACK")
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await app.execute(breaking)
+    assert await house.root.fetchval("SELECT login FROM fencepost.break_glass_log") == house.app
+
+
+async def test_the_functions_of_a_superuser_are_no_door_for_a_types_owner(house: House) -> None:
+    """The triggers run in their functions' owner's name; a cast that the key's enum gained would run there too."""
+    await upgrade(house.url)
+    app = await house.login(house.app)
+    await app.execute(
+        "CREATE TYPE public.size AS ENUM ('s', 'l'); CREATE TABLE public.shirts (size public.size PRIMARY KEY, n int);"
+        "CREATE FUNCTION public.shown(public.size) RETURNS text LANGUAGE plpgsql AS $$ BEGIN"
+        f" EXECUTE 'ALTER ROLE {house.app} SUPERUSER'; RETURN 'x'; END $$;"
+        "CREATE CAST (public.size AS text) WITH FUNCTION public.shown(public.size)"
+    )
+    await protect(house.root, "shirts")
+    for token, statement in ((101, "INSERT INTO public.shirts VALUES ('s', 1)"), (102, "DELETE FROM public.shirts")):
+        await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; {statement}; COMMIT")
+    marks = await house.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
+    assert [row[0] for row in marks] == ["shirts/s"]
+    assert await house.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", house.app) is False
+
+
+async def test_an_enum_that_is_called_like_a_type_of_postgresqls_is_no_key(house: House) -> None:
+    await upgrade(house.url)
+    await house.root.execute(
+        "CREATE TYPE public.text AS ENUM ('a');"
+        "CREATE TABLE public.t (k public.text PRIMARY KEY, v public.text NOT NULL)"
+    )
+    with pytest.raises(ProtectError, match="like one of PostgreSQL's own types"):
+        await protect(house.root, "t")
+    with pytest.raises(ProtectError, match="like one of PostgreSQL's own types"):
+        await protect(house.root, "t", scope="s/{v}")
+
+
+HIDING = """
+ALTER TABLE public.orders ENABLE ROW LEVEL SECURITY; ALTER TABLE public.orders FORCE ROW LEVEL SECURITY;
+CREATE POLICY few ON public.orders USING (id < 5)"""
+
+
+async def test_rows_that_a_policy_hides_from_an_admin_lose_no_marks_unnoticed(house: House) -> None:
+    """He may do all that the tables' owner may, and is no superuser: forced row security holds for him."""
+    assert (await house.command("migrate", "--owner", house.owner)).exit_code == 0
+    await house.root.execute(f'GRANT "{house.owner}" TO {house.admin}; GRANT {house.app} TO {house.admin}')
+    app, admin = await house.login(house.app), await house.login(house.admin)
+    await app.execute(ORDERS)
+    await protect(admin, "orders")
+    await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (6, 70)")
+    await app.execute(HIDING)
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await unprotect(admin, "orders")
+    assert "row-level security" in str(refused.value)
+    await app.execute("ALTER TABLE public.orders NO FORCE ROW LEVEL SECURITY")
+    await unprotect(admin, "orders")
+    await app.execute("DELETE FROM public.orders; INSERT INTO public.orders VALUES (6, 'back')")
+    await app.execute("ALTER TABLE public.orders FORCE ROW LEVEL SECURITY")
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await protect(admin, "orders")
+    assert "row-level security" in str(refused.value)
+    assert await house.root.fetch("SELECT * FROM fencepost.marks WHERE row_absent") == []
+    await protect(house.root, "orders")  # whom no policy holds back
+    assert await house.root.fetchval("SELECT last_fence_token FROM public.orders") == 70
+    assert await house.root.fetchval("SELECT resource FROM fencepost.marks WHERE row_absent") == "orders/1"

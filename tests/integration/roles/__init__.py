@@ -1,0 +1,1 @@
+"""Requests that run as the roles of their callers."""

@@ -1,0 +1,164 @@
+"""As which roles the gateway acts: never one that is more than a caller."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+from tests.integration.roles.conftest import GRANTED
+from tests.integration.test_lease_claims import ask, asking
+from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
+from tests.support.interleave import Connect
+from tests.support.racing import keyed, open_gateway, open_race
+
+from fencepost.fencing.problems import Problem
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.use_cases import patch
+from fencepost.storage.connections import allowed_roles
+from fencepost.storage.connections.allowed_roles import NO_LIST, AllowedRoles
+
+MADE = f"""
+{GRANTED};
+CREATE ROLE t_super SUPERUSER; CREATE ROLE t_bypass BYPASSRLS; CREATE ROLE t_plain; CREATE ROLE t_keeper;
+CREATE ROLE t_login_member; CREATE ROLE t_keeper_member; CREATE ROLE "t ""odd"" näme";
+GRANT t_super, t_bypass, t_keeper, t_keeper_member, "t ""odd"" näme", pg_read_all_data TO {LOGIN};
+GRANT SELECT, UPDATE ON orders TO "t ""odd"" näme";
+GRANT USAGE ON SCHEMA public TO "t ""odd"" näme"
+"""
+MADE_ROLES = ("t_super", "t_bypass", "t_plain", "t_keeper", "t_login_member", "t_keeper_member", 't "odd" näme')
+
+
+@pytest.fixture
+async def stage(connect: Connect, database: str) -> AsyncIterator[Acting]:
+    """Give a gateway, and roles of all kinds."""
+    race = await open_race(connect, database)
+    await race.insert(race.a, "k", 30)
+    try:
+        async with acting(race.observer, race.dsn, MADE) as stage:
+            keeper = await race.observer.fetchval(
+                "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'fencepost'"
+            )
+            await race.observer.execute("ALTER SCHEMA fencepost OWNER TO t_keeper; GRANT t_keeper TO t_keeper_member")
+            yield stage
+            await race.observer.execute(f"ALTER SCHEMA fencepost OWNER TO {keeper}")
+    finally:
+        for role in MADE_ROLES:
+            quoted = role.replace('"', '""')
+            await race.observer.execute(f'DROP OWNED BY "{quoted}"; DROP ROLE "{quoted}"')
+
+
+async def refused(gateway: Gateway, token: int = 40) -> str:
+    answer = await patch(gateway, keyed("k", token, n=1))
+    if not isinstance(answer, Problem):
+        return ""
+    assert answer.name == "FP043", answer
+    return answer.detail
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [
+        ("t_super", "superuser"),
+        ("t_bypass", "BYPASSRLS"),
+        ("pg_read_all_data", "PostgreSQL's own"),
+        (LOGIN, "may act as the login"),
+        ("t_keeper", "owner of the schema"),
+        ("t_keeper_member", "owner of the schema"),
+        ("t_plain", "GRANT t_plain TO fp_login"),
+        ("nobody", "no such role"),
+        ("none", "no such role"),
+        ("", "no such role"),
+        (WEB.upper(), "no such role"),
+        (f"{WEB}; RESET ROLE", "no such role"),
+        (f'"{WEB}"', "no such role"),
+    ],
+)
+async def test_a_role_that_is_more_than_a_caller_or_is_none_is_refused_by_name(
+    stage: Acting, role: str, reason: str
+) -> None:
+    assert reason in await refused(stage.of(role))
+    for listed in ([role], [WEB]):
+        gateway = replace(stage.of(role), roles=AllowedRoles(listed))
+        assert (reason if listed == [role] else "lists") in await refused(gateway)
+    await stage.assert_own_name()
+
+
+@pytest.mark.versions
+async def test_a_member_of_the_login_is_refused(stage: Acting) -> None:
+    await stage.owner.execute(f"GRANT {LOGIN} TO t_login_member")
+    assert "may act as the login" in await refused(stage.of("t_login_member"))
+
+
+async def test_a_role_with_any_name_may_act(stage: Acting) -> None:
+    assert await refused(stage.of('t "odd" näme')) == ""
+
+
+@pytest.mark.versions
+async def test_without_set_a_membership_is_not_enough(stage: Acting) -> None:
+    if (await stage.owner.fetchval("SHOW server_version_num")) < "160000":
+        pytest.skip("memberships have no options before PostgreSQL 16")
+    await stage.owner.execute(f"GRANT t_plain TO {LOGIN} WITH SET FALSE")
+    assert "may not act as it" in await refused(stage.of("t_plain"))
+
+
+async def test_a_role_that_is_revoked_is_refused_by_postgresql_before_the_answer_is_old(stage: Acting) -> None:
+    assert await refused(stage.of(WEB)) == ""
+    await stage.assert_own_name()  # a busy lane has its role for as long as the answer is believed
+    await stage.owner.execute(f"REVOKE {WEB} FROM {LOGIN}")
+    assert f'permission denied to set role "{WEB}"' in await refused(stage.of(WEB), 41), "asked a moment ago"
+    assert "may not act as it" in await refused(stage.of(WEB), 41)
+    await stage.owner.execute(f"GRANT {WEB} TO {LOGIN}")
+    stage.gateway.roles.forget()  # as a reload of the catalog does
+    assert await refused(stage.of(WEB), 42) == ""
+    await stage.assert_own_name()
+
+
+async def test_an_answer_is_asked_for_anew_after_a_while(stage: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await refused(stage.of("t_plain"))
+    await stage.owner.execute(f"GRANT t_plain TO {LOGIN}")
+    assert await refused(stage.of("t_plain")), "known"
+    stage.gateway.roles.forget()
+    monkeypatch.setattr(allowed_roles, "KEPT_FOR", 0.0)
+    assert await stage.gateway.roles.why_not(stage.gateway.database, "t_plain") is None
+    await stage.owner.execute(f"REVOKE t_plain FROM {LOGIN}")
+    assert await stage.gateway.roles.why_not(stage.gateway.database, "t_plain") is not None
+
+
+async def test_a_leases_claims_are_refused_too_and_a_lock_by_itself_is_none_of_the_databases(stage: Acting) -> None:
+    gateway = stage.of("t_plain")
+    with_claim = await ask(gateway, asking("a", secret="s" * 32, claims=("orders/k",)))
+    assert isinstance(with_claim, Problem)
+    assert with_claim.name == "FP043"
+    assert not isinstance(await ask(gateway, asking("a", secret="t" * 32)), Problem)
+
+
+@pytest.mark.parametrize(("listed", "problem"), [([], NO_LIST), ([NOTHING], None)])
+async def test_a_superuser_may_serve_callers_with_roles_only_with_a_list(
+    stage: Acting, database: str, listed: Sequence[str], problem: str | None
+) -> None:
+    async with open_gateway(database) as gateway:
+        assert await AllowedRoles(listed).why_not_start(gateway.database) == problem
+    assert await AllowedRoles(()).why_not_start(stage.gateway.database) is None
+
+
+@pytest.mark.parametrize(("listed", "reason"), [([], "the operator lists none"), ([WEB], None)])
+async def test_a_superuser_acts_as_no_role_without_a_list(
+    stage: Acting, database: str, listed: Sequence[str], reason: str | None
+) -> None:
+    """API keys have roles, too, and a gateway starts with keys that have none."""
+    assert await stage.gateway.roles.why_not(stage.gateway.database, WEB) is None, "a login of its own needs none"
+    async with open_gateway(database) as gateway:
+        found = await AllowedRoles(listed).why_not(gateway.database, WEB)
+    assert (found is None) if reason is None else reason in (found or "")
+
+
+@pytest.mark.parametrize("role", ["t_super", "t_bypass", "t_keeper"])
+async def test_without_its_line_such_a_role_would_act(
+    stage: Acting, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    lines = allowed_roles._WHY_NOT.splitlines()  # noqa: SLF001
+    dropped = {"t_super": "r.rolsuper", "t_bypass": "rolbypassrls", "t_keeper": "nspowner"}[role]
+    # A superuser is a member of every role.
+    kept = [line for line in lines if dropped not in line and not (role == "t_super" and "pg_has_role(r.oid" in line)]
+    monkeypatch.setattr(allowed_roles, "_WHY_NOT", "\n".join(kept))
+    assert await stage.gateway.roles.why_not(stage.gateway.database, role) is None

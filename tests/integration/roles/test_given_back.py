@@ -1,0 +1,218 @@
+"""A role never outlives its request on a connection, whatever is cancelled or broken."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import asyncpg
+import pytest
+from tests.integration.test_lease_claims import ask, asking
+from tests.scenarios.idempotency import once
+from tests.support.acting import WEB, Acting
+from tests.support.racing import Race, keyed, posted, result_of
+
+from fencepost.fencing.resource import parse_resource
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.leases.acquire import Granted
+from fencepost.gateway.read import ReadOne
+from fencepost.gateway.use_cases import explain, insert, patch, put, read_one
+from fencepost.storage.connections import roles
+from fencepost.storage.connections.connection import GatewayConnection
+
+Moment = Literal["before", "in flight", "after"]
+STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
+WAYS: dict[str, Callable[[Gateway], Awaitable[object]]] = {
+    "batched": lambda gateway: patch(gateway, keyed("k", 40, n=1)),
+    "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), once=once())),
+    "put": lambda gateway: put(gateway, keyed("new", 40, n=1)),
+    "alone": lambda gateway: insert(gateway, posted(40, {"order_id": "a"}, {"order_id": "b"})),
+    "refused": lambda gateway: patch(gateway, keyed("k", 20, n=1)),
+    "read": lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
+    "explain": lambda gateway: explain(gateway, parse_resource("orders/k")),
+    "lease": lambda gateway: ask(gateway, asking("l", secret="s" * 32, claims=("orders/k",))),
+}
+
+
+class Interrupter:
+    """Cancels the request when the n-th statement is run on a session that acts as a caller, or is about to. A batch,
+    which is a task of its own, goes on then.
+    """
+
+    request: asyncio.Future[object]
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.moment, self.seen = -1, "before", 0
+        for name in STATEMENTS:
+            real = getattr(asyncpg.Connection, name)
+            monkeypatch.setattr(GatewayConnection, name, self._interrupting(real))
+
+    def _interrupting(self, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def run(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
+            if not connection.acting:
+                return await real(connection, *args, **options)
+            mine = self.seen == self.at
+            self.seen += 1
+            if mine and self.moment == "before":
+                self.request.cancel()
+            if mine and self.moment == "in flight":
+                asyncio.get_running_loop().call_soon(self.request.cancel)
+            answer = await real(connection, *args, **options)
+            if mine and self.moment == "after":
+                self.request.cancel()
+            return answer
+
+        return run
+
+
+async def every_cancelled_request_gives_its_role_back(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, way: str, moment: Moment
+) -> None:
+    await race.insert(race.a, "k", 30)
+    interrupter, at, reached = Interrupter(monkeypatch), 0, True
+    interrupter.moment = moment
+    while reached:
+        interrupter.at, interrupter.seen = at, 0
+        interrupter.request = asyncio.ensure_future(WAYS[way](stage.of(WEB, claims='{"sub": "ann"}')))
+        await asyncio.wait([interrupter.request])
+        reached = interrupter.seen > at
+        interrupter.at = -1
+        await stage.assert_own_name()
+        at += 1
+    assert at >= 3, "a role was taken, and something done with it"
+
+
+@pytest.mark.parametrize("moment", ["before", "in flight", "after"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, way: str, moment: Moment
+) -> None:
+    await every_cancelled_request_gives_its_role_back(stage, race, monkeypatch, way, moment)
+
+
+async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_answer_stays(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await race.insert(race.a, "k", 30)
+    real = roles.give_back
+    ended = []
+    one_by_one = asyncio.Lock()  # a lane gives its role back a moment later, beside the next request
+
+    async def broken(connection: GatewayConnection) -> str | None:
+        ended.append(connection.backend.pid)
+        async with one_by_one:
+            await race.observer.execute("SELECT pg_terminate_backend($1, 5000)", connection.backend.pid)
+        return await real(connection)
+
+    monkeypatch.setattr(roles, "give_back", broken)
+    for way in ("batched", "alone", "read"):
+        answer = await WAYS[way](stage.of(WEB))
+        assert result_of(answer) in ("ok", "created"), answer  # type: ignore[arg-type]
+        await stage.assert_own_name()
+    assert len(set(ended)) == 3
+
+
+async def test_a_session_that_keeps_a_role_is_not_lent_again(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "_GIVE_BACK", "SELECT 'none', '', '', CURRENT_USER = SESSION_USER")
+    await race.insert(race.a, "k", 30)
+    for way in ("batched", "read", "lease"):
+        await WAYS[way](stage.of(WEB))
+        await stage.assert_own_name()
+
+
+@pytest.mark.parametrize("token", [40, 20])
+async def test_a_trigger_that_takes_a_role_for_the_session_leaves_none_behind(
+    stage: Acting, race: Race, token: int
+) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("""
+        CREATE FUNCTION strange() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+          PERFORM set_config('role', 'fp_other', false), set_config('request.jwt.claims', 'theirs', false);
+          RETURN NEW; END $$;
+        CREATE TRIGGER strange BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION strange()""")
+    await stage.gateway.catalog.reload()
+    for way in ("batched", "keyed", "lease"):
+        await WAYS[way](stage.of(WEB))
+        await stage.assert_own_name()
+    assert result_of(await patch(stage.of(WEB), keyed("k", token, n=1))) in ("ok", "FP001", "FP002")
+    await stage.assert_own_name()
+
+
+async def test_a_role_ends_with_a_statement_that_took_too_long(stage: Acting, race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(30); RETURN NEW; END $$;"
+        "CREATE TRIGGER slow BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    await stage.gateway.catalog.reload()
+    async with stage.gateway.database.connection() as connection:
+        await connection.execute("SET statement_timeout = '100ms'")
+    assert result_of(await patch(stage.of(WEB), keyed("k", 40, n=1))) == "57014"
+    await stage.assert_own_name()
+
+
+@pytest.mark.parametrize("token", [40, 30])
+async def test_a_batch_whose_connection_breaks_leaves_no_role_behind(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, token: int
+) -> None:
+    """Its backend is ended as the gateway, and the mark asked for as the caller."""
+    await race.insert(race.a, "k", 30)
+    real = asyncpg.Connection.fetchmany
+    broken: list[int] = []
+
+    async def break_once(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
+        if not broken:
+            broken.append(connection.backend.pid)
+            connection.terminate()
+        return await real(connection, *args, **options)
+
+    monkeypatch.setattr(GatewayConnection, "fetchmany", break_once)
+    answer = await patch(stage.of(WEB), keyed("k", token, n=7))
+    assert broken
+    assert result_of(answer) == ("ok" if token == 40 else "FP009")
+    await stage.assert_own_name()
+
+
+async def test_no_grant_keeps_the_callers_role_for_the_gateways_own_statements(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.locks.builtin.leases.LATE", -1.0)  # begin_now follows the claims
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("SELECT fencepost.issue_beyond(100)")
+    answer = await WAYS["lease"](stage.of(WEB))
+    assert isinstance(answer, Granted), answer
+    await stage.assert_own_name()
+
+
+# Mutants
+
+
+async def test_without_giving_back_the_pool_would_lend_none_of_them(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lines hold the rule: without the first one, the pool closes the connection."""
+
+    async def nothing(_connection: object) -> None:
+        return None
+
+    await race.insert(race.a, "k", 30)
+    monkeypatch.setattr(roles, "give_back", nothing)
+    await WAYS["read"](stage.of(WEB))
+    await stage.assert_own_name()
+
+
+async def test_without_both_lines_a_role_would_be_lent_to_the_next(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pretend(connection: GatewayConnection) -> None:
+        connection.acting = False
+
+    await race.insert(race.a, "k", 30)
+    monkeypatch.setattr(roles, "give_back", pretend)
+    await WAYS["read"](stage.of(WEB))
+    with pytest.raises(AssertionError):
+        await stage.assert_own_name()
+    for pool in (stage.gateway.database._pool, stage.gateway.database._batch_pool):  # noqa: SLF001
+        pool.expire()

@@ -1,0 +1,180 @@
+"""Messages of a queue in the gateway's write path: one effect and one record, whoever applies them how often (R16).
+
+A batch of them looks nothing up. The row's xmin tells whether it was written again: a transaction that was undone
+leaves none.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.integration.batched_writes.sending import together
+from tests.scenarios.idempotency import applied, audited_race, once
+from tests.support.interleave import Connect
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
+
+from fencepost.fencing.token import Rule
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.use_cases import delete, insert, patch, put
+from fencepost.gateway.writes.batched import MOST_IDEMPOTENT
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
+from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.storage.connections.connection import GatewayConnection
+from fencepost.storage.statements import idempotency
+from fencepost.storage.statements.idempotency import OF_QUEUES
+
+
+def message(name: str) -> IdempotentRequest:
+    return replace(once(name, b""), caller=OF_QUEUES, looked_up=False)
+
+
+def of_queue(key: str, token: int, name: str, **values: Any) -> KeyedWrite:
+    return replace(keyed(key, token, **values), once=message(name))
+
+
+async def _records(race: Race) -> list[str]:
+    found = await race.observer.fetch("SELECT key FROM fencepost.idempotency WHERE caller = 'queue' ORDER BY key")
+    return [row["key"] for row in found]
+
+
+async def _version(race: Race, key: str) -> Any:
+    return await race.observer.fetchval("SELECT xmin::text FROM orders WHERE order_id = $1", key)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the records of each batch that gets as far as recording."""
+    counts: list[int] = []
+    genuine = idempotency.record_many
+
+    async def counted(connection: Any, records: Sequence[Any]) -> None:
+        counts.append(len(records))
+        await genuine(connection, records)
+
+    monkeypatch.setattr(idempotency, "record_many", counted)
+    return counts
+
+
+async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
+    connect: Connect, database: str, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = await audited_race(connect, database, "strict", counting=False)
+    sent: list[str] = []
+    genuine = GatewayConnection.fetch
+
+    async def seen(self: GatewayConnection, query: str, *args: Any, **more: Any) -> Any:
+        sent.append(query)
+        return await genuine(self, query, *args, **more)
+
+    monkeypatch.setattr(GatewayConnection, "fetch", seen)
+    keys = [f"k{n:03}" for n in range(257)]
+    async with open_gateway(race.dsn) as gateway:
+        writes = (put(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in keys)
+        assert await together(*writes) == ["created"] * 257
+    assert await _records(race) == [f"id-{key}" for key in keys]
+    assert sum(batches) == 257
+    assert max(batches) > MOST_IDEMPOTENT, "what gathers while the first is in flight is one batch, of up to 256"
+    assert not [query for query in sent if "idem_begin" in query]
+
+
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
+async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_its_neighbours_land(
+    connect: Connect, database: str, rule: Rule
+) -> None:
+    race = await audited_race(connect, database, rule, counting=False)
+    for key in "abcde":
+        await race.insert(race.a, key, 30)
+    async with open_gateway(race.dsn) as gateway:
+        assert result_of(await patch(gateway, of_queue("c", 31, "id-c", n=1))) == "ok"
+        before = await _version(race, "c")
+        writes = (patch(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in "abcde")
+        answers = await asyncio.gather(*writes)
+    again = answers[2]
+    if rule == "strict":
+        assert result_of(again) == "FP002"
+    else:
+        assert isinstance(again, Replayed)
+        assert again.answer is not None
+        assert again.answer.body == b'{"order_id":"c","status":"new","n":1}'
+    assert await _version(race, "c") == before, "it was not written again"
+    assert [result_of(answer) for answer in answers if answer is not again] == ["ok"] * 4
+    assert await _records(race) == [f"id-{key}" for key in "abcde"]
+
+
+@pytest.mark.parametrize("counting", [False, True], ids=["in batches", "alone"])
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
+async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_one_record(
+    connect: Connect, database: str, rule: Rule, counting: bool
+) -> None:
+    """One waits for the row. The other one, which comes while it does, is told to come again, and then replays."""
+    race = await audited_race(connect, database, rule, counting=counting)
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        holder = await race.begin(race.a)
+        await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
+        pid = await gateway_pid(one)
+        first = await race.waits_at(pid, patch(one, of_queue("k", 31, "id-k", n=1)))
+        second = await asyncio.wait_for(patch(two, of_queue("k", 31, "id-k", n=1)), 5)
+        assert result_of(second) == "FP013", "in flight: it comes again"
+        await holder.commit()
+        assert isinstance(await first, Done)
+        before = await _version(race, "k")
+        again = await patch(two, of_queue("k", 31, "id-k", n=1))
+    assert isinstance(again, Replayed) or (rule == "strict" and result_of(again) == "FP002")
+    assert await _version(race, "k") == before
+    assert await _records(race) == ["id-k"]
+    if counting:
+        assert await applied(race) == 1
+
+
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
+async def test_consumers_that_are_let_go_at_the_same_moment_have_one_effect(
+    connect: Connect, database: str, rule: Rule
+) -> None:
+    """Nobody holds the row: whichever batch comes second meets the other's row, or its record."""
+    race = await audited_race(connect, database, rule, counting=False)
+    keys = [f"k{n}" for n in range(20)]
+    for key in keys:
+        await race.insert(race.a, key, 30)
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+        works = [patch(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in keys for gateway in (one, two)]
+        answers = await asyncio.gather(*works)
+    written = [answer for answer in answers if isinstance(answer, Done) and not isinstance(answer, Replayed)]
+    assert len(written) == len(keys)
+    assert await _records(race) == sorted(f"id-{key}" for key in keys)
+
+
+async def test_a_newer_message_of_a_row_is_not_undone_by_one_that_comes_again(connect: Connect, database: str) -> None:
+    race = await audited_race(connect, database, "epoch")
+    async with open_gateway(race.dsn) as gateway:
+        for token in (31, 32):
+            assert result_of(await patch(gateway, of_queue("k", token, f"id-{token}", n=token))) == "ok"
+        # Alone the record is looked up first; a consumer that has its answer does not care which of the two it is.
+        assert isinstance(await patch(gateway, of_queue("k", 31, "id-31", n=31)), Replayed)
+    row = await race.row("k")
+    assert row is not None
+    assert (row["n"], row["last_fence_token"]) == (32, 32)
+    assert await applied(race) == 2
+
+
+async def test_every_verb_of_a_row_records_its_message(connect: Connect, database: str) -> None:
+    race = await audited_race(connect, database, "strict", counting=False)
+    async with open_gateway(race.dsn) as gateway:
+        posting = replace(posted(31, {"order_id": "p"}), once=message("1-post"))
+        assert result_of(await insert(gateway, posting)) == "created"
+        assert result_of(await put(gateway, of_queue("p", 32, "2-put", n=1))) == "ok"
+        assert result_of(await patch(gateway, of_queue("p", 33, "3-patch", n=2))) == "ok"
+        removing = replace(keyed("p", 34), body=None, once=message("4-delete"))
+        assert result_of(await delete(gateway, removing)) == "ok"
+        assert result_of(await patch(gateway, of_queue("p", 35, "5-refused", n=2))) != "ok"
+    assert await _records(race) == ["1-post", "2-put", "3-patch", "4-delete"], "what is refused is not recorded here"
+
+
+async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, database: str) -> None:
+    race = await audited_race(connect, database, "strict", counting=False)
+    async with open_gateway(race.dsn) as gateway:
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once("same")))) == "ok"
+        assert result_of(await patch(gateway, of_queue("k", 32, "same", n=2))) == "ok"
+    found = await race.observer.fetch("SELECT caller FROM fencepost.idempotency ORDER BY caller")
+    assert [row["caller"] for row in found] == ["", "queue"]

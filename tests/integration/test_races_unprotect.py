@@ -1,0 +1,268 @@
+"""`unprotect` commits, and a gateway that has not heard of it sends a write or a claim: it is refused (R13).
+
+Accepted, its mark would be in the row's column only, which is no mark any more: `unprotect` has written the older one
+down, and the row may be gone before the table is protected again. `late`: the request comes after the commit.
+`waiting`: it has come before, found the table protected, and waits for a lock that `unprotect` has.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
+from tests.integration.test_mutants import mutate
+from tests.scenarios.idempotency import once
+from tests.scenarios.races import assert_seen
+from tests.support.interleave import Connect, blocks_another_session
+from tests.support.racing import (
+    NEW,
+    Race,
+    body,
+    keyed,
+    open_gateway,
+    open_race,
+    outcome,
+    posted,
+    result_of,
+    rows_patch,
+)
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import parse_resource
+from fencepost.fencing.token import Rule, Token
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done
+from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, patch_rows, put
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.storage.demo import LEASES_BEGIN
+from fencepost.storage.protecting.protect import plan_unprotect, protect, unprotect
+from fencepost.storage.statements import many
+from fencepost.storage.statements.mark import Mark, mark_of
+from fencepost.storage.statements.parameters import TOKEN
+from fencepost.storage.statements.row_sql import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fencepost.storage.tables.catalog import ProtectedTable
+
+SCOPED = "customer/{customer}"
+Request = Callable[[Gateway], Awaitable[Any]]
+When = Callable[[Race, Gateway, Request], Awaitable[Any]]
+
+
+def claiming(resource: str) -> Claim:
+    return Claim(parse_resource(resource), Token(100))
+
+
+def matching(**values: object) -> FilteredWrite:
+    return FilteredWrite("orders", NEW, Token(100), body=body(**values) if values else None)
+
+
+def together(use: Callable[[Gateway, Any], Awaitable[Any]], **values: int) -> Request:
+    """Send three at once, which share batches; give back the answer to the first one."""
+
+    async def send(gateway: Gateway) -> Any:
+        return (await asyncio.gather(*(use(gateway, keyed(key, 100, "orders", **values)) for key in "kmn")))[0]
+
+    return send
+
+
+REQUESTS: dict[str, Request] = {
+    "claim": lambda g: claim(g, claiming("orders/k")),
+    "claim of a key without a row": lambda g: claim(g, claiming("orders/none")),
+    "claim with an Idempotency-Key": lambda g: claim(g, replace(claiming("orders/k"), once=once("c"))),
+    "lease with a claim": lambda g: ask(g, asking("x", secret="new", claims=("orders/k",))),
+    "lease with a claim of a key without a row": lambda g: ask(g, asking("x", secret="s", claims=("orders/none",))),
+    "PATCH": lambda g: patch(g, keyed("k", 100, n=1)),
+    "PATCH of nothing": lambda g: patch(g, keyed("k", 100)),
+    "PATCH with an Idempotency-Key": lambda g: patch(g, replace(keyed("k", 100, n=1), once=once("p"))),
+    "PATCH in a batch": together(patch, n=1),
+    "PATCH by a filter": lambda g: patch_many(g, matching(n=1)),
+    "PATCH with an array": lambda g: patch_rows(g, rows_patch(100, {"order_id": "k", "n": 1})),
+    "PUT": lambda g: put(g, keyed("k", 100, n=1)),
+    "PUT in a batch": together(put, n=1),
+    "PUT of a new row": lambda g: put(g, keyed("none", 100, n=1)),
+    "POST": lambda g: insert(g, posted(100, {"order_id": "none"})),
+    "POST of rows": lambda g: insert(g, posted(100, {"order_id": "none"}, {"order_id": "none2"})),
+    "DELETE": lambda g: delete(g, keyed("k", 100)),
+    "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), once=once("d"))),
+    "DELETE in a batch": together(delete),
+    "DELETE by a filter": lambda g: delete_many(g, matching()),
+}
+NO_SCOPE = "claim of a scope"
+"""Its name is no table's, and by then no scope's."""
+OF_SCOPES: dict[str, Request] = {
+    NO_SCOPE: lambda g: claim(g, claiming("customer/1")),
+    "PATCH": REQUESTS["PATCH"],
+    "DELETE": REQUESTS["DELETE"],
+    "DELETE by a filter": REQUESTS["DELETE by a filter"],
+    "POST": lambda g: insert(g, posted(100, {"order_id": "none", "customer": 1})),
+}
+ROWS = "SELECT array_agg(r::text ORDER BY order_id) FROM public.orders r"
+
+
+async def a_race(connect: Connect, dsn: str, rule: Rule = "strict", scope: str | None = None) -> Race:
+    race = await open_race(connect, dsn, rule)
+    await race.observer.execute("ALTER TABLE public.orders ADD customer int NOT NULL DEFAULT 1")
+    await race.observer.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)
+    for key in "kmn":
+        await race.insert(race.a, key, 30)
+    if scope is not None:
+        await protect(race.observer, "orders", scope=scope)
+    return race
+
+
+@asynccontextmanager
+async def unprotecting(race: Race) -> "AsyncIterator[None]":
+    """Unprotect the table in the connection c; it commits at the end of the block."""
+    plan = await plan_unprotect(race.observer, "orders")
+    async with race.c.transaction():
+        for statement in plan.statements:
+            await race.c.execute(statement)
+        yield
+
+
+async def late(race: Race, gateway: Gateway, request: Request) -> Any:
+    await unprotect(race.observer, "orders")
+    return await request(gateway)
+
+
+async def waiting(race: Race, gateway: Gateway, request: Request) -> Any:
+    async with unprotecting(race):
+        asked = asyncio.ensure_future(request(gateway))
+        await blocks_another_session(race.c, race.observer)
+    return await asked
+
+
+async def is_refused(race: Race, when: When, request: Request, code: str = "FP005") -> None:
+    """Send the request, which is refused and leaves no trace."""
+    before = await race.observer.fetchval(ROWS)
+    async with open_gateway(race.dsn) as gateway:  # it listens to nothing
+        answer = await when(race, gateway, request)
+    assert isinstance(answer, Problem), answer
+    assert answer.name == code, answer
+    assert await race.observer.fetchval(ROWS) == before
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 0
+    assert await race.observer.fetchval("SELECT coalesce(max(last_fence_token), 30) FROM fencepost.marks") == 30
+    assert await nothing_was_granted(race)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("when", [late, waiting], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_request_that_unprotect_overtakes_is_refused(
+    name: str, when: When, connect: Connect, database: str
+) -> None:
+    await is_refused(await a_race(connect, database), when, REQUESTS[name])
+
+
+@pytest.mark.parametrize("when", [late, waiting], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("name", ["claim", "PATCH", "PATCH by a filter", "DELETE", "DELETE by a filter"])
+async def test_under_epoch_too(name: str, when: When, connect: Connect, database: str) -> None:
+    await is_refused(await a_race(connect, database, "epoch"), when, REQUESTS[name])
+
+
+@pytest.mark.parametrize("when", [late, waiting], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("name", OF_SCOPES)
+async def test_of_scopes_too(name: str, when: When, connect: Connect, database: str) -> None:
+    code = "FP007" if name == NO_SCOPE else "FP005"
+    await is_refused(await a_race(connect, database, scope=SCOPED), when, OF_SCOPES[name], code)
+
+
+async def delete_waits_for_unprotect(race: Race) -> None:
+    """In a session that has called the table's function before, it is found without a look at the table."""
+    await race.delete(race.a, "m", 31)
+    async with unprotecting(race):
+        deleting = await race.waits(race.a, outcome(race.delete(race.a, "k", 100)))
+    assert await deleting == "FP000"
+    assert await race.live_mark("k") == 30
+
+
+@pytest.mark.versions
+async def test_a_delete_looks_once_it_has_the_tables_lock(connect: Connect, database: str) -> None:
+    await delete_waits_for_unprotect(await a_race(connect, database))
+
+
+async def no_accepted_claim_is_forgotten(race: Race) -> None:
+    """Whatever the owner does to the row while nothing protects it."""
+    async with open_gateway(race.dsn) as gateway:
+        await unprotect(race.observer, "orders")
+        claimed = await claim(gateway, claiming("orders/k"))
+        await race.observer.execute("DELETE FROM public.orders WHERE order_id = 'k'")
+        await protect(race.observer, "orders")
+        await gateway.catalog.reload()
+        older = await put(gateway, keyed("k", 50, status="late"))
+        assert (isinstance(claimed, Done), result_of(older)) in {(False, "created"), (True, "FP001")}
+
+
+async def test_no_claim_that_was_accepted_is_forgotten(connect: Connect, database: str) -> None:
+    await no_accepted_claim_is_forgotten(await a_race(connect, database))
+
+
+# Mutants
+
+
+def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a table's check lets pass, whether or not a trigger has judged it."""
+
+    def mutant(table: "ProtectedTable") -> Mark:
+        return mark_of(table)._replace(stored=((MARK, str(TOKEN)),))
+
+    monkeypatch.setattr("fencepost.storage.statements.keyed.mark_of", mutant)
+    monkeypatch.setattr("fencepost.storage.statements.many.mark_of", mutant)
+
+
+MUTABLE = [
+    "claim",
+    "lease with a claim",
+    "PATCH",
+    "PATCH in a batch",
+    "PATCH by a filter",
+    "PATCH with an array",
+    "PUT",
+]
+
+
+@pytest.mark.parametrize("name", MUTABLE)
+async def test_a_token_that_is_stored_as_it_is_would_be_accepted(
+    name: str, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = await a_race(connect, database)
+    the_token_is_stored_as_it_is(monkeypatch)
+    with pytest.raises(AssertionError):
+        await is_refused(race, late, REQUESTS[name])
+
+
+async def test_and_then_a_claim_would_be_forgotten(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = await a_race(connect, database)
+    the_token_is_stored_as_it_is(monkeypatch)
+    await assert_seen(no_accepted_claim_is_forgotten, race)
+
+
+async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = await a_race(connect, database)
+    monkeypatch.setattr(many, "_watched", lambda _table: "")
+    with pytest.raises(AssertionError):
+        await is_refused(race, waiting, REQUESTS["DELETE by a filter"])
+
+
+async def test_a_delete_that_looks_before_it_has_the_lock_would_leave_no_mark(connect: Connect, database: str) -> None:
+    race = await a_race(connect, database)
+    stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
+    function = f'fencepost."{stem}_delete"(text, bigint, boolean)'
+    await mutate(
+        race,
+        function,
+        "IF NOT EXISTS (SELECT FROM fencepost.protected",
+        "IF false AND NOT EXISTS (SELECT FROM fencepost.protected",
+    )
+    await assert_seen(delete_waits_for_unprotect, race)

@@ -1,0 +1,184 @@
+"""Messages that come again when their records are old: none is forgotten that is needed, and nothing happens twice."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.consuming import (
+    Queue,
+    both_applied_and_not_done,
+    consumed,
+    make_tables,
+    opened,
+    token,
+    write,
+    wrong_effects,
+)
+from tests.support.interleave import Connect, Connection
+
+from fencepost.consuming import consumer
+from fencepost.fencing.token import Rule
+from fencepost.queues.partitioner import partition_of
+from fencepost.queues.registry import DEFAULT
+from fencepost.storage.leases import sources
+from fencepost.storage.queues import progress, table_log
+from fencepost.storage.statements import idempotency
+from fencepost.testing.servers.waiting import eventually
+
+DAY = 86_400.0
+AGE = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days'"
+AGE_MESSAGES = "UPDATE fencepost.queued SET appended_at = appended_at - interval '2 days'"
+KEPT = "SELECT count(*) FROM fencepost.idempotency WHERE caller = 'queue'"
+COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> Connection:
+    return await connect()
+
+
+async def grown_old(owner: Connection) -> int:
+    """Have all records be two days old, and forget those older than one; how many of messages are left."""
+    await owner.execute(AGE)
+    await idempotency.prune(owner, DAY)
+    left: int = await owner.fetchval(KEPT)
+    return left
+
+
+async def committed_is_known(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a consumer ask the log what it has committed."""
+
+    async def known() -> bool:
+        return bool(await queue.owner.fetchval(COMMITTED))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer, "COMMITTED_EVERY", 0.05)
+        async with consumed(queue):
+            await eventually(known, what="what is committed")
+
+
+async def given_again(queue: Queue, *messages: str) -> None:
+    """Put messages back into the log that it has given before: as `queued` was when this was read."""
+    for each in messages:
+        await queue.owner.execute(
+            "INSERT INTO fencepost.queued SELECT (jsonb_populate_record(NULL::fencepost.queued, $1::text::jsonb)).*",
+            each,
+        )
+
+
+async def queued(queue: Queue) -> list[str]:
+    rows = await queue.owner.fetch("SELECT to_jsonb(q)::text AS row FROM fencepost.queued q ORDER BY position")
+    return [row["row"] for row in rows]
+
+
+@pytest.mark.parametrize("rule", ["strict", "epoch"])
+async def test_a_record_stays_while_its_message_may_come_again(
+    database: str, owner: Connection, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_tables(owner, rule=rule, effects=True)
+    async with opened(database, owner) as queue:
+        await queue.append(*(write("orders/k1", body={"n": n}) for n in (1, 2)))
+        with monkeypatch.context() as patched:
+            patched.setattr(consumer, "COMMITTED_EVERY", 0.05)  # it knows what is committed, and that these are not
+            await both_applied_and_not_done(queue, monkeypatch)
+        assert await grown_old(owner) == 2
+        async with consumed(queue):
+            await queue.empty()
+        assert await queue.letters() == {}
+    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+
+
+async def test_a_record_goes_when_the_log_has_committed_its_message(
+    database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_tables(owner)
+    async with opened(database, owner) as queue:
+        await queue.append(write("orders/k1", body={"n": 1}))
+        async with consumed(queue):
+            await queue.empty()
+        assert await grown_old(owner) == 1, "nobody has said that it is committed"
+        await committed_is_known(queue, monkeypatch)
+        assert await grown_old(owner) == 0
+
+
+@pytest.mark.parametrize("forgotten", ["both", "the last"])
+async def test_what_comes_again_after_its_record_was_forgotten_is_no_dead_letter(
+    database: str, owner: Connection, forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a consumer that took it a day ago, for example. The mark says it of the last, the log's word of the others."""
+    await make_tables(owner, effects=True)
+    async with opened(database, owner) as queue:
+        await queue.append(*(write("orders/k1", body={"n": n}) for n in (1, 2)))
+        taken = await queued(queue)
+        async with consumed(queue):
+            await queue.empty()
+        if forgotten == "both":
+            await committed_is_known(queue, monkeypatch)
+            assert await grown_old(owner) == 0
+        else:
+            await owner.execute("DELETE FROM fencepost.idempotency WHERE key LIKE '%.1.%'")
+        await given_again(queue, *taken)
+        async with consumed(queue):
+            await queue.empty()
+        assert await queue.letters() == {}
+        assert await queue.log.dead.count() == 0
+    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+
+
+async def test_an_append_that_was_under_way_when_the_log_was_asked_is_not_taken_for_decided(
+    connect: Connect, database: str, owner: Connection
+) -> None:
+    """The log counts an offset that is drawn and not committed; its message is old when a consumer gets it."""
+    await make_tables(owner)
+    async with opened(database, owner) as queue:
+        await queue.append(write("orders/k0", body={"n": 1}))
+        async with consumed(queue):
+            await queue.empty()
+        generation = await owner.fetchval("SELECT generation FROM fencepost.source_bounds($1)", DEFAULT)
+        message, appending = write("orders/k1", body={"n": 7}), await connect()
+        partition = partition_of(message.key, table_log.PARTITIONS)
+        async with appending.transaction():
+            row = table_log.MessageRow(partition, message.key, message.headers, message.value)
+            (offset,) = await table_log.append(appending, [row])
+            below = await table_log.decided(owner)
+            assert below[partition] == offset + 1, "this is what must do no harm"
+            await progress.note_committed(owner, DEFAULT, generation, below)
+        await owner.execute(AGE_MESSAGES)
+        async with consumed(queue):
+            await queue.empty()
+        assert await queue.n("k1") == 7
+
+
+async def test_an_old_message_with_a_key_of_its_client_is_applied_once(
+    database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer under the client's key was forgotten; that of the message was not."""
+    await make_tables(owner, rule="epoch", source="external", effects=True)
+    async with opened(database, owner) as queue:
+        messages = (write("orders/k1", body={"n": n}, token=token(5), idempotency_key=b"key-%d" % n) for n in (1, 2))
+        await queue.append(*messages)
+        await both_applied_and_not_done(queue, monkeypatch)
+        assert await grown_old(owner) == 2
+        assert await owner.fetchval("SELECT count(*) FROM fencepost.idempotency WHERE caller = ''") == 0
+        await owner.execute(AGE_MESSAGES)
+        async with consumed(queue):
+            await queue.empty()
+    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+
+
+async def test_what_a_restored_log_gives_again_in_a_new_generation_finds_its_record(
+    database: str, owner: Connection
+) -> None:
+    """With a nonce and without: the id of a message without one is made of what it says, and when it was appended."""
+    await make_tables(owner, effects=True)
+    async with opened(database, owner) as queue:
+        plain = write("orders/k2", body={"n": 2})
+        await queue.append(write("orders/k1", body={"n": 1}), replace(plain, headers=plain.headers[:-1]))
+        taken = await queued(queue)
+        async with consumed(queue):
+            await queue.empty()
+        await sources.raise_source(owner, DEFAULT, "restored, in a test")
+        await given_again(queue, *taken)
+        async with consumed(queue):
+            await queue.empty()
+        assert await queue.states() == {"applied": 2}
+    assert not await wrong_effects(owner, {"orders/k1": [1], "orders/k2": [2]})

@@ -1,0 +1,65 @@
+"""docs/model.md is what the model says, and the model's rules are those of docs/rules.md. This needs no SPIN."""
+
+import re
+from pathlib import Path
+
+from model.checks import HOLDING, LARGE, OUTSIDE, SWITCHES
+from model.page import PAGE, counterexamples, part_of, switches
+from model.trails import KEPT, kept
+
+ROOT = Path(__file__).parents[2]
+TEXT = PAGE.read_text("utf-8")
+SECTION = re.compile(r"^## R([0-9]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+RULES = dict(SECTION.findall((ROOT / "docs/rules.md").read_text("utf-8")))
+SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "model").rglob("*.pml")}
+
+
+def test_each_rule_can_be_switched_off_or_is_outside_for_a_reason() -> None:
+    covered = {switch.rule for switch in SWITCHES}
+    assert covered | OUTSIDE.keys() == {int(number) for number in RULES}
+    assert covered & OUTSIDE.keys() == set()
+
+
+def test_a_rule_has_a_link_to_its_counterexample_iff_it_can_be_switched_off() -> None:
+    linked = {int(number) for number, text in RULES.items() if f"(model.md#r{number})" in text}
+    assert linked == {switch.rule for switch in SWITCHES}
+
+
+def test_the_switches_are_those_of_the_scenes() -> None:
+    in_scenes = {name for text in SOURCES.values() for name in re.findall(r"\bNO_(R\d+(?:_[A-Z]+)?)\b", text)}
+    assert in_scenes == {switch.name for switch in SWITCHES}
+
+
+def test_rules_that_scenes_name_exist() -> None:
+    named = {number for text in SOURCES.values() for number in re.findall(r"(?<![\w.])R(\d+)\b", text)}
+    assert named <= RULES.keys()
+    assert len(named) > 10
+
+
+def test_the_made_parts_are_up_to_date() -> None:
+    assert part_of(TEXT, "switches") == switches(), "model/run --write"
+    assert part_of(TEXT, "counterexamples") == counterexamples(), "model/run --write"
+
+
+def test_the_figures_are_of_all_scenes() -> None:
+    rows = part_of(TEXT, "figures").splitlines()[2:]
+    named = ["`" + "` `-D".join((check.scene, *check.defines)) + "`" for check in HOLDING]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == named
+    scenes = {path.stem for path in SOURCES if path.parent.name == "scenes"}
+    assert scenes == {check.scene for check in HOLDING} >= {check.scene for check in LARGE}
+    table = TEXT.partition("## What is in it")[2].partition("## What is checked")[0]
+    assert set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE)) - {"scene"} == scenes
+
+
+def test_each_switch_has_a_counterexample_and_there_is_no_other() -> None:
+    assert {path.stem for path in KEPT.iterdir()} == {switch.name for switch in SWITCHES}
+    for switch in SWITCHES:
+        assert kept(switch).splitlines()[-1].startswith("spin: "), switch.name
+
+
+def test_each_step_is_in_the_table_of_what_it_stands_for() -> None:
+    table = TEXT.partition("## Which code a step stands for")[2].partition("\n## ")[0]
+    steps = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])}
+    inlines = {name for text in SOURCES.values() for name in re.findall(r"^inline (\w+)", text, re.MULTILINE)}
+    assert inlines <= steps, "docs/model.md: say which statement or function it stands for"
+    assert steps - inlines <= {"Pruner", "Gateway", "Failover"}, "a step that is in no scene any more"

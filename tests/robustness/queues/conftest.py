@@ -1,0 +1,29 @@
+"""The storms' launcher: consumers and gateways start in a tenth of a second."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.robustness.queues.log_servers import KINDS, THREE
+
+from fencepost.testing.servers.launcher import Launcher
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """Run one for the session."""
+    with Launcher() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Name each kind of log."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(params=[*KINDS, THREE])
+def storm_kind(request: pytest.FixtureRequest) -> str:
+    """Name each kind of log, and a cluster of it that outlives one of its servers."""
+    found: str = request.param
+    return found

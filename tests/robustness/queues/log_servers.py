@@ -1,0 +1,71 @@
+"""The servers of a queue's log, each of which can be killed."""
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conformance.queues.kafka_bench import make_topic, url_of
+from tests.conformance.queues.kafka_secured import secured_broker
+from tests.conformance.redis_bench import DURABLE, redis_server
+from tests.support.certificates import self_signed
+
+from fencepost.testing.servers.kafka import Kafka
+from fencepost.testing.servers.lock_services import redis
+from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.server import Server
+
+PARTITIONS = 6
+THREE = "kafka-three"
+"""Kafka with three brokers, of which any two serve."""
+KINDS = ("postgres", "kafka", "redis")
+"""One of each log; postgres: the database itself is the log."""
+SECURED = ("kafka-secured", "redis-secured")
+"""Servers that take TLS only; Kafka's with a user and a password, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogServers:
+    """`queue`: the name of the queue; `url`: as FENCEPOST_QUEUES has it. `servers`: what can be killed, by name.
+    `spare`: how many of them may be away while the others serve.
+    """
+
+    queue: str
+    url: str | None = None
+    servers: dict[str, Server] = field(default_factory=dict)
+    kafka: Kafka | None = None
+    spare: int = 0
+
+
+async def log_servers(kind: str, directory: Path, stack: ExitStack) -> LogServers:
+    """Run what a log of this kind needs; `stack` ends it."""
+    if kind == "postgres":
+        return LogServers("postgres:default")
+    if kind == "redis":
+        service = redis(directory / "redis")
+        stack.callback(service.server.crash)
+        service.server.start()
+        await service.server.serves()
+        url = f"{service.url.removesuffix('/0')}/orders?partitions={PARTITIONS}"
+        return LogServers("redis:orders", url, {"redis": service.server})
+    if kind == "redis-secured":
+        certificate, port = self_signed(directory), free_port()
+        pair = ("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem")))
+        options = ("--tls-port", str(port), "--tls-auth-clients", "no", *pair)
+        stack.enter_context(redis_server(directory / "redis", free_port(), *DURABLE, *options))
+        return LogServers("redis:orders", f"rediss://127.0.0.1:{port}/orders?ca={certificate}")
+    if kind == "kafka-secured":
+        secured = stack.enter_context(secured_broker(directory))
+        await asyncio.to_thread(secured.make_topic, "orders", PARTITIONS)
+        return LogServers("kafka:orders", secured.url("orders", "SCRAM-SHA-512"))
+    return await _kafka(directory / "kafka", stack, 3 if kind == THREE else 1)
+
+
+async def _kafka(directory: Path, stack: ExitStack, nodes: int) -> LogServers:
+    kafka = stack.enter_context(Kafka(directory, nodes))
+    everywhere = [[(first + next_) % nodes + 1 for next_ in range(nodes)] for first in range(PARTITIONS)]
+    in_sync = nodes // 2 + 1
+    config = {"min.insync.replicas": str(in_sync)}
+    await asyncio.to_thread(make_topic, kafka, "orders", PARTITIONS, config, everywhere)
+    servers = {f"broker-{each.node}": each.server for each in kafka.brokers}
+    return LogServers("kafka:orders", url_of(kafka, "orders"), servers, kafka, spare=nodes - in_sync)

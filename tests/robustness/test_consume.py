@@ -1,0 +1,221 @@
+"""Processes of `fencepost consume` that are killed, paused and ended: each acknowledged message has one effect, in
+the order of its resource. The oracle is a trigger's log in the database.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
+from tests.support.interleave import Connect, Connection
+
+from fencepost.queues.postgres.consumer import TTL
+from fencepost.queues.registry import DEFAULT
+from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import eventually
+
+pytestmark = pytest.mark.long("storms")
+
+RESOURCES = 40
+
+
+class Consumers:
+    """Processes of `fencepost consume`, by their members' names."""
+
+    def __init__(self, database: str, directory: Path) -> None:
+        self.database = database
+        self.directory = directory
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, member: str, *arguments: str) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
+        with (self.directory / member).open("a") as errors:
+            self.processes[member] = subprocess.Popen(
+                [sys.executable, "-m", "fencepost", "consume", DEFAULT, "--member", member, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment | {"FENCEPOST_DATABASE_URL": self.database},
+            )
+        return self.processes[member]
+
+    async def begun(self, member: str) -> None:
+        """Wait until it consumes."""
+        output = self.processes[member].stdout
+        assert output is not None
+        line = await asyncio.wait_for(asyncio.to_thread(output.readline), 60)
+        assert f"{DEFAULT}" in line, (self.directory / member).read_text()
+
+    def kill(self, member: str) -> None:
+        process = self.processes.pop(member)
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def end(self) -> None:
+        for member in list(self.processes):
+            if self.processes[member].poll() is None:
+                os.kill(self.processes[member].pid, signal.SIGCONT)
+            self.kill(member)
+
+
+@asynccontextmanager
+async def consumers(database: str, directory: Path) -> AsyncIterator[Consumers]:
+    running = Consumers(database, directory)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.fixture
+async def queue(database: str, connect: Connect) -> AsyncIterator[Queue]:
+    """Give the queue, with an oracle, and without a consumer."""
+    owner = await connect()
+    await make_tables(owner, effects=True)
+    async with opened(database, owner) as queue:
+        yield queue
+
+
+async def _submit(queue: Queue, numbers: range, expected: dict[str, list[int]]) -> None:
+    messages = []
+    for number in numbers:
+        resource = f"orders/k{random.randrange(RESOURCES)}"
+        expected[resource].append(number)
+        messages.append(write(resource, body={"n": number}))
+    await queue.append_at_once(messages)
+
+
+def _is_a_worker(pid: int) -> bool:
+    return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def _owners(owner: Connection) -> set[str]:
+    rows = await owner.fetch("SELECT member FROM fencepost.queue_owners WHERE until > clock_timestamp()")
+    return {row["member"] for row in rows if row["member"] is not None}
+
+
+async def test_consumers_that_are_killed_at_random_leave_one_effect_of_each_message(
+    queue: Queue, database: str, tmp_path: Path
+) -> None:
+    expected: dict[str, list[int]] = defaultdict(list)
+    async with consumers(database, tmp_path) as running:
+        for member in ("a", "b"):
+            running.start(member)
+            await running.begun(member)
+        for round_ in range(6):
+            await _submit(queue, range(round_ * 500 + 1, round_ * 500 + 501), expected)
+            member = random.choice("ab")
+            running.kill(member)
+            running.start(member)
+            await running.begun(member)
+        await queue.empty(120)
+    assert not await wrong_effects(queue.owner, expected)
+    assert await queue.states() == {"applied": 3000}
+
+
+async def test_a_consumer_that_was_paused_past_its_partitions_applies_nothing_twice(
+    queue: Queue, database: str, tmp_path: Path
+) -> None:
+    expected: dict[str, list[int]] = defaultdict(list)
+    async with consumers(database, tmp_path) as running:
+        paused = running.start("a")
+        await running.begun("a")
+        await _submit(queue, range(1, 2001), expected)
+
+        async def some_applied() -> bool:
+            return bool(await queue.owner.fetchval("SELECT count(*) > 50 FROM public.effects"))
+
+        await eventually(some_applied, what="the first effects")
+        os.kill(paused.pid, signal.SIGSTOP)
+        left = await queue.owner.fetchval("SELECT count(*) FROM fencepost.queued")
+        assert left > 0, "it was paused with messages in hand"
+        running.start("b")
+        await running.begun("b")
+
+        async def taken_over() -> bool:
+            return await _owners(queue.owner) == {"b"}
+
+        await eventually(taken_over, within=3 * TTL, what="b has all partitions")
+        await queue.empty(60)
+        os.kill(paused.pid, signal.SIGCONT)
+        await _submit(queue, range(2001, 2501), expected)
+        await queue.empty(60)
+    assert not await wrong_effects(queue.owner, expected)
+
+
+async def test_sigterm_leaves_nothing_half_done_and_the_partitions_at_once(
+    queue: Queue, database: str, tmp_path: Path
+) -> None:
+    expected: dict[str, list[int]] = defaultdict(list)
+    async with consumers(database, tmp_path) as running:
+        process = running.start("a")
+        await running.begun("a")
+        await _submit(queue, range(1, 1001), expected)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await _owners(queue.owner) == set()
+        undone = await queue.owner.fetchval("SELECT count(*) FROM fencepost.queued")
+        effects = await queue.owner.fetchval("SELECT count(*) FROM public.effects")
+        assert undone + effects == 1000, "what was applied was said to be done"
+        running.start("b")
+        await running.begun("b")
+        await queue.empty(60)
+    assert not await wrong_effects(queue.owner, expected)
+
+
+async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
+    queue: Queue, database: str, tmp_path: Path
+) -> None:
+    expected: dict[str, list[int]] = defaultdict(list)
+    async with consumers(database, tmp_path) as running:
+        parent = running.start("a", "--workers", "2")
+        await running.begun("a")
+
+        async def both() -> bool:
+            return await _owners(queue.owner) == {"a-1", "a-2"}
+
+        await eventually(both, within=60, what="both have partitions")
+        await _submit(queue, range(1, 501), expected)
+        workers = [pid for pid in descendants(parent.pid) if _is_a_worker(pid)]
+        os.kill(workers[0], signal.SIGKILL)
+        await _submit(queue, range(501, 1001), expected)
+        await queue.empty(60)
+        await eventually(both, within=60, what="both have partitions again")
+        parent.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(parent.wait, 30) == 0
+    assert not await wrong_effects(queue.owner, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kafka:none",), "kafka:none is not configured here"),
+        (("postgres:other",), "'postgres:other' is no queue"),
+        ((DEFAULT, "--queues", "nats://h/x"), "nats:// is no queue"),
+        ((DEFAULT, "--database-url", "postgresql://me@127.0.0.1:1/db"), "cannot connect to PostgreSQL"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_clear_line(arguments: tuple[str, ...], said: str, database: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "fencepost", "consume", *arguments],
+        env=environment | {"FENCEPOST_DATABASE_URL": database},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr

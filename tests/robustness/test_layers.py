@@ -1,0 +1,20 @@
+"""A lock, a queue and a fence together, and with each of them off: docs/combining.md, run again by another seed."""
+
+import asyncio
+
+import pytest
+from benchmarks.layers.__main__ import measure_all, services
+from benchmarks.layers.layers import COMBINATIONS
+from benchmarks.layers.report import broken
+
+from fencepost.testing.servers.lock_services import MissingServerError
+
+
+@pytest.mark.long("storms")
+def test_each_layer_that_is_off_lets_through_what_the_page_says(seed: int) -> None:
+    try:
+        with services() as running:
+            rows = asyncio.run(measure_all(running, COMBINATIONS, seed))
+    except MissingServerError as missing:
+        pytest.skip(str(missing))
+    assert broken(rows) == [], f"FENCEPOST_STORM_SEED={seed} {rows}"

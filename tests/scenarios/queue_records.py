@@ -1,0 +1,92 @@
+"""Records of messages (R16): which may be forgotten, and which are needed. See queues.py."""
+
+from tests.scenarios.queues import QueueScenario
+from tests.support.interleave import Connect, Connection, start
+
+from fencepost.storage.leases import sources
+from fencepost.storage.queues import progress
+from fencepost.storage.statements import idempotency
+
+DAY = 86_400.0
+COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"
+RECORD = """
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer, created_at)
+VALUES ('queue', $1, convert_to($1::text, 'UTF8'), 200, '{}', '', now() - interval '2 days')"""
+IDS = ["kafka:a.b.0.4.0123456789abcdef", "kafka:a.b.0.5.0123456789abcdef", "kafka:a.b.1.9.0123456789abcdef"]
+LEFT = "SELECT array_agg(key ORDER BY key) FROM fencepost.idempotency"
+
+
+async def looked_at(connection: Connection, incarnation: str, *ends: int) -> int:
+    """Have a consumer look at the log for the first time in a generation."""
+    epochs = [None] * len(ends)
+    again = await progress.check(connection, "kafka:a.b", incarnation, ends, epochs)
+    found = await progress.check(connection, "kafka:a.b", incarnation, ends, epochs, before=again.recorded)
+    assert found.verdict == "ok"
+    return found.generation
+
+
+async def records_go_when_they_are_committed_and_not_before(connect: Connect) -> None:
+    a = await connect()
+    await progress.register(a, "kafka:a.b")
+    for each in IDS:
+        await a.execute(RECORD, each)
+    generation = await looked_at(a, "x", 9, 10)
+    assert await idempotency.prune(a, DAY) == 0, "it is not known what is committed"
+    await progress.note_committed(a, "kafka:a.b", generation, [5, 9])
+    assert await idempotency.prune(a, DAY) == 1
+    assert await a.fetchval(LEFT) == IDS[1:]
+    assert await progress.is_committed(a, "kafka:a.b", generation, 0, 4)
+    assert not await progress.is_committed(a, "kafka:a.b", generation, 0, 5)
+
+
+async def what_is_committed_rises_only_and_not_above_the_end(connect: Connect) -> None:
+    a = await connect()
+    await progress.register(a, "kafka:a.b")
+    generation = await looked_at(a, "x", 9, 10)
+    await progress.note_committed(a, "kafka:a.b", generation, [100, 4])
+    await progress.note_committed(a, "kafka:a.b", generation, [0, 0])
+    found = [await progress.is_committed(a, "kafka:a.b", generation, *at) for at in ((0, 8), (0, 9), (1, 3), (1, 4))]
+    assert found == [True, False, True, False]
+
+
+async def after_a_raise_what_is_committed_is_asked_anew(connect: Connect) -> None:
+    a = await connect()
+    await progress.register(a, "kafka:a.b")
+    for each in IDS:
+        await a.execute(RECORD, each)
+    generation = await looked_at(a, "x", 9, 10)
+    await progress.note_committed(a, "kafka:a.b", generation, [9, 10])
+    await sources.raise_source(a, "kafka:a.b", "for a test")
+    assert not await progress.is_committed(a, "kafka:a.b", generation, 0, 4)
+    await progress.note_committed(a, "kafka:a.b", generation, [9, 10])
+    assert await idempotency.prune(a, DAY) == 0, "the generation before is not this one"
+    before, generation = generation, await looked_at(a, "y", 5)
+    await progress.note_committed(a, "kafka:a.b", before, [9, 10])
+    assert not await progress.is_committed(a, "kafka:a.b", generation, 0, 4), "the generation before is not this one"
+    assert await idempotency.prune(a, DAY) == 1, "there is no partition 1 any more"
+    await progress.note_committed(a, "kafka:a.b", generation, [3])
+    assert await idempotency.prune(a, DAY) == 1, "there is no offset 5 now"
+    assert await a.fetchval(LEFT) == IDS[:1]
+
+
+async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Connect) -> None:
+    a, b, observer = await connect(), await connect(), await connect()
+    await progress.register(a, "kafka:a.b")
+    generation = await looked_at(a, "x", 9)
+    await progress.note_committed(a, "kafka:a.b", generation, [1])
+    transaction = b.transaction()
+    await transaction.start()
+    await b.execute("SELECT fencepost.source_raise('kafka:a.b', 'test', 0)")
+    telling = await start(observer, progress.note_committed(a, "kafka:a.b", generation, [9]), a.get_server_pid())
+    assert not telling.done()
+    await transaction.commit()
+    await telling
+    assert await observer.fetchval(COMMITTED) == 0
+
+
+SCENARIOS: list[QueueScenario] = [
+    records_go_when_they_are_committed_and_not_before,
+    what_is_committed_rises_only_and_not_above_the_end,
+    after_a_raise_what_is_committed_is_asked_anew,
+    what_is_said_during_a_raise_is_of_the_generation_before,
+]

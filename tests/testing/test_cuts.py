@@ -1,0 +1,98 @@
+"""Connections that are cut before and after a commit: on the gateway's side and on the database's."""
+
+import contextlib
+
+import httpx
+import psycopg
+import pytest
+
+from fencepost.testing.faults import Link, cut
+from fencepost.testing.servers.gateway import GatewayServer
+
+UPDATE = "UPDATE plain SET status = %s WHERE order_id = '7'"
+
+
+@pytest.fixture
+def plain(database: str) -> str:
+    """Make a table without a fence. Gives the database's URL."""
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE plain (order_id text PRIMARY KEY, status text)")
+        connection.execute("INSERT INTO plain VALUES ('7', 'new')")
+    return database
+
+
+def status(url: str, table: str = "plain") -> str:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(f"SELECT status FROM {table} WHERE order_id = '7'".encode()).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize(("when", "stored"), [("before-commit", "new"), ("after-commit", "paid")])
+def test_the_answer_is_lost_and_the_commit_is_done_or_not(
+    plain: str, when: str, stored: str, *, autocommit: bool
+) -> None:
+    with Link.to(plain) as link, psycopg.connect(link.url, autocommit=autocommit) as connection:
+        connection.execute("SELECT 1")
+        with cut(link, when=when) as done, pytest.raises(psycopg.OperationalError):  # type: ignore[arg-type]
+            pay(connection)
+        assert done.times == 1
+    assert status(plain) == stored
+
+
+def pay(connection: psycopg.Connection) -> None:
+    connection.execute(UPDATE, ["paid"])
+    connection.commit()
+
+
+def test_reads_and_failed_commits_are_not_meant(plain: str) -> None:
+    with Link.to(plain) as link, cut(link, when="after-commit") as done:
+        with psycopg.connect(link.url, autocommit=True) as connection:
+            connection.execute("SELECT * FROM plain")
+            with pytest.raises(psycopg.errors.UndefinedColumn):
+                connection.execute("UPDATE plain SET nothing = 1")
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+            assert done.times == 0
+            with contextlib.suppress(psycopg.OperationalError):
+                connection.execute(UPDATE, ["paid"])
+        assert done.times == 1
+
+
+def test_which_commit_is_meant_can_be_said(plain: str) -> None:
+    with (
+        Link.to(plain) as link,
+        cut(link, when="after-commit", matching="'special'") as done,
+        psycopg.connect(link.url, autocommit=True) as connection,
+    ):
+        connection.execute("UPDATE plain SET status = 'usual'")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("UPDATE plain SET status = 'special'")
+    assert done.times == 1
+    assert status(plain) == "special"
+
+
+@pytest.mark.parametrize(("when", "stored"), [("before-commit", "new"), ("after-commit", "paid")])
+def test_a_request_whose_answer_is_lost_was_done_or_not(gateway: GatewayServer, when: str, stored: str) -> None:
+    lease = httpx.post(f"{gateway.url}/v1/leases", json={"lock": "orders/7"}, trust_env=False).json()
+    with Link.to(gateway.url) as link, cut(link, when=when) as done, pytest.raises(httpx.TransportError):  # type: ignore[arg-type]
+        httpx.patch(
+            f"{link.url}/v1/data/orders/7",
+            json={"status": "paid"},
+            headers={"X-Fence-Token": lease["token"]},
+            trust_env=False,
+        )
+    assert done.times == 1
+    assert status(gateway.database, "orders") == stored
+
+
+def test_a_half_open_connection_keeps_its_transaction_open_until_the_block_ends(plain: str) -> None:
+    open_backends = (
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+    )
+    with Link.to(plain) as link, psycopg.connect(plain, autocommit=True) as observer:
+        with cut(link, when="before-commit", half_open=True), psycopg.connect(link.url) as connection:
+            with pytest.raises(psycopg.OperationalError):
+                pay(connection)
+            assert observer.execute(open_backends.encode()).fetchone() == (1,)
+        assert status(plain) == "new"

@@ -1,0 +1,141 @@
+"""--fencepost-url: a gateway that runs elsewhere; and what is no gateway."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.testing.test_plugin import LONG, passed, run_pytest
+
+from fencepost.testing.servers.gateway import GatewayServer
+
+TABLES = """
+def test_a_table_is_made_and_used(fenced_table, fencepost_client):
+    parcels = fenced_table("CREATE TABLE parcels (parcel_id text PRIMARY KEY, status text)", source="builtin")
+    with fencepost_client.lock("parcels/1", claim=True) as lease:
+        fencepost_client.post("parcels", {"parcel_id": "1", "status": "new"}, lease=lease)
+    assert [row["status"] for row in parcels.rows()] == ["new"]
+
+def test_once_more(fenced_table):
+    assert fenced_table("CREATE TABLE parcels (parcel_id text PRIMARY KEY)", protect=False).rows() == []
+"""
+CLIENT = "def test_it(fencepost_client): assert fencepost_client.locks() == []\n"
+FAULT = """
+import pytest
+from fencepost.testing import paused
+def test_it(fencepost_gateway):
+    with paused(fencepost_gateway):
+        pass
+"""
+
+
+@LONG
+def test_tables_are_made_there_and_dropped(gateway: GatewayServer, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TABLES)
+    output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", gateway.database)
+    assert passed(output) == 2
+    with psycopg.connect(gateway.database) as connection:
+        assert connection.execute("SELECT to_regclass('parcels')").fetchone() == (None,)
+        assert connection.execute("SELECT count(*) FROM fencepost.protected").fetchone() == (1,)
+
+
+@LONG
+def test_a_table_that_was_there_is_left_alone(gateway: GatewayServer, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sqlalchemy as sa\n"
+        "ORDERS = sa.Table('orders', sa.MetaData(), sa.Column('order_id', sa.Text, primary_key=True))\n"
+        "def test_it(fenced_table): fenced_table(ORDERS)\n"
+    )
+    output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", gateway.database)
+    assert "the table orders was there before: fenced_table protects only what it has made" in output
+    with psycopg.connect(gateway.database) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+
+
+@LONG
+def test_a_gateway_that_wants_keys_gets_one(gateway: GatewayServer, tmp_path: Path) -> None:
+    with psycopg.connect(gateway.database, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fencepost.api_keys (id, secret_hash, access) VALUES ('a', sha256('b'), '{lock}')"
+        )
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    (tmp_path / "key").write_text("fp_a_b\n")
+    with GatewayServer(gateway.database, tmp_path / "log", settings={"FENCEPOST_API_KEYS": "on"}) as wants:
+        assert "Unauthenticated" in run_pytest(tmp_path, "--fencepost-url", wants.url)
+        given = ("--fencepost-url", wants.url, "--fencepost-api-token-file", "key")
+        assert passed(run_pytest(tmp_path, *given)) == 1
+    assert "give that too" in run_pytest(tmp_path, "--fencepost-api-token-file", "key")
+
+
+@LONG
+def test_a_client_needs_no_database_and_a_table_does(gateway: GatewayServer, tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(CLIENT)
+    assert passed(run_pytest(tmp_path, "--fencepost-url", gateway.url)) == 1
+    file.write_text(TABLES)
+    output = run_pytest(tmp_path, "--fencepost-url", gateway.url)
+    assert "give its URL as well, --fencepost-database postgresql://USER" in output
+    file.write_text(FAULT)
+    assert "runs elsewhere" in run_pytest(tmp_path, "--fencepost-url", gateway.url)
+
+
+@LONG
+def test_another_database_is_named(gateway: GatewayServer, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TABLES)
+    other = gateway.database.rpartition("/")[0] + "/postgres"
+    output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", other)
+    assert "--fencepost-database has no schema fencepost" in output
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    """Run an HTTP server that is not Fencepost."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "15")
+            self.end_headers()
+            self.wfile.write(b'{"status":"ok"}')
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.long("projects that use the plugin")
+def test_a_server_that_is_not_fencepost_is_named(other_server: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    output = run_pytest(tmp_path, "--fencepost-url", other_server)
+    assert f"the server at {other_server} is not Fencepost" in output
+
+
+def test_a_url_where_nothing_answers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    output = run_pytest(tmp_path, "--fencepost-url", "http://127.0.0.1:9")
+    assert "no gateway answers at http://127.0.0.1:9" in output
+    assert "start it (fencepost serve)" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fencepost-url", "127.0.0.1:9"], "--fencepost-url must be like http://127.0.0.1:8080"),
+        pytest.param(
+            ["--fencepost-url", "http://127.0.0.1:port"],
+            "--fencepost-url must be like http://127.0.0.1:8080",
+            marks=LONG,
+        ),
+        pytest.param(["-n", "1", "--fencepost-url", "127.0.0.1:9"], "Failed: --fencepost-url must be like", marks=LONG),
+        pytest.param(["--fencepost-database", "postgresql://x/y"], "give its --fencepost-url too", marks=LONG),
+    ],
+)
+def test_options_that_make_no_sense_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    assert message in run_pytest(tmp_path, *arguments)

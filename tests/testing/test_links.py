@@ -1,0 +1,178 @@
+"""Links on real sockets: partitions, delays, cuts by bytes."""
+
+import contextlib
+import gc
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost.testing.faults import FaultError, Link, cut, delayed, partitioned
+
+
+class Echo:
+    """A server that sends everything back."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.got = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                self.got += data
+                connection.sendall(data)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def link(echo: Echo) -> Iterator[Link]:
+    with Link("127.0.0.1", echo.port, between=("client", "echo")) as link:
+        yield link
+
+
+@pytest.fixture
+def client(link: Link) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", link.port), timeout=10) as client:
+        yield client
+
+
+def silent(client: socket.socket) -> bool:
+    """Whether nothing comes for a tenth of a second."""
+    before = client.gettimeout()
+    client.settimeout(0.1)
+    try:
+        client.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        client.settimeout(before)
+    return False
+
+
+def rest(client: socket.socket) -> bytes:
+    """Return what still comes before the connection ends."""
+    with contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: client.recv(65536), b""))
+    return b""
+
+
+def test_what_is_sent_in_a_partition_arrives_after_it(client: socket.socket, echo: Echo) -> None:
+    with partitioned("client", "echo"), partitioned("echo", "client"):
+        client.sendall(b"now")
+        assert silent(client)
+    assert client.recv(3) == b"now"
+    assert echo.got == b"now"
+
+
+def test_one_direction_alone_can_be_blocked(client: socket.socket, echo: Echo, link: Link) -> None:
+    with partitioned(link, direction="to-client"):
+        client.sendall(b"now")
+        assert silent(client)
+        assert echo.got == b"now"
+    assert client.recv(3) == b"now"
+
+
+def test_a_partition_ends_with_an_exception(client: socket.socket, link: Link) -> None:
+    with pytest.raises(KeyboardInterrupt), partitioned(link):
+        raise KeyboardInterrupt
+    client.sendall(b"now")
+    assert client.recv(3) == b"now"
+
+
+def test_ends_without_a_link_are_named() -> None:
+    with (
+        pytest.raises(FaultError, match=r"no link leads from 'a' to 'b': make one with Link\.to"),
+        partitioned("a", "b"),
+    ):
+        pass
+
+
+def test_a_delay_is_there_in_each_direction_and_ends(client: socket.socket, link: Link) -> None:
+    with delayed(link, 0.15):
+        begun = time.monotonic()
+        client.sendall(b"now")
+        assert client.recv(3) == b"now"
+        assert time.monotonic() - begun >= 0.3
+    assert link.to_server.delay == link.to_client.delay == 0.0
+
+
+def test_a_connection_is_cut_after_so_many_bytes(client: socket.socket, link: Link, echo: Echo) -> None:
+    with cut(link, when="after-bytes", bytes_to_server=5) as done:
+        client.sendall(b"123")
+        assert client.recv(3) == b"123"
+        client.sendall(b"4567")
+        done.wait()
+        assert rest(client) == b""
+    assert done.times == 1
+    assert echo.got in {b"123", b"12345"}  # the reset may overtake what was sent just before it
+
+
+def test_a_commit_cannot_be_found_in_an_unknown_protocol(link: Link) -> None:
+    with pytest.raises(FaultError, match="protocol='postgresql' or 'http'"), cut(link, when="before-commit"):
+        pass
+
+
+def test_a_link_can_lead_elsewhere(link: Link) -> None:
+    other = Echo()
+    link.lead_to("127.0.0.1", other.port)
+    with socket.create_connection(("127.0.0.1", link.port), timeout=10) as client:
+        client.sendall(b"now")
+        assert client.recv(3) == b"now"
+    assert other.got == b"now"
+    other.close()
+
+
+def test_a_link_that_was_closed_inside_a_fault_is_no_error(echo: Echo) -> None:
+    link = Link("127.0.0.1", echo.port)
+    with partitioned(link), delayed(link, 1), cut(link, when="after-bytes"):
+        link.close()
+    link.close()
+
+
+def test_the_url_by_way_of_a_link(echo: Echo) -> None:
+    with Link.to(f"postgresql://user:p%40ss@127.0.0.1:{echo.port}/db?sslmode=disable") as link:
+        assert link.url == f"postgresql://user:p%40ss@127.0.0.1:{link.port}/db?sslmode=disable"
+
+
+def test_a_connection_that_a_partition_keeps_waiting_ends_with_its_link(echo: Echo) -> None:
+    link = Link("127.0.0.1", echo.port)
+    with partitioned(link), socket.create_connection(("127.0.0.1", link.port), timeout=10) as client:
+        for _ in range(3):
+            link.call(lambda: None)  # its loop has taken the connection by then
+        link.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+
+
+def test_a_link_that_is_closed_leaves_no_socket_open(echo: Echo) -> None:
+    """Not even that of a client which has connected at this moment."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(50):
+            with Link("127.0.0.1", echo.port) as link, socket.create_connection(("127.0.0.1", link.port), timeout=10):
+                pass
+        gc.collect()
+    assert [str(each.message) for each in told] == []

@@ -1,0 +1,41 @@
+"""A stage for each token source: its real server, a gateway that takes locks from it, and tables of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fencepost.testing.servers.databases import Databases
+from fencepost.testing.servers.directories import server_directory
+from fencepost.torture import BadInputError, Config
+from fencepost.torture.config import SOURCES
+from fencepost.torture.stages.own import own_stage
+from fencepost.torture.stages.stage import Stage
+from fencepost.torture.tables import Fenced
+
+PREFIX = "torture_stepped"
+
+
+@dataclass(frozen=True)
+class SourceStage:
+    """What a stepped test plays on."""
+
+    config: Config
+    stage: Stage
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source_stage(request: pytest.FixtureRequest, databases: Databases) -> Iterator[SourceStage]:
+    """Run a source and a gateway for the tests of a module. Skips where the source's server is not installed."""
+    database = databases.make()
+    config = Config(out=Path("nowhere"), seed=1, source=request.param, database_url=database, gateways=1, faults="none")
+    try:
+        with server_directory() as directory:
+            tables = [Fenced(PREFIX, "sets"), Fenced(PREFIX, "plain")]
+            with own_stage(config, directory, PREFIX, tables) as stage:
+                yield SourceStage(config, stage)
+    except BadInputError as error:
+        pytest.skip(str(error))
+    finally:
+        databases.drop(database)

@@ -1,0 +1,118 @@
+"""A run in a database that others use touches none of their leases, sources and tables."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from fencepost.cli.main import main
+from fencepost.testing.servers.databases import Databases
+from fencepost.testing.servers.gateway import GatewayServer
+from fencepost.torture.holders.database import Database
+
+LEASE = """
+INSERT INTO fencepost.leases
+VALUES (7, 7, 'x', ARRAY[%s], 'another program', '{}', 60000, 7, now(), now() + interval '1 min')
+"""
+IS_OVER = "SELECT expires_at < now() FROM fencepost.leases WHERE lease_id = 7"
+STATE = "SELECT last_value, is_called FROM fencepost.tokens_postgres_advisory"
+TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%%' AND relkind = 'r'"
+
+
+def torture(*arguments: str, out: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["torture", "--out", str(out), *arguments])
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def another_database(databases: Databases) -> Iterator[str]:
+    """Give a migrated database that no gateway serves."""
+    name = databases.make()
+    yield name
+    databases.drop(name)
+
+
+@pytest.mark.parametrize(("lock", "over"), [("orders/7", False), ("torture_1/mutex/0", True)])
+async def test_a_holder_ends_leases_of_its_own_run_only(lock: str, over: bool, database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(LEASE, (lock,))
+        ours = Database(database, "torture_1")
+        await ours.expire("7")
+        await ours.close()
+        assert connection.execute(IS_OVER).fetchone() == (over,)
+
+
+def test_the_database_must_be_the_gateways_also_without_tables(
+    database: str, another_database: str, tmp_path: Path
+) -> None:
+    with GatewayServer(database, tmp_path / "gateway.log") as gateway:
+        given = ["--url", gateway.url, "--database-url", another_database, "--workload", "mutex", "--ops", "50"]
+        code, output = torture(*given, out=tmp_path / "out")
+    assert code == 2, output
+    assert "is that the gateway's database" in output
+    with psycopg.connect(another_database) as connection:
+        assert connection.execute(TABLES).fetchone() == (0,)
+
+
+@pytest.mark.long("torture")
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        pytest.param("ALTER TABLE fencepost.protected RENAME TO elsewhere", id="none can be protected"),
+        pytest.param("ALTER TABLE fencepost.protected ADD CHECK (scope IS NULL)", id="the third cannot be protected"),
+    ],
+)
+def test_tables_that_cannot_all_be_made_are_not_left(breaking: LiteralString, database: str, tmp_path: Path) -> None:
+    with GatewayServer(database, tmp_path / "gateway.log") as gateway, psycopg.connect(database) as connection:
+        connection.execute(breaking)
+        connection.commit()
+        code, output = torture("--url", gateway.url, "--database-url", database, out=tmp_path / "out")
+        assert code == 2, output
+        assert "the tables cannot be made in the database of --database-url" in output
+        assert connection.execute(TABLES).fetchone() == (0,)
+
+
+def test_a_database_that_nothing_is_done_in_is_refused(database: str, tmp_path: Path) -> None:
+    settings = {"FENCEPOST_SOURCES": "here=postgres-advisory:"}
+    with GatewayServer(database, tmp_path / "gateway.log", settings=settings) as gateway:
+        given = ["--url", gateway.url, "--database-url", database, "--workload", "mutex", "--source", "here"]
+        code, output = torture(*given, out=tmp_path / "out")
+    assert code == 2, output
+    assert "--database-url does nothing for the workload mutex with the source here" in output
+
+
+@pytest.mark.long("torture")
+def test_a_source_of_another_program_is_left_alone(database: str, tmp_path: Path) -> None:
+    settings = {"FENCEPOST_SOURCES": "postgres_advisory=postgres-advisory:"}
+    with GatewayServer(database, tmp_path / "gateway.log", settings=settings):
+        pass  # the source is registered
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT setval('fencepost.tokens_postgres_advisory', 100000)")
+        given = ["--source", "postgres-advisory", "--gateways", "1", "--ops", "50", "--faults", "none"]
+        code, output = torture("--database-url", database, *given, out=tmp_path / "out")
+        assert code == 0, output
+        assert connection.execute(STATE).fetchone() == (100000, True)
+
+
+@pytest.mark.long("torture")
+@pytest.mark.parametrize("workload", ["mutex", "client"])
+def test_a_gateway_that_wants_keys_gets_one(database: str, tmp_path: Path, workload: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fencepost.api_keys (id, secret_hash, access) VALUES ('a', sha256('b'), '{read,write,lock}')"
+        )
+    file = tmp_path / "key"
+    file.write_text("fp_a_b\n")
+    settings = {"FENCEPOST_API_KEYS": "on"}
+    with GatewayServer(database, tmp_path / "gateway.log", settings=settings) as gateway:
+        given = ["--url", gateway.url, "--workload", workload, "--ops", "50", "--faults", "none"]
+        given += [] if workload == "mutex" else ["--database-url", database]
+        code, output = torture(*given, out=tmp_path / "out")
+        assert code == 2, output
+        assert "Give a token: --api-token-file" in output
+        code, output = torture(*given, "--api-token-file", str(file), out=tmp_path / "out")
+    assert code == 0, output
+    assert "fp_a_b" not in (tmp_path / "gateway.log").read_text() + (tmp_path / "out" / "report.html").read_text()

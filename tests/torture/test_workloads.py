@@ -1,0 +1,49 @@
+"""Each workload, bounded: seconds, with the faults that need no process to start again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.torture import Config, run
+from fencepost.torture.workloads import WORKLOADS
+
+FAULTS = "pause-holder,kill-holder,cut-after-commit,cut-before-commit,partition-client,delay-database"
+
+QUICK = frozenset({"register", "blocks", "mutex", "idempotent"})
+"""These have done their operations before the first fault comes: they are bounded by time."""
+
+
+def bounded(database: str, out: Path, workload: str) -> Config:
+    return Config(
+        out=out,
+        seed=1,
+        workload=workload,
+        database_url=database,
+        faults=FAULTS if WORKLOADS[workload].trusts else f"{FAULTS},expire-leases",
+        minutes=0.1 if workload in QUICK else 1.0,
+        operations=None if workload in QUICK else 600,
+        gateways=1,
+        loaders=1,
+        holders=1,
+        resources=3,
+    )
+
+
+def quick_or_long(name: str) -> Any:
+    """Leave all but one workload to `make test-all`."""
+    return name if name == "register" else pytest.param(name, marks=pytest.mark.long("torture"))
+
+
+@pytest.mark.parametrize("workload", [quick_or_long(name) for name, each in WORKLOADS.items() if not each.loses])
+def test_a_run_finds_nothing(workload: str, database: str, tmp_path: Path) -> None:
+    verdict = run(bounded(database, tmp_path / "out", workload))
+    assert verdict.violations == ()
+    assert verdict.accepted > 100
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.jsonl", "report.html"}
+
+
+@pytest.mark.long("torture")
+def test_the_control_without_a_fence_loses_what_it_has_acknowledged(database: str, tmp_path: Path) -> None:
+    verdict = run(bounded(database, tmp_path / "out", "unfenced-set"))
+    assert {violation.model for violation in verdict.violations} == {"set"}

@@ -1,0 +1,100 @@
+"""What the embedded server's account puts into the data directory does not lead us to other files."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost.embedded.data_directory import DataDirectory, running_url
+from fencepost.embedded.postmaster import disown_stale_pid_file, live_postmaster
+from fencepost.embedded.process import Account, EmbeddedServerError
+
+VALUABLE = "1\nroot's own\n"
+
+
+@pytest.fixture
+def valuable(tmp_path: Path) -> Path:
+    """A file outside of the data directory."""
+    path = tmp_path / "valuable"
+    path.write_text(VALUABLE)
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> DataDirectory:
+    (tmp_path / "data" / "pgdata").mkdir(parents=True)
+    return DataDirectory(tmp_path / "data", Account(os.geteuid(), os.getegid(), drop=False))
+
+
+def symbolic(target: Path, link: Path) -> None:
+    link.symlink_to(target)
+
+
+def hard(target: Path, link: Path) -> None:
+    link.hardlink_to(target)
+
+
+def pipe(_target: Path, link: Path) -> None:
+    os.mkfifo(link)
+
+
+links = pytest.mark.parametrize("link", [symbolic, hard, pipe])
+Link = Callable[[Path, Path], None]
+
+
+@links
+def test_the_pid_file(directory: DataDirectory, valuable: Path, link: Link) -> None:
+    link(valuable, directory.pgdata / "postmaster.pid")
+    for use in (live_postmaster, disown_stale_pid_file):
+        with pytest.raises(EmbeddedServerError, match=r"postmaster.pid is a link, or no plain file"):
+            use(directory.pgdata)
+    assert valuable.read_text() == VALUABLE
+
+
+def test_the_whole_cluster(tmp_path: Path, directory: DataDirectory) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "postmaster.pid").write_text(VALUABLE)
+    directory.pgdata.rmdir()
+    directory.pgdata.symlink_to(elsewhere)
+    for use in (disown_stale_pid_file, live_postmaster):
+        with pytest.raises(EmbeddedServerError, match="is a link"):
+            use(directory.pgdata)
+    with pytest.raises(EmbeddedServerError, match="is a link"):
+        directory.check_version("18")
+    assert (elsewhere / "postmaster.pid").read_text() == VALUABLE
+
+
+@links
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("password", DataDirectory.new_password),
+        ("password", DataDirectory.password),
+        ("url.new", lambda directory: directory.publish_url("postgresql://x")),
+        ("postgresql.log", DataDirectory.open_log),
+        ("lock", DataDirectory.open),
+        ("pgdata/PG_VERSION", lambda directory: directory.check_version("18")),
+    ],
+)
+def test_our_own_files(
+    directory: DataDirectory, valuable: Path, link: Link, name: str, use: Callable[[DataDirectory], object]
+) -> None:
+    link(valuable, directory.path / name)
+    with pytest.raises(EmbeddedServerError, match="is a link, or no plain file"):
+        use(directory)
+    assert valuable.read_text() == VALUABLE
+
+
+@links
+def test_where_the_server_is(directory: DataDirectory, valuable: Path, link: Link) -> None:
+    link(valuable, directory.path / "lock")
+    with pytest.raises(EmbeddedServerError, match="lock is a link"):
+        running_url(directory.path)
+
+
+def test_a_stale_pid_file_of_its_own_is_written(directory: DataDirectory) -> None:
+    (directory.pgdata / "postmaster.pid").write_text("999999\nrest of it\n")
+    disown_stale_pid_file(directory.pgdata)
+    assert (directory.pgdata / "postmaster.pid").read_text() == f"{os.getpid()}\nrest of it\n"

@@ -1,0 +1,249 @@
+"""What a message comes to, step by step: kept first, then a dead letter, and what a repetition finds (with mocks)."""
+
+from dataclasses import replace
+
+import orjson
+import pytest
+from tests.support.queue_mock import Applying, MockLedger, MockLog, message
+
+from fencepost.consuming.applying import Standing
+from fencepost.consuming.deciding import MOST_FAULTS, Decider, Settled
+from fencepost.consuming.outcome import Before, Decided, Later, MarkReached, Result, kept, of_problem, reason_of
+from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.results import DROPPED, IN_HAND, LETTER_HEADER, RETRIED_AS, STATE_HEADER, state_of
+from fencepost.queues.log import DeadLetter, LogUnavailableError, Message, Position, Received
+from fencepost.queues.write_id import hash_of
+from fencepost.storage.errors import UnavailableError
+from fencepost.storage.statements.idempotency import Recorded
+
+NONCE = "0123456789abcdef"
+ID = f"kafka:q.1.7.{NONCE}"
+STANDING = Standing(3, 2)
+FAILED = of_problem("failed", bad_request("there is no column x"))
+APPLIED = kept(Recorded(200, (), b"{}"), "applied")
+
+
+def received(given: Message | None = None, offset: int = 7) -> Received:
+    return Received(Position(1, offset), given or message("t/a", write_nonce=NONCE.encode()), 1.0)
+
+
+class House:
+    """A decider whose messages come to one result."""
+
+    def __init__(self, result: Result, *, stop_resources: bool = False, kept_for: float = 86_400.0) -> None:
+        self.log, self.ledger = MockLog(), MockLedger(known_generation=STANDING.generation)
+        self.applying = Applying(lambda _received, _standing: result)
+        self.decider = Decider(
+            *("kafka:q", self.applying, self.ledger, self.log.dead),
+            now=lambda: 5.0,
+            kept_for=kept_for,
+            stop_resources=stop_resources,
+        )
+
+    @property
+    def letters(self) -> dict[str, str]:
+        return {letter.id: letter.reason for letter in self.log.dead.letters.values()}
+
+
+async def test_what_was_applied_with_its_record_is_settled() -> None:
+    house = House(Decided("applied"))
+    assert await house.decider.decide(received(), STANDING) == Settled("applied")
+    assert house.ledger.kept == {}, "its record is in the transaction of its effect"
+
+
+async def test_what_was_applied_under_a_key_of_the_client_gets_a_record_of_its_own() -> None:
+    house = House(Decided("applied", APPLIED))
+    assert await house.decider.decide(received(), STANDING) == Settled("applied")
+    assert house.ledger.kept == {ID: APPLIED}
+
+
+async def test_a_message_without_a_nonce_is_named_by_its_hash_in_each_generation() -> None:
+    house = House(FAILED)
+    plain = received(message("t/a"))
+    await house.decider.decide(plain, STANDING)
+    await house.decider.decide(plain, replace(STANDING, generation=STANDING.generation + 1))
+    assert list(house.ledger.kept) == [f"kafka:q.1.7.{hash_of('kafka:q', plain)}"]
+
+
+async def test_what_failed_is_kept_and_then_put_to_the_dead_letters() -> None:
+    house = House(FAILED)
+    house.log.dead.failing = LogUnavailableError("away")
+    assert await house.decider.decide(received(), STANDING) == Later("away")
+    assert state_of(house.ledger.kept[ID]) == "failed", "kept first"
+    house.log.dead.failing = None
+    settled = await house.decider.decide(received(), STANDING)
+    assert settled == Settled("failed", before=True, reason="FP016: there is no column x")
+    letter = house.log.dead.letters[ID]
+    assert (letter.reason, letter.position, letter.at) == ("FP016: there is no column x", Position(1, 7), 5.0)
+    assert letter.message == received().message
+
+
+async def test_what_was_refused_is_kept_and_is_no_dead_letter() -> None:
+    refused = of_problem("refused", Problem(SPENT_TOKEN, "spent"))
+    house = House(refused)
+    assert await house.decider.decide(received(), STANDING) == Settled("refused")
+    assert state_of(house.ledger.kept[ID]) == "refused"
+    assert house.letters == {}
+
+
+async def test_what_was_applied_before_is_not_failed_by_what_it_meets_now() -> None:
+    house = House(FAILED)
+    house.ledger.kept[ID] = APPLIED
+    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
+    assert house.letters == {}
+
+
+@pytest.mark.parametrize("result", [MarkReached(Problem(SPENT_TOKEN, "spent")), Before(APPLIED)])
+async def test_a_message_that_comes_again_is_what_its_record_says(result: Result) -> None:
+    house = House(result)
+    house.ledger.kept[ID] = APPLIED
+    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
+
+
+async def test_a_message_that_failed_before_is_put_again() -> None:
+    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
+    assert FAILED.answer is not None
+    house.ledger.kept[ID] = FAILED.answer
+    settled = await house.decider.decide(received(), STANDING)
+    assert isinstance(settled, Settled)
+    assert (settled.state, settled.before) == ("failed", True)
+    assert house.letters == {ID: "FP016: there is no column x"}
+
+
+CLOSED = Recorded(
+    400, (("content-type", "application/problem+json"), (STATE_HEADER, "failed"), (LETTER_HEADER, DROPPED)), b"{}"
+)
+
+
+async def test_a_letter_that_was_dropped_is_not_put_again() -> None:
+    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")), stop_resources=True)
+    house.ledger.kept[ID] = CLOSED
+    assert await house.decider.decide(received(), STANDING) == Settled("failed", before=True)
+    assert (house.letters, house.ledger.stopped) == ({}, {})
+
+
+@pytest.mark.parametrize(("letter", "stays"), [(DROPPED, False), (f"{RETRIED_AS}kafka:q.1.9", False), (IN_HAND, True)])
+async def test_a_letter_that_was_dropped_while_it_was_put_again_is_removed(
+    letter: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two consumers had the message: the letter of the first was dropped before the second one put it."""
+    house = House(FAILED, stop_resources=True)
+    put = house.log.dead.put
+
+    async def dropped_before(given: DeadLetter) -> None:
+        house.ledger.kept[ID] = replace(CLOSED, headers=(*CLOSED.headers[:-1], (LETTER_HEADER, letter)))
+        await put(given)
+
+    monkeypatch.setattr(house.log.dead, "put", dropped_before)
+    await house.decider.decide(received(), STANDING)
+    assert (ID in house.letters, "t/a" in house.ledger.stopped, "t/a" in house.decider.stopped) == (stays,) * 3
+
+
+async def test_a_position_that_the_row_has_taken_was_applied_also_when_its_record_is_forgotten() -> None:
+    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
+    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
+    assert house.letters == {}
+
+
+async def test_a_position_that_the_log_has_committed_was_decided_also_when_its_record_is_forgotten() -> None:
+    house = House(MarkReached(Problem(STALE_TOKEN, "stale")))
+    house.ledger.below = 8
+    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
+    assert house.letters == {}
+
+
+@pytest.mark.parametrize(("age", "looked_up"), [(49.0, False), (50.0, True)])
+async def test_an_old_message_is_looked_up_before_it_is_applied(age: float, looked_up: bool) -> None:
+    house = House(Decided("applied"), kept_for=100.0)
+    house.ledger.kept[ID] = APPLIED
+    settled = await house.decider.decide(replace(received(), at=5.0 - age), STANDING)
+    assert settled == Settled("applied", before=looked_up)
+    assert house.applying.begun == ([] if looked_up else [7])
+
+
+async def test_a_position_that_was_overtaken_without_a_record_is_a_dead_letter() -> None:
+    house = House(MarkReached(Problem(STALE_TOKEN, "stale.")))
+    settled = await house.decider.decide(received(), STANDING)
+    assert isinstance(settled, Settled)
+    assert settled.state == "failed"
+    assert house.letters[ID] == (
+        "FP001: A newer write of the resource was applied, and there is no record of this one. stale."
+    )
+
+
+async def test_a_position_of_a_generation_that_is_over_is_no_dead_letter() -> None:
+    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
+    house.ledger.known_generation += 1
+    later = await house.decider.decide(received(), STANDING)
+    assert isinstance(later, Later)
+    assert later.everything
+    assert house.letters == {}
+
+
+async def test_a_database_that_is_away_is_everybodys() -> None:
+    house = House(FAILED)
+    house.ledger.failing = UnavailableError("away")
+    assert await house.decider.decide(received(), STANDING) == Later("away", everything=True)
+
+
+async def test_a_dead_letter_stops_its_resource_where_that_is_wanted() -> None:
+    house = House(FAILED, stop_resources=True)
+    await house.decider.decide(received(), STANDING)
+    assert house.ledger.stopped == {"t/a": ID}
+    later = received(message("t/a"), offset=9)
+    settled = await house.decider.decide(later, STANDING)
+    assert isinstance(settled, Settled)
+    reason = f"FP030: t/a is stopped, since an earlier write of it is a dead letter: {ID}."
+    assert house.letters[f"kafka:q.1.9.{hash_of('kafka:q', later)}"] == reason
+    assert house.ledger.stopped == {"t/a": ID}, "the first one stays"
+    assert house.applying.begun == [7]
+    await house.decider.decide(received(message("t/b"), offset=11), STANDING)
+    assert house.applying.begun == [7, 11], "other resources go on"
+
+
+async def test_a_resource_goes_on_without_that() -> None:
+    house = House(FAILED)
+    await house.decider.decide(received(), STANDING)
+    await house.decider.decide(received(message("t/a"), offset=9), STANDING)
+    assert house.applying.begun == [7, 9]
+    assert house.ledger.stopped == {}
+
+
+async def test_the_message_that_stopped_its_resource_does_not_wait_for_itself() -> None:
+    house = House(FAILED)
+    house.decider.stopped = {"t/a": ID}
+    await house.decider.decide(received(), STANDING)
+    assert house.applying.begun == [7]
+
+
+async def test_a_message_that_the_gateway_fails_on_again_and_again_is_a_dead_letter() -> None:
+    house = House(Decided("applied"))
+    settled = await house.decider.decide(received(), STANDING, MOST_FAULTS)
+    assert isinstance(settled, Settled)
+    assert settled.state == "failed"
+    assert house.applying.begun == []
+    assert "FP023" in house.letters[ID]
+
+
+def test_a_kept_problem_has_its_state_and_its_reason() -> None:
+    assert FAILED.answer is not None
+    assert (FAILED.answer.status, state_of(FAILED.answer)) == (400, "failed")
+    assert orjson.loads(FAILED.answer.body)["detail"] == "there is no column x"
+    assert reason_of(Recorded(500, (), b"oops")) == "status 500"
+    assert reason_of(Recorded(500, (), b"[]")) == "status 500"
+
+
+@pytest.mark.parametrize("key", [b"\x00\x00\x00\x01", b"\xff", b"orders", b"", b"orders/a\x00"])
+async def test_a_key_that_names_no_resource_stops_none(key: bytes) -> None:
+    house = House(FAILED, stop_resources=True)
+    settled = await house.decider.decide(received(Message(key, b"{}")), STANDING)
+    assert isinstance(settled, Settled)
+    assert house.ledger.stopped == {}
+
+
+async def test_a_resource_is_stopped_before_its_letter_can_be_dropped() -> None:
+    house = House(FAILED, stop_resources=True)
+    house.log.dead.failing = LogUnavailableError("away")
+    assert isinstance(await house.decider.decide(received(), STANDING), Later)
+    assert house.ledger.stopped == {"t/a": ID}

@@ -1,0 +1,147 @@
+"""Rate limits: what is counted for whom, and what answers show."""
+
+import re
+from typing import Any
+
+import pytest
+
+from fencepost.fencing.access_problem_types import RATE_LIMITED
+from fencepost.fencing.caller import CALLER, Caller
+from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.fencing.problems import Problem
+from fencepost.http.admission import Admission, Unverified
+from fencepost.http.rate_limits import HEADERS, RateLimitError, RateLimits, read_rate
+from fencepost.identity.authenticator import Authenticator
+
+
+class Names:
+    """Takes a name for a credential, unless it begins with a minus. It stands for no kind of credential that ships."""
+
+    def __init__(self) -> None:
+        self.verified: list[str] = []
+
+    def takes(self, _credential: str) -> bool:
+        return True
+
+    async def verify(self, credential: str) -> Caller | Problem:
+        self.verified.append(credential)
+        return Problem(INVALID_CREDENTIAL, "no") if credential.startswith("-") else Caller(credential)
+
+
+class Asking:
+    """Sends requests to an Admission."""
+
+    def __init__(self, rate: str = "", failed: str = "", anonymous: Caller | None = None) -> None:
+        self.verifier = Names()
+        limits = RateLimits(read_rate("a", rate), read_rate("b", failed))
+        self.authenticator = Authenticator([self.verifier], anonymous)
+        self.admission = Admission(self.authenticator, limits)
+
+    async def ask(
+        self, name: str | None, address: str = "10.0.0.1", path: str = "/v1/data/orders", method: str = "GET"
+    ) -> tuple[str | None, dict[bytes, bytes]]:
+        """Give the code of the refusal, if any, and the fields of the answer."""
+        scope: dict[str, Any] = {"method": method, "path": path, "client": (address, 1)}
+        problem = self.admission.admit(scope, [] if name is None else [f"Bearer {name}".encode()])
+        if isinstance(problem, Unverified):
+            problem = await problem.verify()
+        assert problem is not None or isinstance(scope[CALLER], Caller)
+        return None if problem is None else problem.name, dict(scope.get(HEADERS, ()))
+
+
+async def test_a_caller_is_refused_what_is_too_much_and_others_are_not() -> None:
+    asking = Asking("3/minute")
+    assert [(await asking.ask("ann"))[0] for _ in range(4)] == [None, None, None, "FP046"]
+    assert (await asking.ask("bob"))[0] is None
+
+
+async def test_answers_show_what_is_left() -> None:
+    asking = Asking("3/minute")
+    shown = [(await asking.ask("ann"))[1] for _ in range(4)]
+    assert {fields[b"ratelimit-policy"] for fields in shown} == {b'"caller";q=3;w=60'}
+    found = [re.fullmatch(rb'"caller";r=(\d+);t=(\d+)', fields[b"ratelimit"]) for fields in shown]
+    assert [each and int(each[1]) for each in found] == [2, 1, 0, 0]
+    assert all(each and 0 < int(each[2]) <= 60 for each in found)
+
+
+async def test_a_holder_that_writes_too_much_keeps_its_leases() -> None:
+    asking = Asking("2/minute")
+    assert [(await asking.ask("ann"))[0] for _ in range(3)] == [None, None, "FP046"]
+    renewed = [await asking.ask("ann", path="/v1/leases/7/renew", method="POST") for _ in range(2)]
+    assert [code for code, _ in renewed] == [None, None]
+    assert renewed[0][1][b"ratelimit-policy"] == b'"lease";q=2;w=60'
+    assert (await asking.ask("ann", path="/v1/leases/7", method="DELETE"))[0] == "FP046", "they have a limit as well"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/leases"), ("GET", "/v1/leases/7"), ("POST", "/v1/leases/7/tokens")]
+)
+async def test_other_requests_for_leases_count_as_all_do(method: str, path: str) -> None:
+    asking = Asking("1/minute")
+    assert (await asking.ask("ann"))[0] is None
+    assert (await asking.ask("ann", path=path, method=method))[0] == "FP046"
+
+
+async def test_without_a_limit_nothing_is_counted_and_nothing_shown() -> None:
+    asking = Asking()
+    assert {(await asking.ask("ann"))[0] for _ in range(50)} == {None}
+    assert (await asking.ask("ann"))[1] == {}
+
+
+async def test_an_anonymous_caller_is_counted_by_its_address() -> None:
+    asking = Asking("2/minute", anonymous=Caller("anonymous"))
+    assert [(await asking.ask(None))[0] for _ in range(3)] == [None, None, "FP046"]
+    assert (await asking.ask(None, "10.0.0.2"))[0] is None
+    assert (await asking.ask("ann"))[0] is None, "a caller that has a name, from the same address"
+
+
+async def test_an_address_that_has_no_good_token_is_looked_at_no_more() -> None:
+    asking = Asking(failed="2/minute")
+    assert (await asking.ask("ann"))[0] is None
+    assert [(await asking.ask(f"-{number}"))[0] for number in range(4)] == ["FP037", "FP037", "FP046", "FP046"]
+    assert asking.verifier.verified == ["ann", "-0", "-1"], "what comes after is not verified"
+    assert (await asking.ask("ann"))[0] is None, "a known caller at that address"
+    assert (await asking.ask("bob", "10.0.0.2"))[0] is None, "another address"
+
+
+async def test_a_token_that_was_good_before_is_looked_at_also_at_an_address_that_fails() -> None:
+    """Else a program at the same address, with bad tokens, would keep others from renewing their leases."""
+    asking = Asking(failed="2/minute")
+    assert (await asking.ask("ann"))[0] is None
+    for number in range(4):
+        await asking.ask(f"-{number}")
+    asking.authenticator.forget()
+    assert (await asking.ask("ann"))[0] is None
+    assert asking.verifier.verified[-1] == "ann", "it is verified anew"
+    assert (await asking.ask("bob"))[0] == "FP046", "one that was never seen there"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_probes_of_health_count_for_no_caller(path: str) -> None:
+    asking = Asking("2/minute", anonymous=Caller("anonymous"))
+    assert {(await asking.ask(None, path=path))[0] for _ in range(5)} == {None}
+    assert (await asking.ask(None))[0] is None
+
+
+async def test_a_good_token_does_not_count_as_one_that_is_not_accepted() -> None:
+    asking = Asking(failed="2/minute")
+    assert {(await asking.ask(f"caller-{number}"))[0] for number in range(10)} == {None}
+
+
+async def test_the_answer_says_when_to_come_again() -> None:
+    limits = RateLimits(read_rate("a", "1/minute"), None)
+    limits.take(Caller("ann"), None)
+    problem, _ = limits.take(Caller("ann"), None)
+    assert problem is not None
+    assert problem.type is RATE_LIMITED
+    assert 0 < (problem.retry_after or 0) <= 60
+
+
+@pytest.mark.parametrize("text", ["x", "10", "-1/second", "0/second", "10/fortnight", "1/second; rm"])
+def test_what_is_no_rate_is_named(text: str) -> None:
+    with pytest.raises(RateLimitError, match=r"^rate limit: "):
+        read_rate("rate limit", text)
+
+
+def test_no_rate_is_no_limit() -> None:
+    assert read_rate("rate limit", " ") is None
