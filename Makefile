@@ -60,7 +60,7 @@ check: install-dev
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m tools.audit
-	$(BIN)/pytest -q tests/unit
+	$(BIN)/python -m tools.run_tests -q tests/unit
 
 audit: install-dev
 	$(BIN)/python -m tools.audit
@@ -72,7 +72,7 @@ format: install-dev
 	$(BIN)/ruff check --fix .
 
 # One worker more than cores: tests wait for locks and for processes.
-PYTEST := $(BIN)/pytest -n $$(($$(nproc) + 1)) --dist worksteal
+PYTEST := $(BIN)/python -m tools.run_tests -n $$(($$(nproc) + 1)) --dist worksteal
 
 test: install-dev
 	$(PYTEST) $(PYTEST_ARGS)

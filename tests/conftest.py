@@ -19,7 +19,7 @@ from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.databases import Databases, in_database, quick_logins, run_on
 from fencepost.testing.servers.directories import server_directory
 
-pytest_plugins = ["tests.support.selection"]
+pytest_plugins = ["tests.support.selection", "tests.support.second_look"]
 
 # How long an example takes shows how busy the machine is.
 hypothesis.settings.register_profile("fencepost", deadline=None)

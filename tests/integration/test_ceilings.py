@@ -6,6 +6,7 @@ import pytest
 from tests.scenarios import races_ceilings as scenarios
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 
@@ -28,4 +29,6 @@ ALL = [
 async def test_no_mark_rises_above_the_ceiling(
     scenario: Callable[[Race], Awaitable[None]], rule: Rule, connect: Connect, database: str
 ) -> None:
-    await scenario(await open_race(connect, database, rule))
+    race = await open_race(connect, database, rule)
+    with judging():
+        await scenario(race)

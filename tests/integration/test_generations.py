@@ -13,6 +13,7 @@ from tests.scenarios.races import Scenario, assert_seen
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 from tests.support.racing import open_race, owner
+from tests.support.violations import judging
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
@@ -34,7 +35,9 @@ async def run(*arguments: str) -> Result:
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    await scenario(await open_race(connect, database, rule, source="builtin"))
+    race = await open_race(connect, database, rule, source="builtin")
+    with judging():
+        await scenario(race)
 
 
 MUTANTS = [

@@ -7,6 +7,7 @@ from tests.scenarios import idempotency as scenarios
 from tests.scenarios.idempotency import audited_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.writes import idempotency
@@ -55,7 +56,9 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda each: each.__name__)
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
-    await scenario(await audited_race(connect, database, rule))
+    race = await audited_race(connect, database, rule)
+    with judging():
+        await scenario(race)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

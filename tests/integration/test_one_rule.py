@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from tests.scenarios.one_rule import BOUNDS, CASES, Case, World, a_world, differences
 from tests.support.interleave import Connect
+from tests.support.violations import assert_none
 
 from fencepost.fencing import verdict
 from fencepost.fencing.token import Rule
@@ -19,8 +20,7 @@ from fencepost.storage.statements import mark
 @pytest.mark.parametrize("bounds", CASES)
 async def test_every_place_judges_alike(connect: Connect, database: str, rule: Rule, bounds: str) -> None:
     world = await a_world(connect, database, rule, BOUNDS[bounds])
-    found = [each async for each in differences(world, CASES[bounds])]
-    assert not found, "\n".join(found)
+    assert_none([each async for each in differences(world, CASES[bounds])])
 
 
 async def assert_a_difference(world: World, cases: tuple[Case, ...]) -> None:

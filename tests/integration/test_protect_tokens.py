@@ -14,6 +14,7 @@ from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.racing import keyed, open_gateway, open_race, outcome, result_of
+from tests.support.violations import judging
 
 from fencepost.cli.main import main
 from fencepost.embedded.server import embedded_bin_dir
@@ -43,7 +44,8 @@ async def db(connect: Connect) -> Connection:
 async def test_the_next_token_is_above_every_mark(
     scenario: Callable[[Connect], Awaitable[None]], connect: Connect
 ) -> None:
-    await scenario(connect)
+    with judging():
+        await scenario(connect)
 
 
 async def test_tokens_that_are_above_all_marks_stay_where_they_are(db: Connection) -> None:

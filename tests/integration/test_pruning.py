@@ -9,6 +9,7 @@ from tests.scenarios import pruning as scenarios
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_gateway, open_race, owner
+from tests.support.violations import judging
 
 from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
@@ -23,7 +24,9 @@ HORIZON = "fencepost.prune_horizon()"
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    await scenario(await open_race(connect, database, rule, source="builtin"))
+    race = await open_race(connect, database, rule, source="builtin")
+    with judging():
+        await scenario(race)
 
 
 MUTANTS = [

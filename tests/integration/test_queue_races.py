@@ -9,6 +9,7 @@ from tests.scenarios import queue_records as records
 from tests.scenarios import queues as scenarios
 from tests.scenarios.queues import QueueScenario
 from tests.support.interleave import Connect
+from tests.support.violations import judging
 
 APPEND = "fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[])"
 CHECK = "fencepost.queue_check(text, text, bigint[], bigint[], bigint, bigint[], bigint[])"
@@ -26,7 +27,8 @@ TAKE = "fencepost.queue_take(text, integer[], integer[], bigint[], integer, bigi
 
 @pytest.mark.parametrize("scenario", [*scenarios.SCENARIOS, *records.SCENARIOS], ids=lambda scenario: scenario.__name__)
 async def test_queues(scenario: QueueScenario, connect: Connect) -> None:
-    await scenario(connect)
+    with judging():
+        await scenario(connect)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from tests.scenarios import races_answers as answers
 from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 
@@ -37,4 +38,6 @@ ALL = [
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.__name__)
 async def test_the_product_survives(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    await scenario(await open_race(connect, database, rule))
+    race = await open_race(connect, database, rule)
+    with judging():
+        await scenario(race)

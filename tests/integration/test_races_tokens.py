@@ -10,6 +10,7 @@ from tests.scenarios import races_tokens as scenarios
 from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 
@@ -45,14 +46,20 @@ FENCES = [
 async def test_a_table_of_the_builtin_source_survives(
     scenario: Scenario, rule: Rule, connect: Connect, database: str
 ) -> None:
-    await scenario(await open_race(connect, database, rule, source="builtin"))
+    race = await open_race(connect, database, rule, source="builtin")
+    with judging():
+        await scenario(race)
 
 
 @pytest.mark.parametrize("scenario", FENCES, ids=lambda scenario: scenario.__name__)
 async def test_it_is_fenced_like_any_other(scenario: Scenario, connect: Connect, database: str) -> None:
-    await scenario(await open_race(connect, database, source="builtin"))
+    race = await open_race(connect, database, source="builtin")
+    with judging():
+        await scenario(race)
 
 
 @pytest.mark.parametrize("scenario", SEQUENCE, ids=lambda scenario: scenario.__name__)
 async def test_the_sequence_survives(scenario: Scenario, connect: Connect, database: str) -> None:
-    await scenario(await open_race(connect, database, source="builtin"))
+    race = await open_race(connect, database, source="builtin")
+    with judging():
+        await scenario(race)

@@ -7,6 +7,7 @@ from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.protecting.protect import protect, unprotect
@@ -17,13 +18,15 @@ Scenario = Callable[[Race], Awaitable[None]]
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.ALL + direct.ALL, ids=lambda each: each.__name__)
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
-    await scenario(await scenarios.scoped_race(connect, database, rule))
+    race = await scenarios.scoped_race(connect, database, rule)
+    with judging():
+        await scenario(race)
 
 
 async def test_a_token_that_was_never_issued_is_refused(connect: Connect, database: str) -> None:
-    await scenarios.tokens_that_were_never_issued_are_refused(
-        await scenarios.scoped_race(connect, database, "strict", "builtin")
-    )
+    race = await scenarios.scoped_race(connect, database, "strict", "builtin")
+    with judging():
+        await scenarios.tokens_that_were_never_issued_are_refused(race)
 
 
 async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(connect: Connect, database: str) -> None:

@@ -6,6 +6,7 @@ from tests.scenarios import sources as scenarios
 from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
 from tests.support.racing import outcome
+from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.leases import sources
@@ -18,7 +19,9 @@ SOURCE = scenarios.SOURCE
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_sources(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    await scenario(await scenarios.open_source_race(connect, database, rule))
+    race = await scenarios.open_source_race(connect, database, rule)
+    with judging():
+        await scenario(race)
 
 
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -27,7 +30,9 @@ async def test_positions_of_a_queue(
 ) -> None:
     """A queue's source is raised as a lock service's is; its name has to be quoted everywhere."""
     monkeypatch.setattr(scenarios, "SOURCE", "kafka:Orders.eu-1")
-    await scenario(await scenarios.open_source_race(connect, database, "strict"))
+    race = await scenarios.open_source_race(connect, database, "strict")
+    with judging():
+        await scenario(race)
 
 
 ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"

@@ -78,6 +78,7 @@ class Storm:
     accepted: Counter[tuple[str, int]] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
+    """Answers that were not expected, as a 503 is of a busy machine."""
     paused: list[Turn] = field(default_factory=list)
     names: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -169,7 +170,7 @@ class Storm:
 
 async def judge(connection: Connection, storm: Storm) -> list[str]:
     """Compare the holders' answers with what the oracle saw; list every violation."""
-    wrong = list(storm.complaints)
+    wrong: list[str] = []
     newest: dict[str, int] = {}
     entered: dict[tuple[object, str], int] = {}
     wrote: set[tuple[str, int]] = set()

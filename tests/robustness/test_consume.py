@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
 from tests.support.interleave import Connect, Connection
+from tests.support.violations import assert_none
 
 from fencepost.queues.postgres.consumer import TTL
 from fencepost.queues.registry import DEFAULT
@@ -87,10 +88,10 @@ async def queue(database: str, connect: Connect) -> AsyncIterator[Queue]:
         yield queue
 
 
-async def _submit(queue: Queue, numbers: range, expected: dict[str, list[int]]) -> None:
-    messages = []
+async def _submit(queue: Queue, numbers: range, expected: dict[str, list[int]], seed: int) -> None:
+    messages, chance = [], random.Random(f"{seed} {numbers}")
     for number in numbers:
-        resource = f"orders/k{random.randrange(RESOURCES)}"
+        resource = f"orders/k{chance.randrange(RESOURCES)}"
         expected[resource].append(number)
         messages.append(write(resource, body={"n": number}))
     await queue.append_at_once(messages)
@@ -106,32 +107,33 @@ async def _owners(owner: Connection) -> set[str]:
 
 
 async def test_consumers_that_are_killed_at_random_leave_one_effect_of_each_message(
-    queue: Queue, database: str, tmp_path: Path
+    queue: Queue, database: str, tmp_path: Path, seed: int
 ) -> None:
     expected: dict[str, list[int]] = defaultdict(list)
+    chance = random.Random(seed)
     async with consumers(database, tmp_path) as running:
         for member in ("a", "b"):
             running.start(member)
             await running.begun(member)
         for round_ in range(6):
-            await _submit(queue, range(round_ * 500 + 1, round_ * 500 + 501), expected)
-            member = random.choice("ab")
+            await _submit(queue, range(round_ * 500 + 1, round_ * 500 + 501), expected, seed)
+            member = chance.choice("ab")
             running.kill(member)
             running.start(member)
             await running.begun(member)
         await queue.empty(120)
-    assert not await wrong_effects(queue.owner, expected)
+    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
     assert await queue.states() == {"applied": 3000}
 
 
 async def test_a_consumer_that_was_paused_past_its_partitions_applies_nothing_twice(
-    queue: Queue, database: str, tmp_path: Path
+    queue: Queue, database: str, tmp_path: Path, seed: int
 ) -> None:
     expected: dict[str, list[int]] = defaultdict(list)
     async with consumers(database, tmp_path) as running:
         paused = running.start("a")
         await running.begun("a")
-        await _submit(queue, range(1, 2001), expected)
+        await _submit(queue, range(1, 2001), expected, seed)
 
         async def some_applied() -> bool:
             return bool(await queue.owner.fetchval("SELECT count(*) > 50 FROM public.effects"))
@@ -149,19 +151,19 @@ async def test_a_consumer_that_was_paused_past_its_partitions_applies_nothing_tw
         await eventually(taken_over, within=3 * TTL, what="b has all partitions")
         await queue.empty(60)
         os.kill(paused.pid, signal.SIGCONT)
-        await _submit(queue, range(2001, 2501), expected)
+        await _submit(queue, range(2001, 2501), expected, seed)
         await queue.empty(60)
-    assert not await wrong_effects(queue.owner, expected)
+    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
 
 
 async def test_sigterm_leaves_nothing_half_done_and_the_partitions_at_once(
-    queue: Queue, database: str, tmp_path: Path
+    queue: Queue, database: str, tmp_path: Path, seed: int
 ) -> None:
     expected: dict[str, list[int]] = defaultdict(list)
     async with consumers(database, tmp_path) as running:
         process = running.start("a")
         await running.begun("a")
-        await _submit(queue, range(1, 1001), expected)
+        await _submit(queue, range(1, 1001), expected, seed)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 30) == 0
         assert await _owners(queue.owner) == set()
@@ -171,11 +173,11 @@ async def test_sigterm_leaves_nothing_half_done_and_the_partitions_at_once(
         running.start("b")
         await running.begun("b")
         await queue.empty(60)
-    assert not await wrong_effects(queue.owner, expected)
+    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
 
 
 async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
-    queue: Queue, database: str, tmp_path: Path
+    queue: Queue, database: str, tmp_path: Path, seed: int
 ) -> None:
     expected: dict[str, list[int]] = defaultdict(list)
     async with consumers(database, tmp_path) as running:
@@ -186,15 +188,15 @@ async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
             return await _owners(queue.owner) == {"a-1", "a-2"}
 
         await eventually(both, within=60, what="both have partitions")
-        await _submit(queue, range(1, 501), expected)
+        await _submit(queue, range(1, 501), expected, seed)
         workers = [pid for pid in descendants(parent.pid) if _is_a_worker(pid)]
         os.kill(workers[0], signal.SIGKILL)
-        await _submit(queue, range(501, 1001), expected)
+        await _submit(queue, range(501, 1001), expected, seed)
         await queue.empty(60)
         await eventually(both, within=60, what="both have partitions again")
         parent.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(parent.wait, 30) == 0
-    assert not await wrong_effects(queue.owner, expected)
+    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect, Connection
 from tests.support.live_gateway import serving
 from tests.support.racing import owner
+from tests.support.violations import assert_none
 
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
@@ -73,8 +74,7 @@ async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as
         writers, proxies = await begin(CUTS)
         await writers.write(with_sdk=8, by_hand=8)
     answer = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)} {[proxy.cuts for proxy in proxies]}"
-    wrong = await judge(watched, writers)
-    assert not wrong, "\n".join([answer, *wrong[:20]])
+    assert_none(await judge(watched, writers), answer)
     assert min(proxy.cuts for proxy in proxies) > CUTS // 10, answer
     assert writers.answers["done: sdk"] > 100, answer
     assert writers.answers["done: by hand"] > 50, answer

@@ -11,6 +11,7 @@ import pytest
 from tests.robustness.ddl_storm.sabotage import SABOTAGE
 from tests.robustness.ddl_storm.storm import Storm, rage, server
 from tests.support.postgres import server_bin_dir
+from tests.support.violations import assert_none
 
 pytestmark = pytest.mark.long("storms of DDL and restores")
 
@@ -36,7 +37,8 @@ def again(server_name: str, seed: int, test: str) -> str:
 def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str, short_dir: Path, seed: int) -> None:
     storm = storm_over(server_name, short_dir, seed, OPERATIONS)
     answer = [again(server_name, seed, "no_stale"), str(storm.answers), str(storm.ddl), str(storm.fenced)]
-    assert not storm.wrong, "\n".join([*answer[:1], *storm.wrong[:20], *answer[1:]])
+    assert_none(storm.wrong, *answer)
+    assert not storm.complaints, "\n".join([*answer[:1], *storm.complaints[:20], *answer[1:]])
     # It was a storm, and not a row of refusals.
     assert min(storm.fenced["external"], storm.fenced["builtin"]) > OPERATIONS / 50, answer
     assert storm.ddl["protect ok"] > OPERATIONS / 200, answer

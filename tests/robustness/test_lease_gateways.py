@@ -17,6 +17,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import in_line, look_on
 from tests.support.lease_http import post, release, running
 from tests.support.serving import Gateway, serving
+from tests.support.violations import promised
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage import demo
@@ -44,6 +45,12 @@ async def lease(answer: httpx.Response) -> dict[str, str]:
     return given
 
 
+def assert_waits(task: asyncio.Task[httpx.Response]) -> None:
+    """Assert that a request waits for the lock, which another one holds."""
+    promised(not task.done() or task.result().status_code != 201, "two hold one lock")
+    assert not task.done()
+
+
 async def waiting(observer: Connection) -> list[str]:
     rows = await observer.fetch("SELECT owner FROM fencepost.live_waiters WHERE name = 'x' ORDER BY ticket")
     return [row[0] for row in rows]
@@ -57,8 +64,10 @@ async def test_of_twenty_racers_at_two_gateways_one_wins(database: str) -> None:
         tokens = []
         for _ in range(5):
             answers = await asyncio.gather(
-                *(post((one, two)[number % 2], "x", owner=f"racer {number}") for number in range(20))
+                *(post((one, two)[number % 2], "x", owner=f"racer {number}", ttl_ms=300_000) for number in range(20))
             )
+            held = [answer.json()["owner"] for answer in answers if answer.status_code == 201]
+            promised(len(held) <= 1, f"{held} hold one lock")
             assert sorted(answer.status_code for answer in answers) == [201] + [423] * 19
             winner = next(answer.json() for answer in answers if answer.status_code == 201)
             answered = {
@@ -67,7 +76,7 @@ async def test_of_twenty_racers_at_two_gateways_one_wins(database: str) -> None:
             assert answered == {(winner["owner"], winner["lease_id"])}
             tokens.append(int(winner["token"]))
             await release(one, winner)
-        assert tokens == sorted(set(tokens))
+        promised(tokens == sorted(set(tokens)), f"tokens do not rise: {tokens}")
 
 
 async def test_twenty_waiters_at_two_gateways_are_served_in_the_order_in_which_they_came(
@@ -92,7 +101,7 @@ async def test_twenty_waiters_at_two_gateways_are_served_in_the_order_in_which_t
         await release(two, holder)
         async with asyncio.timeout(5):
             await asyncio.gather(*waiters)
-        assert served == sorted(served)
+        promised(served == sorted(served), f"tokens do not rise: {served}")
         assert [name for _, name in served] == names
 
 
@@ -178,7 +187,7 @@ async def test_a_gateway_that_is_asked_to_stop_sends_its_waiters_away_with_their
     assert await waiting(observer) == ["first", "second"]
     await release(client, holder)
     given = await lease(await asyncio.wait_for(again, 3))
-    assert not second.done()
+    assert_waits(second)
     await release(client, given)
     await release(client, await lease(await asyncio.wait_for(second, 3)))
 
@@ -198,8 +207,8 @@ async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
             return (await client.get("/readyz")).status_code == 200
 
         await eventually(back, within=15, what="the gateway's readiness")
-        assert not first.done()
-        assert not second.done()
+        assert_waits(first)
+        assert_waits(second)
         await release(client, holder)
         await release(client, await lease(await asyncio.wait_for(first, 6)))
         await release(client, await lease(await asyncio.wait_for(second, 6)))

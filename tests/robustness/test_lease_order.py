@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.support.interleave import Connection
 from tests.support.lease_gateways import Side, open_side
 from tests.support.lease_history import Grant, History
-from tests.support.lease_racing import EXPIRED, LeaseRace, sweep_all
+from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
 from tests.support.processes import all_gone
+from tests.support.violations import judging, promised
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.gateway.leases.acquire import hash_secret
@@ -110,14 +111,16 @@ class Schedule:
         self.live: set[int] = set()
 
     async def play(self, steps: list[tuple[str, object, int]]) -> None:
-        for number, (what, which, count) in enumerate(steps):
-            if what == "acquire" and isinstance(which, set):
-                await self.acquire(tuple(self.prefix + name for name in sorted(which)), f"{self.prefix}{number}", count)
-            elif what == "sweep":
-                await sweep_all(self.race.observer, float(count))
-            elif self.granted and isinstance(which, int):
-                await self.change(what, *self.granted[which % len(self.granted)], count)
-            self.history.check()
+        with judging():
+            for number, (what, which, count) in enumerate(steps):
+                if what == "acquire" and isinstance(which, set):
+                    locks = tuple(self.prefix + name for name in sorted(which))
+                    await self.acquire(locks, f"{self.prefix}{number}", count)
+                elif what == "sweep":
+                    await sweep_all(self.race.observer, float(count))
+                elif self.granted and isinstance(which, int):
+                    await self.change(what, *self.granted[which % len(self.granted)], count)
+                self.history.check()
         await self.race.observer.execute(
             "UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 day'"
         )
@@ -273,7 +276,7 @@ async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(cr
         name = f"lock {number}"
         secret = f"secret {number}"
         began = history.tick()
-        got = await race.acquire(race.a, name, "always", secret=secret)
+        got = await race.acquire(race.a, name, "always", secret=secret, ttl_ms=10 * MINUTE)
         assert got.verdict == "granted"
         grant = Grant((name, "always"), began, history.tick(), [int(token) for token in got.tokens])
         history.grants.append(grant)
@@ -284,7 +287,7 @@ async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(cr
         for connection in (race.a, race.b, race.c, race.observer):
             connection.terminate()
         connection = await asyncpg.connect(crashing.url)
-        assert await leases.inspect(connection, got.lease_id or 0) is not None, "an acknowledged lease is lost"
+        promised(await leases.inspect(connection, got.lease_id or 0), "an acknowledged lease is lost")
         await connection.execute(EXPIRED, got.lease_id, 1.0)
         await connection.close()
         history.check()

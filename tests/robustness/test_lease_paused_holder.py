@@ -17,6 +17,7 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.lease_http import running
 from tests.support.lease_paused_holder import LOCK
+from tests.support.violations import promised
 
 from fencepost.storage import demo
 from fencepost.testing.servers.waiting import eventually
@@ -112,9 +113,11 @@ async def test_a_paused_holder_cannot_write_over_its_successor_and_without_a_fen
         await holder.pause()
         note = await succeed(http, observer, number)
         answers = await holder.wake_up_and_write()
-        assert answers == {"write": "FP001", "claim": "FP001", "mint": "FP012", "renew": "FP012", "release": ""}, number
         row = (await http.get(f"/v1/data/{LOCK}")).json()
-        assert row["note"] == note, f"round {number}: the successor's update is lost"
+        promised(row["note"] == note, f"round {number}: the successor's update is lost: {answers}")
+        refused = all(answers[verb] for verb in ("write", "claim", "mint", "renew"))
+        promised(refused, f"round {number}: what the paused holder asked for was done: {answers}")
+        assert answers == {"write": "FP001", "claim": "FP001", "mint": "FP012", "renew": "FP012", "release": ""}, number
         unfenced = await observer.fetchval("SELECT note FROM public.unfenced WHERE order_id = 'order-123'")
         lost_updates += note not in unfenced
     assert lost_updates == ROUNDS, "the control: the same schedule without a fence"

@@ -20,6 +20,7 @@ from tests.robustness.test_failover import (
 )
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection
+from tests.support.violations import promised
 
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.standby import Pair
@@ -135,7 +136,7 @@ async def loses_nothing_that_was_acknowledged(pair: Pair, http: httpx.AsyncClien
     pair.kill_primary()
     await pair.promote()
     pair.lead_to(pair.standby.url)
-    assert await read(http, "k") == "third"
+    promised(await read(http, "k") == "third", "an acknowledged write is lost by a promotion")
 
 
 async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
@@ -158,7 +159,7 @@ async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_
             assert (code(answer), answer.json()["known"]) == ((503, "FP009"), None)
             assert code(await keyed) == (409, "FP001"), "before its COMMIT, and so it is judged anew"
             await blocked.rollback()
-        assert await read(http, "k") == "first"
+        promised(await read(http, "k") == "first", "what was refused is there")
         assert (await patch(http, "j", 2, "second", "jobs")).status_code == 200
 
 

@@ -5,7 +5,6 @@ A 2xx is durable, a refusal had no effect, and the SDK finds out the rest by its
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import pytest
 from tests.client.gateways import gateway_process
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.postgres import server_bin_dir
+from tests.support.violations import assert_none
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
@@ -73,9 +73,8 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
 
 @pytest.mark.parametrize("server_name", ["embedded-18", "debian-15"])
 async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_nothing(
-    server_name: str, short_dir: Path
+    server_name: str, short_dir: Path, seed: int
 ) -> None:
-    seed = random.SystemRandom().randrange(10**6)
     async with asyncio.timeout(WITHIN), server(server_bin_dir(server_name)) as crashing:
         dsn = in_database(crashing.postgres.url, "shop")
         async with gateway_process(dsn, short_dir) as gateway:
@@ -104,5 +103,4 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
         connection = await asyncpg.connect(dsn)
         wrong = await judge(connection, writers)
         await connection.close()
-    answer = f"seed {seed} {dict(writers.answers)}"
-    assert not wrong, "\n".join([answer, *wrong[:20]])
+    assert_none(wrong, f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}")

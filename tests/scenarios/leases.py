@@ -12,7 +12,7 @@ from tests.support.racing import outcome
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired
+from fencepost.storage.leases.builtin import Acquired, Lease
 
 LeaseScenario = Callable[[LeaseRace], Awaitable[None]]
 
@@ -21,6 +21,13 @@ def granted(answer: Acquired | str) -> Acquired:
     assert isinstance(answer, Acquired), answer
     assert answer.verdict == "granted", answer
     return answer
+
+
+def in_time(extended: Lease | None) -> Lease:
+    """Expect that a lease of SHORT is alive yet: on a busy machine it may not be, and that breaks no rule."""
+    if extended is None:
+        raise TimeoutError("the lease ended too early for this test")
+    return extended
 
 
 async def assert_lost(race: LeaseRace, lease: Acquired, secret: str) -> None:
@@ -36,10 +43,9 @@ async def token_is_drawn_after_the_wait(race: LeaseRace) -> None:
     """
     old = granted(await race.acquire(race.a, "x", secret="old", ttl_ms=SHORT))
     minting = await race.begin(race.a)
-    assert await race.mint(race.a, old.lease_id, "old")
+    in_time(await race.mint(race.a, old.lease_id, "old"))
     successor = await race.waits(race.b, race.acquire(race.b, "x", secret="new", tokens=2))
-    late = await race.mint(race.a, old.lease_id, "old", 3)
-    assert late, "the lease ended too early for this test"
+    late = in_time(await race.mint(race.a, old.lease_id, "old", 3))
     await race.run_out(old.lease_id)
     await minting.commit()
     new = granted(await successor)
@@ -64,7 +70,7 @@ async def acquirer_reads_the_clock_after_the_wait(race: LeaseRace) -> None:
     """R9: an acquirer that waits while the holder renews finds it held; while the time runs out, free."""
     first = granted(await race.acquire(race.a, "x", secret="first", ttl_ms=SHORT))
     renewing = await race.begin(race.a)
-    assert await leases.extend(race.a, first.lease_id or 0, hash_secret("first"), ttl_ms=MINUTE)
+    in_time(await leases.extend(race.a, first.lease_id or 0, hash_secret("first"), ttl_ms=MINUTE))
     waiter = await race.waits(race.b, race.acquire(race.b, "x", secret="second"))
     await race.run_out(first.lease_id)  # as far as others can see
     await renewing.commit()

@@ -43,7 +43,7 @@ def say(line: str) -> None:
 
 
 async def write(client: httpx.AsyncClient, lease: dict[str, str], note: str) -> dict[str, str]:
-    """Write, claim, mint and renew as if nothing had happened; returns the answers' codes."""
+    """Write, claim, mint and renew as if nothing had happened; returns the answers' codes, "" for a success."""
     path = f"/v1/leases/{lease['lease_id']}"
     secret = {"X-Lease-Secret": lease["secret"]}
     token = {"X-Fence-Token": lease["tokens"][0]}
@@ -56,7 +56,7 @@ async def write(client: httpx.AsyncClient, lease: dict[str, str], note: str) -> 
         "renew": await client.post(f"{path}/renew", headers=secret),
         "release": await client.delete(path, headers=secret),
     }
-    return {verb: answer.json()["code"] if answer.content else "" for verb, answer in answers.items()}
+    return {verb: "" if answer.is_success else answer.json()["code"] for verb, answer in answers.items()}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.violations import assert_none, promised
 
+from fencepost.testing.checker import Verdict
 from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.directories import server_directory
 from fencepost.torture import BadInputError, Config
@@ -15,6 +17,18 @@ from fencepost.torture.stages.stage import Stage
 from fencepost.torture.tables import Fenced
 
 PREFIX = "torture_stepped"
+
+
+def assert_valid(verdict: Verdict, seed: int | None = None) -> None:
+    """Assert that the checker found nothing."""
+    context = () if seed is None else (f"seed {seed}",)
+    assert_none([f"{each.model}: {each.words}" for each in verdict.violations], *context)
+
+
+def assert_ended_well(code: int, output: str) -> None:
+    """Assert that `fencepost torture` found nothing, and did not break. What it prints has the seed."""
+    promised(code != 1, output)
+    assert code == 0, output
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from click.testing import CliRunner
+from tests.torture.conftest import assert_ended_well
 
 from fencepost.cli.main import main
 from fencepost.testing.history import Fault, read
@@ -142,7 +143,7 @@ def test_a_gateway_that_runs_is_left_without_tables(database: str, tmp_path: Pat
     with GatewayServer(database, tmp_path / "gateway.log") as gateway:
         url = ["--url", gateway.url, "--database-url", database]
         code, output = torture(*url, "--seed", "4", "--ops", "200", out=tmp_path / "out")
-    assert code == 0, output
+    assert_ended_well(code, output)
     assert "Seed 4" in output
     with psycopg.connect(database) as connection:
         assert connection.execute(TABLES).fetchone() == (0,)
@@ -173,7 +174,7 @@ def test_ctrl_c_leaves_a_report_of_what_ran(database: str, tmp_path: Path) -> No
     try:
         wait_until(lambda: any(_size(path) > 5000 for path in tmp_path.glob(".torture-*/part*")), within=150)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(120) == 0, (tmp_path / "log").read_text()
+        assert_ended_well(process.wait(120), (tmp_path / "log").read_text())
     finally:
         process.kill()
         process.wait()
@@ -193,7 +194,7 @@ def test_the_same_seed_injects_the_same_faults(database: str, tmp_path: Path) ->
     for name in ("one", "two"):
         options = ["--seed", "9", "--ops", "500", "--faults", "delay-client,delay-database,cut-after-commit"]
         code, output = torture("--database-url", database, *options, out=tmp_path / name)
-        assert code == 0, output
+        assert_ended_well(code, output)
         events = read(tmp_path / name / "history.jsonl")
         found.append([(event.kind, event.target) for event in events if isinstance(event, Fault)])
     shorter = min(len(faults) for faults in found)

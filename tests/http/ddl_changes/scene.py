@@ -34,15 +34,19 @@ class Scene:
         return answer.status_code, answer.json()["code"] if answer.status_code >= 400 else None
 
     async def reload(self) -> None:
-        """Make the gateway look, and return once it has."""
+        """Make the gateway look, and return once it has a picture that it began after this call.
+
+        The first new picture may be one that was under way. The one after it was begun later: loads follow one another.
+        """
 
         async def catalog() -> str:
             return str((await self.api.http.get("/readyz")).json()["catalog"])
 
-        before = await catalog()
-        await self.owner.execute("NOTIFY fencepost, 'reload'")
+        for _ in range(2):
+            before = await catalog()
+            await self.owner.execute("NOTIFY fencepost, 'reload'")
 
-        async def looked() -> bool:
-            return await catalog() != before
+            async def looked(before: str = before) -> bool:
+                return await catalog() != before
 
-        await eventually(looked, what="a new catalog")
+            await eventually(looked, what="a new catalog")

@@ -257,7 +257,7 @@ class Ddl:
     async def truncate(self, shape: Shape) -> None:
         output = await self.actor.sql(shape, f'TRUNCATE public."{shape.name}"')
         if shape.protected and not output:
-            self._world.complaints.append(f"TRUNCATE of {shape} passed")
+            self._world.wrong.append(f"TRUNCATE of {shape} passed")
 
     async def lose_the_column(self, shape: Shape) -> None:
         """Rename the column of the marks, or drop it, and then do what `fencepost` advises."""

@@ -51,6 +51,7 @@ class Storm:
     """What came of it."""
 
     wrong: list[str]
+    complaints: list[str]
     answers: Counter[str]
     ddl: Counter[str]
     fenced: Counter[str]
@@ -131,7 +132,8 @@ async def rage(running: Server, directory: Path, seed: int, operations: int, sab
     for transaction in read:
         oracle.read(transaction)
     answer = compare(world.operations.values(), oracle.applied, oracle.bare)
-    return Storm([*oracle.wrong, *answer, *world.complaints], world.answers, world.ddl, oracle.fenced)
+    wrong = [*oracle.wrong, *answer, *world.wrong]
+    return Storm(wrong, world.complaints, world.answers, world.ddl, oracle.fenced)
 
 
 __all__ = ["Server", "Storm", "rage", "server"]

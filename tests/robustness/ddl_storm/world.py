@@ -147,7 +147,10 @@ class World:
         self.operations: dict[str, Operation] = {}
         self.answers: Counter[str] = Counter()
         self.ddl: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        """What broke a promise at once."""
         self.complaints: list[str] = []
+        """Errors that are none of those that are expected."""
         self.epoch = 0
         """Which database it is: two more after each restore, and odd while one takes the other's place."""
         self.top = 100

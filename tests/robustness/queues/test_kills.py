@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pytest
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import World, messages, world
+from tests.support.violations import assert_none
 
 from fencepost.testing.faults import killed
 from fencepost.testing.servers.launcher import Launcher
@@ -108,4 +109,4 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
         finally:
             submitting.cancel()
         wrong = await house.wrong(submitters.submissions)
-        assert not wrong, "\n".join([found, *wrong[:20], house.logs()])
+        assert_none(wrong, found, house.logs())

@@ -8,6 +8,7 @@ import random
 import pytest
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import ConsumerServer, World, messages, world
+from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.waiting import eventually
@@ -62,4 +63,4 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
             submitting.cancel()
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
-        assert not wrong, "\n".join([f"FENCEPOST_STORM_SEED={seed}", *wrong[:20], house.logs()])
+        assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())

@@ -10,6 +10,7 @@ import random
 import pytest
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import World, messages, world
+from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.waiting import eventually
@@ -55,5 +56,5 @@ async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_ord
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
         found = f"FENCEPOST_STORM_SEED={seed} {dict(submitters.answers)}"
-        assert not wrong, "\n".join([found, *wrong[:20], house.logs()])
+        assert_none(wrong, found, house.logs())
         assert set(submitters.answers) == {"202"}, found

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from tests.robustness.queues.oracle import Submission, effects_of
 from tests.robustness.queues.submitters import Connection, Submitters
 from tests.robustness.queues.world import World, world
+from tests.support.violations import assert_none
 
 from fencepost.testing.faults import paused
 from fencepost.testing.servers.kafka import Kafka
@@ -145,7 +146,7 @@ async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, seed:
         await house.end(submitters)
         await looking.close()
         wrong = await house.wrong(submitters.submissions)
-        assert not wrong, "\n".join([*wrong[:20], house.logs()])
+        assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())
         return late
 
 

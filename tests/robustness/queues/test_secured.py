@@ -4,6 +4,7 @@ import pytest
 from tests.robustness.queues.log_servers import SECURED
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import world
+from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
 
@@ -20,5 +21,5 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
         await submitters.submit()
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
-        assert not wrong, "\n".join([*wrong[:20], house.logs()])
+        assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())
         assert set(submitters.answers) == {"202"}

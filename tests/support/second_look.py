@@ -1,0 +1,147 @@
+"""What of a run's failures gets a second look, and what came of it: the tests' side of tools/run_tests.py.
+
+A run with --failures=FILE writes down what failed. The second run, with --first=FILE, runs those tests again, one after
+another, with nothing beside them. It lists those that pass now: each lost against a busy machine and is to be mended.
+The run is green all the same, unless there are more than MOST of them. What an oracle found (violations.py) is printed
+when it is found, and gets no second look.
+"""
+
+import json
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.support.selection import forbidden_skips
+from tests.support.violations import violations_in
+
+MOST: Final = 10
+"""How many tests of a run may pass only alone. With more the machine, or the suite, is not to be relied on."""
+_LINES: Final = 12
+"""How many lines of a failure's message are listed."""
+_VIOLATION: Final = "violation"
+
+
+@dataclass
+class Failures:
+    """What failed in a run: the message of each test, by its id, and what oracles found."""
+
+    messages: dict[str, str] = field(default_factory=dict)
+    violations: dict[str, str] = field(default_factory=dict)
+    skipped: bool = False
+    """Whether a test was skipped that must not be."""
+
+    @property
+    def deserve_a_second_look(self) -> bool:
+        """Whether all that is wrong are tests that may pass alone."""
+        return bool(self.messages) and not self.violations and not self.skipped
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), "utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Failures":
+        return cls(**json.loads(path.read_text("utf-8")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures", type=Path, metavar="FILE", help="write down what failed, for a second look")
+    parser.addoption("--first", type=Path, metavar="FILE", help="this is the second look at what that run wrote down")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of xdist hands its reports to the process that started it
+        first: Path | None = config.option.first
+        config.pluginmanager.register(Look(config, None if first is None else Failures.read(first)), "second-look")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: "pytest.CallInfo[None]",
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what an oracle found into the report, which alone goes from a worker of xdist to its controller."""
+    report = yield
+    found = violations_in(call.excinfo.value if call.excinfo else None)
+    report.user_properties += [(_VIOLATION, str(each)) for each in found if report.failed]
+    return report
+
+
+class Look:
+    """One run, and the run before it if this is the second look."""
+
+    def __init__(self, config: pytest.Config, first: Failures | None) -> None:
+        self._config = config
+        self._first = first
+        self._ran: set[str] = set()
+        self._failures = Failures()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure of a test, of its fixtures, or of the worker that ran it."""
+        self._ran.add(report.nodeid)
+        if not report.failed:
+            return
+        self._failures.messages.setdefault(report.nodeid, _message(report))
+        found = [str(text) for name, text in report.user_properties if name == _VIOLATION]
+        if found:
+            self._failures.violations[report.nodeid] = "\n".join(found)
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"VIOLATION {report.nodeid}: {found[0]}", red=True, bold=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write down what failed, and have the second look end red with too many that pass alone."""
+        self._failures.skipped = bool(forbidden_skips(self._reporter))
+        if (path := session.config.option.failures) is not None:
+            self._failures.write(path)
+        if self._first is not None and (len(self._healed) > MOST or self._missing):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """List what an oracle found, and what passed only alone."""
+        if self._failures.violations:
+            terminalreporter.section("violations: what an oracle found gets no second look", red=True)
+            _list(terminalreporter, self._failures.violations)
+        if self._first is None:
+            return
+        if self._missing:
+            terminalreporter.section("failed before, and did not run again", red=True)
+            _list(terminalreporter, self._missing)
+        if self._healed:
+            many = len(self._healed) > MOST
+            terminalreporter.section(f"passed only alone: {len(self._healed)}", red=many, yellow=not many)
+            _list(terminalreporter, self._healed)
+            if many:
+                terminalreporter.line(f"More than {MOST}: the run is red.")
+
+    @property
+    def _healed(self) -> dict[str, str]:
+        assert self._first is not None
+        ran = self._ran - self._failures.messages.keys()
+        return {test: message for test, message in self._first.messages.items() if test in ran}
+
+    @property
+    def _missing(self) -> dict[str, str]:
+        assert self._first is not None
+        return {test: message for test, message in self._first.messages.items() if test not in self._ran}
+
+    @property
+    def _reporter(self) -> pytest.TerminalReporter:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        assert isinstance(reporter, pytest.TerminalReporter)
+        return reporter
+
+
+def _message(report: pytest.TestReport) -> str:
+    """Give what a failure says, without the way to it."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+    lines = text.splitlines()
+    return "\n".join(lines if len(lines) <= _LINES else [*lines[:_LINES], f"… {len(lines) - _LINES} lines more"])
+
+
+def _list(reporter: pytest.TerminalReporter, messages: dict[str, str]) -> None:
+    for test, message in messages.items():
+        reporter.line(test)
+        for line in message.splitlines():
+            reporter.line(f"    {line}")

@@ -1,0 +1,86 @@
+"""A run of planted tests by tools/run_tests.py: which failures are looked at twice, and which colour comes of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = 'pytest_plugins = ["tests.support.selection", "tests.support.second_look"]'
+PLANTED = """
+import os
+from pathlib import Path
+import pytest
+from tests.support.violations import Violation
+
+def first_time(name):
+    path = Path(__file__).with_name(f"{name}.seen")
+    seen = path.exists()
+    path.touch()
+    return not seen
+
+@pytest.mark.parametrize("n", range(HEALING))
+def test_heals(n):
+    assert not first_time(n), f"the machine was busy, {n}"
+"""
+NOT_HEALING = """
+def test_does_not_heal():
+    assert 1 == 2
+"""
+CRASHING = """
+def test_crashes():
+    if first_time("crash"):
+        os._exit(3)
+"""
+VIOLATED = """
+def test_storm():
+    if first_time("storm"):
+        raise ExceptionGroup("of tasks", [Violation("FENCEPOST_STORM_SEED=17: two holders at once")])
+"""
+FOUND = "VIOLATION test_planted.py::test_storm: FENCEPOST_STORM_SEED=17: two holders at once"
+SKIPPED = """
+def test_needs_a_server():
+    pytest.skip("apt-get install something")
+"""
+
+
+def run(directory: Path, healing: int, planted: str = "", no_skips: str = "") -> tuple[int, str]:
+    (directory / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "test_planted.py").write_text(PLANTED.replace("HEALING", str(healing)) + planted)
+    command = [sys.executable, "-m", "tools.run_tests", "-n2", f"--rootdir={directory}", f"-c{directory}/pytest.ini"]
+    environment = {"PATH": "", "PYTHONPATH": ".", "FENCEPOST_NO_SKIPS": no_skips}
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_ten_may_pass_only_alone_also_of_a_worker_that_crashed(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 9, CRASHING)
+    assert code == 0, output
+    listed = output.rpartition("passed only alone: 10")[2]
+    assert listed.count("AssertionError: the machine was busy, ") == 9, "each with its first message"
+    assert "crashed while running 'test_planted.py::test_crashes'" in listed
+    assert "10 passed" in listed.strip().splitlines()[-1], "the closing line is pytest's own"
+
+
+def test_eleven_may_not(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 11)
+    assert code == 1, output
+    assert "passed only alone: 11" in output
+
+
+def test_what_does_not_heal_is_red(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 1, NOT_HEALING)
+    assert code == 1, output
+    assert "passed only alone: 1" in output
+    assert "1 failed, 1 passed" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "apt-get install")])
+def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
+    tmp_path: Path, planted: str, no_skips: str, listed: str
+) -> None:
+    code, output = run(tmp_path, 1, planted, no_skips)
+    assert code == 1, output
+    assert listed in output
+    assert "passed only alone" not in output
