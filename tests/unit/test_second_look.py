@@ -40,7 +40,7 @@ def test_storm():
 FOUND = "VIOLATION test_planted.py::test_storm: FENCEPOST_STORM_SEED=17: two holders at once"
 SKIPPED = """
 def test_needs_a_server():
-    pytest.skip("apt-get install something")
+    pytest.skip("its server is not installed")
 """
 
 
@@ -76,7 +76,7 @@ def test_what_does_not_heal_is_red(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "apt-get install")])
+@pytest.mark.parametrize(("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "its server is not installed")])
 def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
     tmp_path: Path, planted: str, no_skips: str, listed: str
 ) -> None:
