@@ -76,7 +76,9 @@ def test_what_does_not_heal_is_red(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "its server is not installed")])
+@pytest.mark.parametrize(
+    ("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "its server is not installed")]
+)
 def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
     tmp_path: Path, planted: str, no_skips: str, listed: str
 ) -> None:
