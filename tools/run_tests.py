@@ -3,11 +3,10 @@
     python -m tools.run_tests -n 3 --dist worksteal --all
 
 The arguments are pytest's. What failed in the first run, also because a worker died, runs again without workers, one
-test after another. Tests that pass now are listed under "passed only alone", and the exit code is 0 unless there are
-more than ten of them. What an oracle found (tests/support/violations.py) is red at once. The rules are in
-tests/support/second_look.py.
+test after another. What is red and what is green then: tests/support/second_look.py.
 """
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,13 @@ _ALONE: Final = ("-n0", "--last-failed", "--last-failed-no-failures=none", f"--m
 
 def main(arguments: Sequence[str]) -> int:
     """Run them. Returns pytest's exit code: of the second run, where there is one."""
+    # Ctrl-C reaches pytest, too, which ends its servers. Only then this process goes on.
+    signal.signal(signal.SIGINT, lambda *_: None)
     with tempfile.TemporaryDirectory() as directory:
         # A cache of its own: pytest's may know failures of other tests, from runs before.
         cache, first = f"--override-ini=cache_dir={directory}/cache", Path(directory, "first.json")
         code = _pytest(*arguments, cache, f"--failures={first}")
-        if code != pytest.ExitCode.TESTS_FAILED or not (failures := Failures.read(first)).deserve_a_second_look:
+        if code != pytest.ExitCode.TESTS_FAILED or not (failures := Failures.read(first)).worth_a_second_look:
             return code
         click.echo(f"\nA second look, one after another, at the {len(failures.messages)} tests that failed:")
         return _pytest(*arguments, cache, f"--first={first}", *_ALONE)

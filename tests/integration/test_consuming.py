@@ -16,6 +16,7 @@ from tests.support.consuming import (
     wrong_effects,
 )
 from tests.support.interleave import Connect, Connection
+from tests.support.violations import assert_none
 
 from fencepost.fencing.token import Rule
 from fencepost.queues.log import Message
@@ -132,7 +133,7 @@ async def test_several_consumers_keep_the_order_of_each_resource(database: str, 
         async with consumed(queue, members=3):
             await queue.append_at_once(messages)
             await queue.empty()
-    assert not await wrong_effects(owner, expected)
+    assert_none(await wrong_effects(owner, expected))
 
 
 async def test_in_batches_each_message_has_its_record_and_the_last_one_stands(queue: Queue) -> None:
@@ -158,7 +159,7 @@ async def test_a_generation_that_was_raised_gives_no_message_a_second_effect(
         await sources.raise_source(owner, DEFAULT, "for a test")
         async with consumed(queue):
             await queue.empty()
-    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+    assert_none(await wrong_effects(owner, {"orders/k1": [1, 2]}))
 
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
@@ -173,7 +174,7 @@ async def test_what_was_applied_and_not_said_to_be_done_has_no_second_effect(
         await both_applied_and_not_done(queue, monkeypatch)
         async with consumed(queue):
             await queue.empty()
-    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+    assert_none(await wrong_effects(owner, {"orders/k1": [1, 2]}))
     told = "SELECT ARRAY[sum(applied), sum(redelivered)]::int[] FROM fencepost.queue_partitions"
     assert await owner.fetchval(told) == [2, 2]
 
@@ -201,7 +202,7 @@ async def test_two_submissions_with_one_idempotency_key_are_one_write(database: 
         async with consumed(queue):
             await queue.empty()
         assert await queue.states() == {"applied": 2}
-    assert not await wrong_effects(owner, {"orders/k1": [1]})
+    assert_none(await wrong_effects(owner, {"orders/k1": [1]}))
 
 
 async def test_a_resource_stops_at_a_dead_letter_where_that_is_wanted(database: str, owner: Connection) -> None:

@@ -123,7 +123,7 @@ class Storm:
             (self.wrong if answer.is_success else self.complaints).append(
                 f"{shot}: {answer.status_code} {code} {answer.text}"
             )
-        if answer.is_server_error:
+        if code == "FP009":  # it says that it is not known
             self.unknown.add(shot.token)
         self.statuses[shot.verb, answer.status_code, code] += 1
 

@@ -123,7 +123,7 @@ async def read(http: httpx.AsyncClient, key: str) -> Any:
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:
-    """Give the code of a refusal. It is asked for where one is due: a success is the stale write that was accepted."""
+    """Give the code of a refusal. For where a refusal is due: a success there is a stale write that was accepted."""
     promised(not answer.is_success, f"{answer.request.method} {answer.request.url} was accepted: {answer.text}")
     return answer.status_code, answer.json()["code"]
 

@@ -22,4 +22,6 @@ def test_each_layer_that_is_off_lets_through_what_the_page_says(seed: int) -> No
     fenced = [row for row in rows if row["queue"] and row["fence"]]
     wrong = ("duplicates", "without_effect", "stale", "wrong_at_the_end")
     assert_none([f"{each}: {row}" for row in fenced for each in wrong if row[each]], again)
+    twice = [row for row in rows if row["fence"] and row["duplicates"]]
+    assert_none([f"an effect twice under a fence: {row}" for row in twice], again)
     assert broken(rows) == [], f"{again} {rows}"

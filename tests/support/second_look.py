@@ -29,13 +29,13 @@ class Failures:
 
     messages: dict[str, str] = field(default_factory=dict)
     violations: dict[str, str] = field(default_factory=dict)
-    skipped: bool = False
-    """Whether a test was skipped that must not be."""
+    incomplete: bool = False
+    """Whether tests may not have run: a skip that CI forbids, a file that could not be read, a run that was stopped."""
 
     @property
-    def deserve_a_second_look(self) -> bool:
-        """Whether all that is wrong are tests that may pass alone."""
-        return bool(self.messages) and not self.violations and not self.skipped
+    def worth_a_second_look(self) -> bool:
+        """Whether all that is wrong are tests that may pass alone, and so few that it is worth the time."""
+        return 0 < len(self.messages) <= 5 * MOST and not self.violations and not self.incomplete
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), "utf-8")
@@ -73,28 +73,38 @@ class Look:
     def __init__(self, config: pytest.Config, first: Failures | None) -> None:
         self._config = config
         self._first = first
-        self._ran: set[str] = set()
+        self._passed: set[str] = set()
         self._failures = Failures()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure of a test, of its fixtures, or of the worker that ran it."""
-        self._ran.add(report.nodeid)
+        if report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
+            self._passed.add(report.nodeid)
         if not report.failed:
             return
         self._failures.messages.setdefault(report.nodeid, _message(report))
         found = [str(text) for name, text in report.user_properties if name == _VIOLATION]
         if found:
-            self._failures.violations[report.nodeid] = "\n".join(found)
+            self._failures.violations.setdefault(report.nodeid, "\n".join(found))
             self._reporter.ensure_newline()
-            self._reporter.write_line(f"VIOLATION {report.nodeid}: {found[0]}", red=True, bold=True)
+            self._reporter.write_line(f"VIOLATION {report.nodeid}: {_beginning(found[0])}", red=True, bold=True)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file whose tests are not known. Workers of xdist run the others all the same."""
+        self._failures.incomplete |= report.failed
+
+    def pytest_internalerror(self) -> None:
+        """Note that pytest itself failed, here or in a worker."""
+        self._failures.incomplete = True
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write down what failed, and have the second look end red with too many that pass alone."""
-        self._failures.skipped = bool(forbidden_skips(self._reporter))
+        stopped = session.shouldfail or session.shouldstop
+        self._failures.incomplete |= bool(stopped or forbidden_skips(self._reporter))
         if (path := session.config.option.failures) is not None:
             self._failures.write(path)
-        if self._first is not None and (len(self._healed) > MOST or self._missing):
+        if self._first is not None and (len(self._healed) > MOST or self._missing or self._failures.incomplete):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -105,7 +115,7 @@ class Look:
         if self._first is None:
             return
         if self._missing:
-            terminalreporter.section("failed before, and did not run again", red=True)
+            terminalreporter.section("failed before, and was skipped now or did not run", red=True)
             _list(terminalreporter, self._missing)
         if self._healed:
             many = len(self._healed) > MOST
@@ -117,13 +127,14 @@ class Look:
     @property
     def _healed(self) -> dict[str, str]:
         assert self._first is not None
-        ran = self._ran - self._failures.messages.keys()
-        return {test: message for test, message in self._first.messages.items() if test in ran}
+        healed = self._passed - self._failures.messages.keys()  # its teardown may fail
+        return {test: message for test, message in self._first.messages.items() if test in healed}
 
     @property
     def _missing(self) -> dict[str, str]:
         assert self._first is not None
-        return {test: message for test, message in self._first.messages.items() if test not in self._ran}
+        seen = self._passed | self._failures.messages.keys()
+        return {test: message for test, message in self._first.messages.items() if test not in seen}
 
     @property
     def _reporter(self) -> pytest.TerminalReporter:
@@ -136,6 +147,10 @@ def _message(report: pytest.TestReport) -> str:
     """Give what a failure says, without the way to it."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+    return _beginning(text)
+
+
+def _beginning(text: str) -> str:
     lines = text.splitlines()
     return "\n".join(lines if len(lines) <= _LINES else [*lines[:_LINES], f"… {len(lines) - _LINES} lines more"])
 

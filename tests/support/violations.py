@@ -33,8 +33,8 @@ def judging(within: float = 9.0) -> Iterator[None]:
     """Have what a stepped scenario asserts of the product raise Violation.
 
     What keeps a scenario from being stepped at all, as a wait that came to its end, is no AssertionError and stays
-    what it is. So does an AssertionError after more than `within` seconds, in which none of the scenario's own times
-    run out: the lock timeouts of its sessions and the lives of its leases are 10 seconds and more.
+    what it is. So does an AssertionError after more than `within` seconds: by then sessions may have given up waiting
+    for a lock, and leases may have ended (10 seconds and more), so that it may say nothing of the product.
     """
     began = time.monotonic()
     try:
@@ -55,10 +55,17 @@ def _words(error: AssertionError) -> str:
 
 def violations_in(error: BaseException | None) -> list[Violation]:
     """List the violations in an exception, in those of its group, and in what it was raised from or during."""
-    if error is None:
-        return []
-    if isinstance(error, Violation):
-        return [error]
-    grouped = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    inner = (*grouped, error.__cause__, error.__context__)
-    return list(dict.fromkeys(found for each in inner for found in violations_in(each)))
+    found: list[Violation] = []
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Violation):
+            found.append(each)
+            continue
+        left += [each.__context__, each.__cause__]
+        left += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+    return found

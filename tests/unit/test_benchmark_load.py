@@ -37,9 +37,8 @@ class RecordingServer:
                 writer.write(self.answer[:half])
                 await asyncio.sleep(0)
                 writer.write(self.answer[half:])
-            await reader.readuntil(
-                b"\r\n\r\n"
-            )  # what is not read when a connection is closed may cost the answer before
+            # A request that is not read when its connection is closed may cost the answer before it.
+            await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
 

@@ -38,19 +38,27 @@ def test_storm():
         raise ExceptionGroup("of tasks", [Violation("FENCEPOST_STORM_SEED=17: two holders at once")])
 """
 FOUND = "VIOLATION test_planted.py::test_storm: FENCEPOST_STORM_SEED=17: two holders at once"
+NEVER_TWICE = """
+def test_runs_once():
+    if not first_time("once"):
+        pytest.skip("not again")
+    assert False
+"""
 SKIPPED = """
 def test_needs_a_server():
     pytest.skip("its server is not installed")
 """
 
 
-def run(directory: Path, healing: int, planted: str = "", no_skips: str = "") -> tuple[int, str]:
+def run(directory: Path, healing: int, planted: str = "", no_skips: str = "", *more: str) -> tuple[int, str]:
     (directory / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_planted.py").write_text(PLANTED.replace("HEALING", str(healing)) + planted)
     command = [sys.executable, "-m", "tools.run_tests", "-n2", f"--rootdir={directory}", f"-c{directory}/pytest.ini"]
     environment = {"PATH": "", "PYTHONPATH": ".", "FENCEPOST_NO_SKIPS": no_skips}
-    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [*command, *more, str(directory)], capture_output=True, text=True, check=False, env=environment
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -69,11 +77,14 @@ def test_eleven_may_not(tmp_path: Path) -> None:
     assert "passed only alone: 11" in output
 
 
-def test_what_does_not_heal_is_red(tmp_path: Path) -> None:
-    code, output = run(tmp_path, 1, NOT_HEALING)
+@pytest.mark.parametrize(
+    ("planted", "end"), [(NOT_HEALING, "1 failed, 1 passed"), (NEVER_TWICE, "1 passed, 1 skipped")]
+)
+def test_what_does_not_heal_is_red(tmp_path: Path, planted: str, end: str) -> None:
+    code, output = run(tmp_path, 1, planted)
     assert code == 1, output
     assert "passed only alone: 1" in output
-    assert "1 failed, 1 passed" in output.splitlines()[-1]
+    assert end in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +96,20 @@ def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
     code, output = run(tmp_path, 1, planted, no_skips)
     assert code == 1, output
     assert listed in output
+    assert "passed only alone" not in output
+
+
+def test_a_run_that_was_stopped_stays_red(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 2, "", "", "-n0", "-x")
+    assert code == 1, output
+    assert "passed only alone" not in output
+
+
+def test_a_run_with_a_file_that_its_workers_could_not_import_stays_red(tmp_path: Path) -> None:
+    """The others ran all the same. Alone, the file can be imported, and its tests are not those that failed before."""
+    (tmp_path / "test_other.py").write_text(
+        "import os\nassert 'PYTEST_XDIST_WORKER' not in os.environ\ndef test_never_runs(): pass\n"
+    )
+    code, output = run(tmp_path, 1)
+    assert code == 1, output
     assert "passed only alone" not in output
