@@ -10,7 +10,7 @@ from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embed
 from fencepost.testing.servers.directories import server_directory
 
 SERVERS = ("embedded-18", "debian-15")
-"""The servers that tests run on. The first one that is installed runs everything."""
+"""The servers that tests run on."""
 
 _OPTIONS = {"max_prepared_transactions": "5", "jit": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
 
@@ -31,13 +31,18 @@ def server_bin_dir(kind: str) -> Path:
         pytest.skip(str(error))
 
 
-def first_server() -> str:
-    """Return the one of SERVERS that runs everything: the embedded one, which has no wheels for some Pythons."""
+def installed_servers() -> list[str]:
+    """List those of SERVERS that are installed; the first one where none is, so that tests skip with its reason."""
     try:
         embedded_bin_dir()
-    except EmbeddedServerError:
-        return "debian-15"
-    return "embedded-18"
+    except EmbeddedServerError:  # no wheels for this Python
+        return [SERVERS[1]]
+    return list(SERVERS) if debian_bin_dir() else [SERVERS[0]]
+
+
+def first_server() -> str:
+    """Return the installed one of SERVERS that tests run on which are about something else than PostgreSQL."""
+    return installed_servers()[0]
 
 
 @contextmanager

@@ -1,20 +1,24 @@
 """Which tests `make test` runs, and what it names at its end.
 
-`make test` leaves two kinds to `make test-all`, which is `pytest --all` and runs everything:
+There are two PostgreSQLs. Tests marked `versions` are about what its versions do differently (its catalogs, our DDL,
+triggers, statements and migrations) and run on both. Each other test runs on one of them:
 
-- tests marked `long("kind")`: storms, soaks, failovers and the like. Each rule has a stepped race test as well.
-- tests on the second PostgreSQL, but for those marked `versions`: they are about what PostgreSQL's versions do
-  differently (its catalogs, our DDL, triggers, statements and migrations).
+- `make test`: on the first. It leaves tests marked `long("kind")` to `make test-all`: storms, soaks, failovers and
+  the like. Each rule has a stepped race test as well.
+- `make test-all`, which is `pytest --all`: on the one that the name of its file chooses, so that each of the two runs
+  about half of them.
 
 Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows it only through the gateway.
-A test that is asked for by name (`file.py::test`, `-k`, `-m`) always runs; so do the long tests of a named file.
+A test that is asked for by name (`file.py::test`, `-k`, `-m`) runs on both; the long tests of a named file run, too.
 """
 
 import os
+import zlib
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
-from tests.support.postgres import SERVERS, first_server
+from tests.support.postgres import SERVERS, installed_servers
 
 ONE_SERVER = frozenset({"client", "cli", "conformance", "queues", "sources", "testing", "torture"})
 CHOSEN_BY = ("postgres", "bin_dir", "server_name")
@@ -35,26 +39,31 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take away what is not for this run."""
-    first, everything, long_too = first_server(), _everything(config), _named_files(config)
+    by_name, servers = _by_name(config), installed_servers()
+    everything = by_name or config.option.all
+    long_too = everything or _named_files(config)
     left: Counter[str] = Counter()
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        kind = None if everything else kind_left(item, first, long_too=long_too)
-        if kind is not None:
-            left[kind] += 1
-        (others if kind is not None or runs_nowhere(item, first) else chosen).append(item)
+        long = None if long_too else item.get_closest_marker("long")
+        if not runs_on(item, servers, by_name=by_name, spread=everything or long is not None):
+            others.append(item)
+        elif long is None:
+            chosen.append(item)
+        else:
+            left[str(long.args[0])] += 1
+            others.append(item)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
     config.stash[LEFT] = dict(left)
 
 
-def _everything(config: pytest.Config) -> bool:
-    """Whether all that was collected runs: it was asked for with --all, or by name, or failed before."""
-    by_name = any("::" in argument for argument in config.args)
+def _by_name(config: pytest.Config) -> bool:
+    """Whether the tests of this run were asked for by name, or failed before."""
     option = config.option
-    return bool(by_name or option.all or option.keyword or option.markexpr or option.lf)
+    return bool(any("::" in each for each in config.args) or option.keyword or option.markexpr or option.lf)
 
 
 def _named_files(config: pytest.Config) -> bool:
@@ -62,28 +71,22 @@ def _named_files(config: pytest.Config) -> bool:
     return all(argument.endswith(".py") for argument in config.args)
 
 
-def _server(item: pytest.Item) -> str | None:
-    """Give the PostgreSQL that a test runs on, one of SERVERS; None when it needs none."""
+def runs_on(item: pytest.Item, servers: Sequence[str], *, by_name: bool, spread: bool) -> bool:
+    """Whether a test runs on the PostgreSQL that it was collected for.
+
+    `servers`: those that are installed, the first of which runs what is not spread over them. A test marked `versions`
+    is skipped with its reason where its server is not installed.
+    """
     callspec = getattr(item, "callspec", None)
     parameters = {} if callspec is None else callspec.params
-    return next((parameters[name] for name in CHOSEN_BY if parameters.get(name) in SERVERS), None)
-
-
-def runs_nowhere(item: pytest.Item, first: str) -> bool:
-    """Whether it would show on this PostgreSQL nothing that it does not show on the first."""
-    return item.path.parent.name in ONE_SERVER and _server(item) not in {None, first}
-
-
-def kind_left(item: pytest.Item, first: str, *, long_too: bool) -> str | None:
-    """Give what a test is that `make test-all` alone runs, in the plural; None when `make test` runs it."""
-    if runs_nowhere(item, first):
-        return None
-    if not long_too and (marker := item.get_closest_marker("long")):
-        return str(marker.args[0])
-    server = _server(item)
-    if server not in {None, first} and item.get_closest_marker("versions") is None:
-        return f"tests on {server} that {first} ran"
-    return None
+    server = next((parameters[name] for name in CHOSEN_BY if parameters.get(name) in SERVERS), None)
+    if server is None:
+        return True
+    if item.path.parent.name in ONE_SERVER:
+        return bool(server == servers[0])
+    if by_name or item.get_closest_marker("versions"):
+        return True
+    return bool(server == servers[zlib.crc32(item.path.name.encode()) % len(servers) if spread else 0])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

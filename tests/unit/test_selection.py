@@ -1,53 +1,56 @@
-"""What `make test` leaves to `make test-all`."""
+"""Which tests run on which PostgreSQL."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.support.selection import kind_left, runs_nowhere
+from tests.support.selection import runs_on
 
-FIRST, SECOND = "embedded-18", "debian-15"
-ON_SECOND = f"tests on {SECOND} that {FIRST} ran"
+FIRST, SECOND = BOTH = ("embedded-18", "debian-15")
+ANY, VERSIONS = (), (pytest.mark.versions,)
 
 
-def collected(folder: str, *marks: pytest.MarkDecorator, **parameters: object) -> pytest.Item:
-    """Stand in for a test of this folder, with these marks and parameters."""
+def collected(folder: str, *marks: pytest.MarkDecorator, file: str = "test_it.py", **parameters: object) -> pytest.Item:
+    """Stand in for a test of this file, with these marks and parameters."""
     of_name = {mark.name: mark.mark for mark in marks}
     callspec = SimpleNamespace(params=parameters)
-    path = Path("tests") / folder / "test_it.py"
-    item: Any = SimpleNamespace(path=path, callspec=callspec, get_closest_marker=of_name.get)
+    item: Any = SimpleNamespace(path=Path("tests") / folder / file, callspec=callspec, get_closest_marker=of_name.get)
     return cast("pytest.Item", item)
 
 
-@pytest.mark.parametrize(
-    ("item", "left"),
-    [
-        (collected("unit"), None),
-        (collected("integration", postgres=FIRST), None),
-        (collected("integration", postgres=SECOND), ON_SECOND),
-        (collected("integration", pytest.mark.versions, postgres=SECOND), None),
-        (collected("robustness", bin_dir=SECOND), ON_SECOND),
-        (collected("robustness", pytest.mark.long("storms")), "storms"),
-        (collected("robustness", pytest.mark.long("storms"), pytest.mark.versions, postgres=SECOND), "storms"),
-        (collected("cli", postgres=SECOND), None),
-    ],
-)
-def test_long_tests_and_those_on_the_second_server_are_left(item: pytest.Item, left: str | None) -> None:
-    assert kind_left(item, FIRST, long_too=False) == left
+def on(folder: str, marks: tuple[pytest.MarkDecorator, ...] = ANY, **how: bool) -> list[str]:
+    """List the servers on which the two of a test run that were collected."""
+    how = {"by_name": False, "spread": False} | how
+    return [each for each in BOTH if runs_on(collected(folder, *marks, postgres=each), BOTH, **how)]
 
 
-def test_a_long_test_of_a_named_file_runs() -> None:
-    assert kind_left(collected("robustness", pytest.mark.long("storms")), FIRST, long_too=True) is None
+def test_a_test_runs_on_the_first_server_and_what_versions_change_on_both() -> None:
+    assert on("integration") == [FIRST]
+    assert on("integration", VERSIONS) == on("integration", VERSIONS, spread=True) == [*BOTH]
+    assert runs_on(collected("unit"), BOTH, by_name=False, spread=True)
 
 
-@pytest.mark.parametrize(
-    ("folder", "server", "nowhere"), [("cli", SECOND, True), ("cli", FIRST, False), ("http", SECOND, False)]
-)
-def test_some_folders_never_run_on_the_second_server(folder: str, server: str, nowhere: bool) -> None:
-    assert runs_nowhere(collected(folder, postgres=server), FIRST) == nowhere
+def test_all_tests_are_spread_over_the_servers_a_file_on_one() -> None:
+    files = [f"test_{number}.py" for number in range(100)]
+    ran = {
+        server: [
+            file
+            for file in files
+            if runs_on(collected("http", file=file, bin_dir=server), BOTH, by_name=False, spread=True)
+        ]
+        for server in BOTH
+    }
+    assert sorted(ran[FIRST] + ran[SECOND]) == sorted(files)
+    assert min(len(ran[FIRST]), len(ran[SECOND])) > 30
 
 
-def test_without_the_embedded_server_the_other_one_runs_everything() -> None:
-    assert kind_left(collected("integration", postgres=SECOND), SECOND, long_too=False) is None
-    assert not runs_nowhere(collected("cli", postgres=SECOND), SECOND)
+def test_one_that_is_named_runs_on_both_but_in_folders_of_one_server() -> None:
+    assert on("http", by_name=True) == [*BOTH]
+    assert on("cli", by_name=True) == on("cli", VERSIONS, spread=True) == [FIRST]
+
+
+def test_where_one_server_is_installed_it_runs_everything() -> None:
+    for how in (False, True):
+        assert runs_on(collected("integration", postgres=SECOND), [SECOND], by_name=False, spread=how)
+        assert runs_on(collected("cli", postgres=SECOND), [SECOND], by_name=False, spread=how)
