@@ -21,7 +21,7 @@ from tests.support.violations import assert_none, promised
 from fencepost.queues.postgres.consumer import TTL
 from fencepost.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("storms")
 
@@ -53,7 +53,7 @@ class Consumers:
         """Wait until it consumes."""
         output = self.processes[member].stdout
         assert output is not None
-        line = await asyncio.wait_for(asyncio.to_thread(output.readline), 60)
+        line = await asyncio.wait_for(asyncio.to_thread(output.readline), 2 * PATIENCE)
         assert f"{DEFAULT}" in line, (self.directory / member).read_text()
 
     def kill(self, member: str) -> None:
@@ -188,13 +188,13 @@ async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
         async def both() -> bool:
             return await _owners(queue.owner) == {"a-1", "a-2"}
 
-        await eventually(both, within=60, what="both have partitions")
+        await eventually(both, within=2 * PATIENCE, what="both have partitions")
         await _submit(queue, range(1, 501), expected, seed)
         workers = [pid for pid in descendants(parent.pid) if _is_a_worker(pid)]
         os.kill(workers[0], signal.SIGKILL)
         await _submit(queue, range(501, 1001), expected, seed)
         await queue.empty(60)
-        await eventually(both, within=60, what="both have partitions again")
+        await eventually(both, within=2 * PATIENCE, what="both have partitions again")
         parent.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(parent.wait, 30) == 0
     assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")

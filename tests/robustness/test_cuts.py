@@ -20,11 +20,12 @@ from tests.support.violations import assert_none
 
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("storms")
 
 CUTS = 500
-WITHIN = 120.0  # seconds, of which it takes about twenty
+WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
 
 Begin = Callable[[int], Awaitable[tuple[Writers, list[CuttingProxy]]]]
 

@@ -206,7 +206,7 @@ async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
         async def back() -> bool:
             return (await client.get("/readyz")).status_code == 200
 
-        await eventually(back, within=15, what="the gateway's readiness")
+        await eventually(back, what="the gateway's readiness")
         assert_waits(first)
         assert_waits(second)
         await release(client, holder)

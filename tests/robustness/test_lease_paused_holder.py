@@ -20,7 +20,7 @@ from tests.support.lease_paused_holder import LOCK
 from tests.support.violations import promised
 
 from fencepost.storage import demo
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -56,7 +56,7 @@ class Holder:
         return answers
 
     async def _line(self) -> str:
-        return (await asyncio.wait_for(self._stdout.readline(), 30)).decode().strip()
+        return (await asyncio.wait_for(self._stdout.readline(), PATIENCE)).decode().strip()
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from fencepost.storage.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
-WITHIN = 120.0  # seconds, of which it takes about twenty
+WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
 
 
 @dataclass
@@ -89,7 +89,7 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
                     assert not writing.done(), writing.result()
                     return writers.accepted >= wanted
 
-                await eventually(written, within=30, what=f"{count} more writes {writers.answers}")
+                await eventually(written, what=f"{count} more writes {writers.answers}")
 
             await more()
             for by in (signal.SIGQUIT, signal.SIGKILL):

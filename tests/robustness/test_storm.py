@@ -14,10 +14,11 @@ from tests.support.violations import assert_none
 
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("storms")
 
-WITHIN = 120.0  # seconds, of which the storm itself takes a few
+WITHIN = 4 * PATIENCE  # seconds, of which the storm itself takes a few
 
 StartGateways = Callable[[int], Awaitable[list[str]]]
 

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 PROBLEM_MEMBERS = frozenset(
     {"type", "title", "status", "detail"}  # RFC 9457
     | {"code", "message", "details", "hint"}  # PostgREST
@@ -134,7 +136,7 @@ class Api:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
             writer.write(sent)
-            received = await asyncio.wait_for(reader.read(), 30)
+            received = await asyncio.wait_for(reader.read(), PATIENCE)
         finally:
             writer.close()
         head, _, body = received.partition(b"\r\n\r\n")

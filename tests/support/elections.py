@@ -16,9 +16,9 @@ from tests.support.violations import promised
 
 from fencepost.storage import demo
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-WITHIN = 60.0  # seconds
+WITHIN = 2 * PATIENCE  # seconds
 
 # The trigger sees writes in the order in which they are accepted: each waits for the row of the one before.
 _HISTORY = """

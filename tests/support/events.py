@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 
-WITHIN = 30.0  # seconds
+from fencepost.testing.servers.waiting import PATIENCE
+
+WITHIN = PATIENCE  # seconds
 
 
 @dataclass(frozen=True)

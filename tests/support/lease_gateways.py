@@ -16,7 +16,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, LockRequest
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from fencepost.locks.leases import AcquireResult
@@ -91,7 +91,7 @@ async def open_side(dsn: str, *, pool_size: int = 4) -> AsyncIterator[Side]:
     )
     task = asyncio.create_task(listener.run())
     try:
-        await asyncio.wait_for(side.listening.wait(), 10)
+        await asyncio.wait_for(side.listening.wait(), PATIENCE)
         yield side
     finally:
         task.cancel()

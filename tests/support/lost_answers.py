@@ -12,7 +12,7 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.racing import Race, gateway_pid, open_gateway
 
 from fencepost.gateway.gateway import Gateway
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 _LONG = pytest.mark.long("other pairs of rule and way of a write whose answer is lost")
 RULES_AND_BATCHES = [
@@ -38,7 +38,7 @@ async def cut_off(race: Race, lock_timeout: float = 10) -> AsyncIterator[tuple[G
 
 async def swallowed(proxy: CuttingProxy, landed: Callable[[], Awaitable[bool]]) -> None:
     """Return once a write is committed (`landed`), and its answer swallowed."""
-    await asyncio.wait_for(proxy.muted.wait(), 10)
+    await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
     await eventually(landed, what="the write that landed")
 
 

@@ -63,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _by_name(config: pytest.Config) -> bool:
     """Whether the tests of this run were asked for by name, or failed before."""
     option = config.option
-    return bool(any("::" in each for each in config.args) or option.keyword or option.markexpr or option.lf)
+    failed_before = getattr(option, "lf", False)  # pytest's cache may be switched off
+    return bool(any("::" in each for each in config.args) or option.keyword or option.markexpr or failed_before)
 
 
 def _named_files(config: pytest.Config) -> bool:
@@ -121,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _lacking(reporter: pytest.TerminalReporter) -> set[str]:
-    """Give why tests were skipped, but for those about what a lock service does not promise: these run nowhere."""
+    """Give why tests were skipped, but for those about what a lock service or an older PostgreSQL does not promise."""
     skipped = reporter.stats.get("skipped", [])
     reasons = {str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped}
     return {reason for reason in reasons if not reason.startswith("capability: ")}

@@ -18,9 +18,9 @@ from tests.support.processes import all_gone
 
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.processes import descendants, mentioning
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-STARTS_WITHIN = 60.0  # seconds
+STARTS_WITHIN = 2 * PATIENCE  # seconds
 
 workers = pytest.mark.parametrize(
     "workers", [pytest.param("1", marks=pytest.mark.long("tests with one worker process")), "2"]
@@ -118,7 +118,7 @@ async def serving_as_it_is(directory: Path, *arguments: str, **variables: str) -
     finally:
         everything = [process.pid, *descendants(process.pid)]
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
         await all_gone(everything)
         await all_gone(list(mentioning(str(directory / "data"))))
 

@@ -12,6 +12,7 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import End, History, Invoke, Recorder
+from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.torture.assignment import Assignment
 from fencepost.torture.holders.actor import Actor
 from fencepost.torture.holders.locks import acquire, release
@@ -19,7 +20,7 @@ from fencepost.torture.tally import Tally
 
 pytestmark = pytest.mark.long("torture")
 
-WITHIN = 60.0  # seconds: the lease of the slowest source, on a busy machine
+WITHIN = 2 * PATIENCE  # seconds: the lease of the slowest source, on a busy machine
 
 
 async def handed_on(on: SourceStage, tally: Path) -> History:

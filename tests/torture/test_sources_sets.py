@@ -13,6 +13,7 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, History, Invoke, Recorder
+from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.torture import Config, run
 from fencepost.torture.assignment import Assignment
 from fencepost.torture.holders.actor import Actor
@@ -25,7 +26,7 @@ from fencepost.torture.workloads import WORKLOADS, sets
 pytestmark = pytest.mark.long("torture")
 
 PAUSED, NEXT = 0, 1
-WITHIN = 60.0  # seconds: the lease of the slowest source, on a busy machine
+WITHIN = 2 * PATIENCE  # seconds: the lease of the slowest source, on a busy machine
 
 
 class Steps:

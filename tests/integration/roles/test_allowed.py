@@ -96,7 +96,7 @@ async def test_a_role_with_any_name_may_act(stage: Acting) -> None:
 @pytest.mark.versions
 async def test_without_set_a_membership_is_not_enough(stage: Acting) -> None:
     if (await stage.owner.fetchval("SHOW server_version_num")) < "160000":
-        pytest.skip("memberships have no options before PostgreSQL 16")
+        pytest.skip("capability: memberships have no options before PostgreSQL 16")
     await stage.owner.execute(f"GRANT t_plain TO {LOGIN} WITH SET FALSE")
     assert "may not act as it" in await refused(stage.of("t_plain"))
 

@@ -95,7 +95,7 @@ class Restores:
                 return False
             return True
 
-        await eventually(renamed, within=20, what="no connection to the old database")
+        await eventually(renamed, what="no connection to the old database")
         await maintenance.execute("ALTER DATABASE storm_new RENAME TO storm")
 
     async def _keep_the_log(self, maintenance: Connection) -> int:

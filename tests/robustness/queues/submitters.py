@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 from tests.robustness.queues.oracle import KEYS, Answer, Submission
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 PRODUCERS = 8
-ANSWERED_WITHIN = 30.0  # seconds
+ANSWERED_WITHIN = PATIENCE  # seconds
 PAUSE = 0.05  # seconds, of a writer who was refused, before it submits something else
 
 _UNKNOWN = "FP027"

@@ -21,7 +21,7 @@ from fencepost.testing.faults import killed
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.postgres import Postgres
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually, wait_until
+from fencepost.testing.servers.waiting import PATIENCE, eventually, wait_until
 
 pytestmark = pytest.mark.long("storms of queued writes")
 
@@ -62,7 +62,7 @@ def time_away(
     if more:
         enough = min(submitters.acknowledged + more, total)
         what = f"submissions without {name} {submitters.answers}"
-        return functools.partial(wait_until, lambda: submitters.acknowledged >= enough, within=90, what=what)
+        return functools.partial(wait_until, lambda: submitters.acknowledged >= enough, within=3 * PATIENCE, what=what)
     # Nothing is to be waited for: what needs the server meets that it is away.
     return functools.partial(threading.Event().wait, chance.uniform(0, 1))
 

@@ -11,7 +11,7 @@ from tests.robustness.queues.world import ConsumerServer, World, messages, world
 from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("storms of queued writes")
 
@@ -47,13 +47,13 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
             async def far_enough() -> bool:
                 return submitters.acknowledged >= at
 
-            await eventually(far_enough, within=60, what="the first half of the submissions")
+            await eventually(far_enough, within=2 * PATIENCE, what="the first half of the submissions")
             younger.start()
 
             async def says_so() -> bool:
                 return any(SAYS in each.log_text() for each in (older, younger))
 
-            await eventually(says_so, within=60, what="why one of them does not consume")
+            await eventually(says_so, within=2 * PATIENCE, what="why one of them does not consume")
             await submitting
             await house.settle(submitters)
         except Exception as error:

@@ -21,9 +21,9 @@ from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_en
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.postgres import Postgres
 from fencepost.testing.servers.server import ChildProcess, Server
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-SETTLES_WITHIN = 60.0
+SETTLES_WITHIN = 2 * PATIENCE
 """Seconds in which what waits in the queue is applied after a storm."""
 
 
