@@ -87,7 +87,7 @@ INSERTS = {
 }
 
 
-@pytest.fixture(params=["strict-external", "epoch-external", "strict-builtin", "epoch-builtin"])
+@pytest.fixture(params=["strict-external", "epoch-builtin"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
     rule, _, source = request.param.partition("-")
     race = await open_race(connect, database, rule, source=source)

@@ -8,8 +8,6 @@ from tests.support.racing import Race, open_race, outcome
 
 from fencepost.storage.protecting.protect import protect
 
-pytestmark = pytest.mark.versions
-
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 UPDATE_FROM = "UPDATE public.orders o SET n = s.n FROM (VALUES ('k', 7)) s(id, n) WHERE o.order_id = s.id"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
@@ -31,17 +29,7 @@ UPDATES = [each for each in WRITES_OF_A_ROW if each not in DELETES]
 INSERTS = [INSERT, UPSERT, NOTHING, MERGE_INSERT, MERGE_BOTH, COPIED]
 
 
-LONG = pytest.mark.long("other pairs of rule and source of direct SQL that waits")
-
-
-@pytest.fixture(
-    params=[
-        "strict-external",
-        "epoch-builtin",
-        pytest.param("epoch-external", marks=LONG),
-        pytest.param("strict-builtin", marks=LONG),
-    ]
-)
+@pytest.fixture(params=["strict-external", "epoch-builtin"])
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
     rule, _, source = request.param.partition("-")
     return await open_race(connect, database, rule, source=source)

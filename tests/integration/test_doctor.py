@@ -10,8 +10,6 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 
-pytestmark = pytest.mark.versions
-
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
 CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a);
@@ -33,6 +31,7 @@ async def owner(connect: Connect, database: str) -> Connection:
     return connection
 
 
+@pytest.mark.versions
 @pytest.mark.usefixtures("owner")
 async def test_a_sound_database_is_ok(database: str) -> None:
     found = await command("doctor", database=database)

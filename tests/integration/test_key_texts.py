@@ -8,8 +8,6 @@ from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, 
 from fencepost.gateway.use_cases import put
 from fencepost.storage.protecting.protect import protect, unprotect
 
-pytestmark = pytest.mark.versions
-
 OTHER_TYPES = {
     "fewer digits": ("numeric", "1.25", "ALTER k TYPE numeric(10,1)", "1.25"),
     "a time of day": ("date", "'2024-01-01'", "ALTER k TYPE timestamp", "'2024-01-01'"),

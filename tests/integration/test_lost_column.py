@@ -7,8 +7,6 @@ from tests.support.racing import Race, open_race
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
 
-pytestmark = pytest.mark.versions
-
 GONE = "ALTER TABLE public.orders DROP COLUMN last_fence_token CASCADE"
 RENAMED = "ALTER TABLE public.orders RENAME COLUMN last_fence_token TO mark"
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'live'"

@@ -7,8 +7,6 @@ from tests.support.racing import Race, open_race
 
 from fencepost.storage.protecting.protect import protect, unprotect
 
-pytestmark = pytest.mark.versions
-
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1, lowest int, own int)"
 
 

@@ -8,8 +8,6 @@ from fencepost.storage.inspecting.ceilings import examine_marks
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import protect, unprotect
 
-pytestmark = pytest.mark.versions
-
 ALIASES = (*"rkmfpatsxo", "was", "there", "resource", "mark", "mend", "scope", "name")
 VARIABLES = (
     "known", "came", "lowest", "highest", "missing", "guarded", "unguarded", "this_key", "of_floor", "high", "before",

@@ -23,8 +23,6 @@ from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, 
 from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.upkeep.reset import reset
 
-pytestmark = pytest.mark.versions
-
 WITHIN_DEADLOCK_TIMEOUT = (
     "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
 )

@@ -17,8 +17,6 @@ from fencepost.storage.statements.query_sql import render_filters, render_order,
 from fencepost.storage.tables.catalog import EVERYTHING, Table
 from fencepost.storage.tables.load import load
 
-pytestmark = pytest.mark.versions
-
 
 class Things:
     """The table, and the question that each test asks of it."""

@@ -23,8 +23,6 @@ from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.statements import marks
 from fencepost.storage.statements.marks import Appeared, claim_absent
 
-pytestmark = pytest.mark.versions
-
 SCOPED = "customer/{customer}"
 
 

@@ -14,8 +14,6 @@ from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 
-pytestmark = pytest.mark.versions
-
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);
 INSERT INTO depth VALUES (0);

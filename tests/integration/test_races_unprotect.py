@@ -152,7 +152,6 @@ async def is_refused(race: Race, when: When, request: Request, code: str = "FP00
     assert await nothing_was_granted(race)
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("when", [late, waiting], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_request_that_unprotect_overtakes_is_refused(

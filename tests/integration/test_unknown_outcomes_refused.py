@@ -26,11 +26,9 @@ CREATE TRIGGER a_rekey BEFORE INSERT ON public.orders FOR EACH ROW EXECUTE FUNCT
 """
 
 
-@pytest.fixture(
-    params=["strict", pytest.param("epoch", marks=pytest.mark.long("second rules of a write whose answer is lost"))]
-)
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await audited_race(connect, database, request.param)
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    return await audited_race(connect, database, "strict")
 
 
 async def landed(race: Race, proxy: CuttingProxy) -> None:

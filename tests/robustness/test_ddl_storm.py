@@ -15,8 +15,8 @@ from tests.support.violations import assert_none
 
 pytestmark = pytest.mark.long("storms of DDL and restores")
 
-OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 3000)
-CONTROL = 3000
+OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1500)
+CONTROL = 1500
 
 
 def storm_over(server_name: str, directory: Path, seed: int, operations: int, sabotage: str = "") -> Storm:

@@ -19,10 +19,21 @@ from tests.support.racing import open_gateway
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.protecting.protect import protect
 
+OF_EACH_KIND = [
+    "redis",
+    "advisory",
+    pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper")),
+]
+"""One that ends leases by itself, one whose tokens are drawn in PostgreSQL, and one whose holds live by a session. How
+each source behaves is shown in tests/conformance.
+"""
+every_source = pytest.mark.parametrize("bench", EACH_BENCH, indirect=True)
+"""What is seen once with each source that ships."""
 
-@pytest.fixture(scope="session", params=EACH_BENCH)
+
+@pytest.fixture(scope="session", params=OF_EACH_KIND)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Run a lock service, once for each of them."""
+    """Run a lock service, once for each kind."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 from tests.conformance.bench import Bench
-from tests.sources.conftest import Api, secret
+from tests.sources.conftest import Api, every_source, secret
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.waiting import eventually
@@ -23,6 +23,7 @@ def lock() -> str:
     return f"orders/{next(_numbers)}"
 
 
+@every_source
 async def test_a_lease_lives_from_its_grant_to_its_release(api: Api, lock: str) -> None:
     granted = await api.grant(lock, owner="worker-a", tokens=3)
     assert granted["source"] == api.source

@@ -14,16 +14,11 @@ from tests.support.racing import Race, gateway_pid, open_gateway
 from fencepost.gateway.gateway import Gateway
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-_LONG = pytest.mark.long("other pairs of rule and way of a write whose answer is lost")
 RULES_AND_BATCHES = [
     pytest.param(("strict", "alone"), id="strict-alone"),
     pytest.param(("epoch", "in batches"), id="epoch-in batches"),
-    pytest.param(("strict", "in batches"), id="strict-in batches", marks=_LONG),
-    pytest.param(("epoch", "alone"), id="epoch-alone", marks=_LONG),
 ]
-"""Parameters of a race: its rule, and whether a write has its transaction alone or shares it. `make test` runs each
-rule and each way once.
-"""
+"""Parameters of a race: its rule, and whether a write has its transaction alone or shares it, each once."""
 TOKEN = b"\x00\x00\x00\x1f"
 """How the token 31 is sent, in binary."""
 

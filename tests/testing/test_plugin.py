@@ -14,7 +14,7 @@ LONG = pytest.mark.long("projects that use the plugin")
 PROJECTS = Path(__file__).parent / "projects"
 
 
-def run_pytest(directory: Path, *arguments: str | Path) -> str:
+def run_pytest(directory: Path, *arguments: str | Path, python: str | Path = sys.executable) -> str:
     """Run pytest in a directory; returns what it prints."""
     ours = ("PYTEST_", "FENCEPOST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -22,7 +22,7 @@ def run_pytest(directory: Path, *arguments: str | Path) -> str:
         "[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", *arguments],
+        [str(python), "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", *arguments],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -47,23 +47,18 @@ def passed(output: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "tests"),
-    [
-        ("with_asyncio", 1),
-        ("with_anyio", 1),
-        pytest.param("threads", 7, marks=LONG),
-        pytest.param("models", 4, marks=LONG),
-        pytest.param("gateway_faults", 5, marks=LONG),
-    ],
+    ("names", "tests"),
+    [(("with_asyncio", "with_anyio"), 2), pytest.param(("models", "gateway_faults"), 9, marks=LONG)],
 )
-def test_a_project_passes_and_leaves_no_process(tmp_path: Path, name: str, tests: int) -> None:
-    file = project(tmp_path, name)
-    output = run_pytest(tmp_path, file, f"--basetemp={tmp_path / 'base'}")
+def test_projects_pass_and_leave_no_process(tmp_path: Path, names: tuple[str, ...], tests: int) -> None:
+    """The other project, with threads: test_wheel.py."""
+    files = [project(tmp_path, name) for name in names]
+    output = run_pytest(tmp_path, *files, f"--basetemp={tmp_path / 'base'}")
     assert passed(output) == tests
     assert not mentioning(str(tmp_path))
 
 
-@pytest.mark.long("projects that use the plugin")
+@LONG
 def test_lock_services_run_or_say_what_to_install(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, project(tmp_path, "services"))
     assert "failed" not in output, output
@@ -72,7 +67,7 @@ def test_lock_services_run_or_say_what_to_install(tmp_path: Path) -> None:
     assert re.search(r"^(\d\d|[4-9]) passed", output, re.MULTILINE), output
 
 
-@pytest.mark.long("projects that use the plugin")
+@LONG
 def test_each_worker_of_xdist_has_a_gateway_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "test_workers.py"
     file.write_text(

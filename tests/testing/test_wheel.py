@@ -1,62 +1,32 @@
 """The plugin in a project of its own, which has installed Fencepost's wheel in a fresh environment."""
 
-import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
-from tests.testing.test_plugin import PROJECTS, passed
+from tests.testing.test_plugin import passed, project, run_pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = 9
-"""As in test_plugin.py: 7 with threads, and one for each library of coroutines."""
+UV = Path(sys.executable).with_name("uv")
 
 
 @pytest.mark.long("installations of the wheel")
 def test_a_project_that_installed_the_wheel(tmp_path: Path) -> None:
-    subprocess.run(
-        [*(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"), "-w", tmp_path, ROOT],
-        check=True,
-    )
+    def run(*command: object) -> None:
+        subprocess.run([*map(str, command)], check=True, cwd=tmp_path)
+
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("fencepost-*.whl")
-    venv.create(tmp_path / "venv", with_pip=True)
+    run(UV, "venv", "--quiet", "venv")
     python = tmp_path / "venv" / "bin" / "python"
     # Versions are those of this run; hashes of the constraints would ask for one of the wheel itself.
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("\n".join(_versions(ROOT / "requirements.txt", ROOT / "requirements-dev.txt")))
-    subprocess.run(
-        [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "-c",
-            constraints,
-            f"{wheel}[testing]",
-            "pytest-asyncio",
-            "pytest-xdist",
-        ],
-        check=True,
-    )
-    project = tmp_path / "project"
-    project.mkdir()
-    for name in ("threads", "with_asyncio", "with_anyio"):
-        (project / f"test_{name}.py").write_text((PROJECTS / f"{name}.py").read_text())
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FENCEPOST_"))}
-    for workers in ((), ("-n", "2")):
-        done = subprocess.run(
-            [python, "-m", "pytest", "-q", *workers],
-            cwd=project,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        assert passed(done.stdout) == TESTS
+    run(UV, "pip", "install", "--quiet", "--python", python, "-c", constraints, f"{wheel}[testing]", "pytest-asyncio")
+    (tmp_path / "project").mkdir()
+    files = [project(tmp_path / "project", name) for name in ("threads", "with_asyncio", "with_anyio")]
+    assert passed(run_pytest(tmp_path / "project", *files, python=python)) == 9
 
 
 def _versions(*locks: Path) -> set[str]:

@@ -11,9 +11,6 @@ from tests.support.interleave import Connection
 from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
 from fencepost.storage.schema.migrate import upgrade
 
-pytestmark = pytest.mark.versions
-
-
 MAY_NOT = [
     "DELETE FROM fencepost.marks",
     "UPDATE fencepost.marks SET last_fence_token = 1",

@@ -40,10 +40,10 @@ async def come_and_go(house: World, submitters: Submitters, total: int, seed: in
 
 
 async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_order(
-    storm_kind: str, launcher: Launcher, seed: int
+    kind: str, launcher: Launcher, seed: int
 ) -> None:
-    total = messages(4000)
-    async with world(storm_kind, launcher=launcher) as house:
+    total = messages(3000)
+    async with world(kind, launcher=launcher) as house:
         for member in ("c1", "c2", "c3"):
             await house.consumer(member)
         submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= total)

@@ -58,17 +58,17 @@ def _lagging_standby() -> Iterator[None]:
         yield
 
 
-ROWS: Final = Setting("rows", "register")
-SCOPES: Final = Setting("scopes", "register", faults="delay-database")
-LOCKS: Final = Setting("locks", "mutex", operations=4000, resources=1, tasks=6)
-KEYS: Final = Setting("keys", "idempotent")
+ROWS: Final = Setting("rows", "register", operations=600)
+SCOPES: Final = Setting("scopes", "register", operations=800, faults="delay-database")
+LOCKS: Final = Setting("locks", "mutex", operations=2500, resources=1, tasks=6)
+KEYS: Final = Setting("keys", "idempotent", operations=600)
 KEYS_AT_ONCE: Final = Setting("keys at once", "idempotent", operations=2500, faults="delay-database", gateways=2)
 """Answers of PostgreSQL that come late leave time between the steps of a write."""
-LOST_ANSWERS: Final = Setting("lost answers", "register", faults="cut-after-commit")
+LOST_ANSWERS: Final = Setting("lost answers", "register", operations=800, faults="cut-after-commit")
 CLIENTS: Final = Setting(
-    "clients", "client", operations=3000, faults="partition-client", resources=2, gateways=2, tasks=8
+    "clients", "client", operations=1800, faults="partition-client", resources=2, gateways=2, tasks=8
 )
-CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=2000, faults="cut-client", tasks=8)
+CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500, faults="cut-client", tasks=8)
 CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
 CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
 FAILOVERS: Final = Setting(
