@@ -137,4 +137,4 @@ async def waiters(http: httpx.AsyncClient, count: int) -> None:
         held = await locks(http)
         return bool(held) and len(held[0]["waiters"]) >= count
 
-    await eventually(enough, within=30, what=f"{count} waiters")
+    await eventually(enough, what=f"{count} waiters")

@@ -122,7 +122,7 @@ async def test_again_outlasts_a_gateway_that_is_away(lock: StartLock, demo_datab
         async def campaigns_again() -> bool:
             return "campaigning again" in running.printed
 
-        await eventually(campaigns_again, within=30)
+        await eventually(campaigns_again)
         await gateway.start()
         old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
         assert int(new[0]) > int(old[0])

@@ -16,7 +16,7 @@ from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
 from tests.support.processes import all_gone
 
 from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
@@ -76,7 +76,7 @@ class Screen:
             return text in self.shown
 
         try:
-            await eventually(there, within=20, what=text)
+            await eventually(there, what=text)
         except TimeoutError:
             pytest.fail(f"{text!r} is not on the screen: {self.shown!r}")
 
@@ -114,7 +114,7 @@ async def at_a_terminal(
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    return await asyncio.wait_for(asyncio.to_thread(process.wait), 20)
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), PATIENCE)
 
 
 async def test_a_command_reads_from_the_terminal(gateway_url: str, tmp_path: Path) -> None:

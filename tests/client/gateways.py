@@ -13,6 +13,7 @@ from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, read_greeting
 
 from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import PATIENCE
 
 if TYPE_CHECKING:
     import subprocess
@@ -43,7 +44,7 @@ class GatewayProcess:
             return
         everything = [process.pid, *descendants(process.pid)]
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
         await all_gone(everything)
 
 

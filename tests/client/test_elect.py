@@ -12,7 +12,7 @@ from tests.client.gateways import gateway_process
 from fencepost import Client, Leader, LeaseLost, LockHeld, Retry, StaleToken, SyncClient, SyncTerm, Term, Unavailable
 from fencepost.client import BadRequest
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -21,7 +21,7 @@ ORDER = "orders/order-123"
 
 async def seen(leaders: AsyncIterator[Leader | None]) -> str | None:
     """Return the owner of the next leader."""
-    leader = await asyncio.wait_for(anext(leaders), 30)
+    leader = await asyncio.wait_for(anext(leaders), PATIENCE)
     return None if leader is None else leader.owner
 
 
@@ -48,7 +48,7 @@ async def test_a_leader_writes_under_its_term_and_its_successors_is_higher(gatew
                 return bool((await a.locks("election/jobs/nightly"))[0].waiters)
 
             await eventually(b_waits, what="a candidate")
-        second = await asyncio.wait_for(succeeding, 30)
+        second = await asyncio.wait_for(succeeding, PATIENCE)
         assert second.term > first.term
         await second.claim(ORDER)
         with pytest.raises(StaleToken):
@@ -126,7 +126,7 @@ async def test_lost_leadership_is_a_lost_lease_and_can_cancel_the_body(gateway_u
             async with c.elect("scheduler", ttl=1, cancel_on_loss=True) as term:
                 terms.append(term)
                 await depose(gateway_url, term)
-                await asyncio.wait_for(asyncio.Event().wait(), 30)
+                await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
 
         with pytest.raises(LeaseLost):
             await lead()

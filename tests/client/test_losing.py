@@ -14,7 +14,7 @@ from tests.client.idle import lock_is_free
 
 from fencepost import Client, LeaseLost, LockHeld, OutcomeUnknown, Retry, Unavailable
 from fencepost.testing import Link, cut, partitioned
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
@@ -38,7 +38,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
         async def a_renewal_failed() -> bool:
             return "renewal attempt 2 failed" in caplog.text
 
-        await eventually(a_renewal_failed, within=20)
+        await eventually(a_renewal_failed)
         assert lease.trusted
         await gateway.start()
         assert (await reading)["order_id"] == "order-123"
@@ -47,7 +47,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
             expires = (await c.locks(ORDER))[0].expires_at
             return expires is not None and expires > first
 
-        await eventually(renewed, within=20)
+        await eventually(renewed)
         assert lease.trusted
         await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
 
@@ -76,7 +76,7 @@ async def test_410_ends_the_lease_and_names_who_has_it_now(gateway_url: str, cou
         async with httpx.AsyncClient(base_url=gateway_url, trust_env=False) as http:
             await http.delete(f"/v1/leases/{lease.id}", headers={"X-Lease-Secret": lease.secret})
         async with other.lock("job"):
-            lost = await asyncio.wait_for(lease.lost, 20)
+            lost = await asyncio.wait_for(lease.lost, PATIENCE)
             assert (lost.reason, lost.code, lost.lease_id) == ("gone", "FP012", lease.id)
             assert lost.superseded_by is not None
             assert lost.superseded_by.holder == "successor"
@@ -100,7 +100,7 @@ async def test_silence_ends_trust_while_the_lease_is_still_held(
     async with Client(link.url) as c, Client(gateway_url) as direct:
         async with c.lock("job", ttl=2.0, margin=1.0) as lease:
             faults.enter_context(partitioned(link))
-            lost = await asyncio.wait_for(lease.lost, 20)
+            lost = await asyncio.wait_for(lease.lost, PATIENCE)
             held = (await direct.locks("job"))[0].held
             assert held, "trust ended before the lease did"
             assert lost.reason == "expired"

@@ -9,7 +9,7 @@ from tests.client.counting import Counting
 
 from fencepost import Client, LeaseLost, LockHeld, RowNotFound, SpentToken, StaleToken
 from fencepost.client import BadRequest, ConstraintViolated, Forbidden, NotFound
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDER = "orders/order-123"
 
@@ -89,7 +89,7 @@ async def test_a_waiter_gets_the_lock_when_it_is_released(client: Client) -> Non
             return bool((await client.locks("job"))[0].waiters)
 
         await eventually(queued)
-    assert await asyncio.wait_for(waiting, 10) > first_token
+    assert await asyncio.wait_for(waiting, PATIENCE) > first_token
 
 
 async def test_several_locks_are_taken_together_and_claimed(client: Client) -> None:

@@ -7,9 +7,10 @@ from tests.client.counting import Counting
 from fencepost import Client, OutcomeUnknown, Retry, StaleToken, StillQueued, SyncClient, WriteFailed
 from fencepost.client import BadRequest, ConstraintViolated, NotFound, RowNotFound, TokenRequired
 from fencepost.testing import Link, cut
+from fencepost.testing.servers.waiting import PATIENCE
 
 ORDER = "orders/order-123"
-WITHIN = 20.0
+WITHIN = PATIENCE
 
 
 async def test_a_queued_write_returns_what_the_same_call_returns_at_once(client: Client) -> None:

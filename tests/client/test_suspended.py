@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fencepost import Client
+from fencepost.testing.servers.waiting import PATIENCE
 
 SCRIPT = Path(__file__).with_name("time_namespace.py")
 SHIFT = 1_000_000  # seconds
@@ -32,7 +33,7 @@ async def run(*command: str) -> dict[str, object]:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    out, errors = await asyncio.wait_for(process.communicate(), 2 * PATIENCE)
     assert process.returncode == 0, errors.decode()
     found: dict[str, object] = json.loads(out)
     return found

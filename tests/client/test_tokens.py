@@ -10,7 +10,7 @@ from tests.support.interleave import Connect, Connection
 from fencepost import Client, Forbidden, LeaseLost, SyncClient, Unauthenticated
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 ORDER = "orders/order-123"
@@ -81,12 +81,12 @@ async def test_a_key_that_ends_in_the_middle_is_a_warning_at_once_and_a_loss_tha
         async def warned() -> bool:
             return "unless the gateway renews it" in caplog.text
 
-        await eventually(warned, within=20, what="a warning")
+        await eventually(warned, what="a warning")
         assert lease.trusted, "the warning comes while the lease is still held"
         assert f"the API key {key_id} was revoked" in caplog.text
         with pytest.raises(Unauthenticated):
             await client.patch("orders", "order-123", {"status": "paid"}, lease=lease)
-        lost = await asyncio.wait_for(lease.lost, 20)
+        lost = await asyncio.wait_for(lease.lost, PATIENCE)
         assert (lost.reason, lost.code) == ("expired", None)
         assert "could not be renewed in time" in str(lost)
         assert f"the last renewal was refused: Authorization: the API key {key_id} was revoked. (FP037)" in str(lost)
@@ -110,4 +110,4 @@ async def test_an_observer_of_an_election_learns_it_too(gateway_url: str, owner:
                 return True
             return False
 
-        await eventually(refused, within=10)
+        await eventually(refused)

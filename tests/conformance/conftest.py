@@ -15,6 +15,7 @@ import pytest
 from tests.conformance.bench import Bench, opened
 
 from fencepost.locks.source import Grant, Holder, Source
+from fencepost.testing.servers.waiting import PATIENCE
 
 BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes", "kubernetes_shim")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
@@ -104,7 +105,7 @@ class HolderProcess:
 
     async def read(self) -> Any:
         assert self.process.stdout is not None
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 30))
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), PATIENCE))
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Sides:
         async def ready() -> bool:
             return bool(await self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"))
 
-        await eventually(ready, within=30, what="the initial copy")
+        await eventually(ready, what="the initial copy")
 
     async def caught_up(self) -> None:
         """Return once the subscriber has applied everything that the publisher has committed."""
@@ -56,7 +56,7 @@ class Sides:
             )
             return bool(await self.publisher.fetchval(query, position, self.name))
 
-        await eventually(applied, within=30, what="the subscriber caught up")
+        await eventually(applied, what="the subscriber caught up")
 
     async def switch(self) -> None:
         """Make the subscriber the side that is written to: it has everything, and follows no longer."""

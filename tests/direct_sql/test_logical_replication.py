@@ -165,7 +165,7 @@ async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> N
         )
         return bool(await sides.subscriber.fetchval(states) == ["fencepost.marks", "orders"])
 
-    await eventually(others_are_ready, within=30, what="the copy of what does not collide")
+    await eventually(others_are_ready, what="the copy of what does not collide")
     await sides.subscriber.execute("TRUNCATE fencepost.floors, fencepost.generations")
     await sides.copied()
     assert await sides.subscriber.fetchval("SELECT count(*) FROM fencepost.floors") == 3 + 1  # tables and a scope

@@ -61,7 +61,7 @@ class Machine:
         async def there() -> bool:
             return any(text in line for line in whole_lines(self.running.errors))
 
-        await eventually(there, within=30, what=f"{text!r} in {self.running.printed!r}")
+        await eventually(there, what=f"{text!r} in {self.running.printed!r}")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.http.conftest import StartGateway
 from fencepost import background
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 SECRET = "a secret of a test, of more than 32 bytes"
 ROLE = "callers_web"
@@ -112,7 +112,7 @@ async def test_a_stream_ends_with_the_callers_token(http: httpx.AsyncClient) -> 
     """The token ended a moment ago: within the skew that is allowed it is accepted, and nothing is left to wait."""
     short = bearer("ann", lives=-28)
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE),
         http.stream("GET", "/v1/elections/events", params={"name": "eu"}, headers=short) as stream,
     ):
         assert stream.status_code == 200
@@ -210,7 +210,7 @@ async def test_refusals_for_who_the_caller_is_are_recorded_as_counts(
             found = {(row["caller"], row["code"]): row["count"] for row in rows}
             return found if sum(found.values()) == 6 else None
 
-        found = await eventually(all_recorded, within=20, what="six refusals")
+        found = await eventually(all_recorded, what="six refusals")
     finally:
         await connection.close()
     assert {code: count for (caller, code), count in found.items() if caller.endswith("ann")} == {

@@ -11,7 +11,7 @@ from tests.http.conftest import StartGateway
 from tests.support.serving import launch
 
 from fencepost.storage.protecting.protect import protect, unprotect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 async def tables(client: httpx.AsyncClient) -> str:
@@ -78,7 +78,7 @@ async def test_sighup_reloads_the_catalog(demo_database: str, short_dir: Path) -
     owner = await asyncpg.connect(demo_database)
     try:
         assert process.stdout is not None
-        greeting = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
+        greeting = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 2 * PATIENCE)
         url = greeting.split()[-1]
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             before = await tables(client)
@@ -94,4 +94,4 @@ async def test_sighup_reloads_the_catalog(demo_database: str, short_dir: Path) -
     finally:
         await owner.close()
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)

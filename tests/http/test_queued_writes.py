@@ -26,7 +26,7 @@ from fencepost.http.responses.answers import to_recorded
 from fencepost.queues.log import LogUnavailableError
 from fencepost.storage.queues.results import record
 from fencepost.storage.statements.idempotency import Recorded
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 PAID = b'{"order_id":"a","status":"paid"}'
 APPLIED = Recorded(200, (("content-type", "application/json"), ("x-fence-mark", "7"), (STATE_HEADER, "applied")), PAID)
@@ -336,5 +336,5 @@ async def test_who_hangs_up_does_not_wait_any_more(queued: Queued) -> None:
     asked = asyncio.create_task(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
     await eventually(lambda: _reached(queued, 1), what="the request waiting")
     gone.set()
-    await asyncio.wait_for(asked, 20)
+    await asyncio.wait_for(asked, PATIENCE)
     assert queued.gateway.results.count == 0

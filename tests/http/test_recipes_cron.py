@@ -51,7 +51,7 @@ async def free(http: httpx.AsyncClient) -> None:
     async def none_holds() -> bool:
         return not any(lock["held"] for lock in (await http.get("/v1/locks")).json())
 
-    await eventually(none_holds, within=30, what="the end of the lease")
+    await eventually(none_holds, what="the end of the lease")
 
 
 def test_every_block_of_the_page_is_run() -> None:
@@ -101,7 +101,7 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
             await one.says("stale token")
             assert re.search(words, one.running.printed), one.running.printed
         else:
-            await eventually(lambda: wrote_over(owner), within=30, what="the lost update")
+            await eventually(lambda: wrote_over(owner), what="the lost update")
         one.resume_lock()
         assert await one.running.ended() == 79
     assert await total(owner) == (NEW if protected else OLD)

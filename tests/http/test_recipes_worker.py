@@ -11,7 +11,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("recipes that run as processes")
 
@@ -46,14 +46,14 @@ async def works(owner: Connection, host: str) -> int:
         found: int = await owner.fetchval("SELECT coalesce(max(rounds) FILTER (WHERE host = $1), 0) FROM workers", host)
         return found
 
-    return await eventually(rounds, within=40, what=f"a round of {host}")
+    return await eventually(rounds, within=2 * PATIENCE, what=f"a round of {host}")
 
 
 async def waits(http: httpx.AsyncClient) -> None:
     async def one_waits() -> bool:
         return any(lock["waiters"] for lock in (await http.get("/v1/locks")).json())
 
-    await eventually(one_waits, within=30, what="the second machine in the queue")
+    await eventually(one_waits, what="the second machine in the queue")
 
 
 def test_every_block_of_the_page_is_run() -> None:

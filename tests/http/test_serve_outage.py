@@ -46,7 +46,7 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
             async def failed_to_start() -> bool:
                 return "Application startup failed" in gateway.errors.read_text()
 
-            await eventually(failed_to_start, within=30, what="a worker that cannot start")
+            await eventually(failed_to_start, what="a worker that cannot start")
             assert (await client.get("/healthz")).status_code == 200
             assert (await client.get("/v1/data/orders")).status_code == 503
             assert gateway.process.poll() is None
@@ -57,7 +57,7 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
                 now = workers(gateway)
                 return len(now) == 2 and victim not in now and (await client.get("/readyz")).status_code == 200
 
-            await eventually(all_back, within=30, what="two workers again")
+            await eventually(all_back, what="two workers again")
             assert (await client.get("/v1/data/orders/order-123")).status_code == 200
             gateway.interrupt()
             assert await gateway.ended() == 0

@@ -12,7 +12,7 @@ from tests.support.processes import all_gone, established
 from tests.support.serving import Gateway, serving
 
 from fencepost.testing.servers.processes import mentioning
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of several worker processes")
 
@@ -32,14 +32,14 @@ class Connection:
 
     async def ask(self) -> int:
         self.writer.write(_REQUEST)
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         await self.reader.readexactly(length)
         return int(head.split()[1])
 
     async def closed_by_the_other_side(self) -> None:
         with suppress(ConnectionResetError):
-            assert await asyncio.wait_for(self.reader.read(), 10) == b""
+            assert await asyncio.wait_for(self.reader.read(), PATIENCE) == b""
 
     async def close(self) -> None:
         self.writer.close()
@@ -131,7 +131,7 @@ async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) ->
             held = clients.held()
             return len(held) == 2 and all(len(ports) > 0 for ports in held.values())
 
-        await eventually(replaced, within=30, what="a connection for the new worker")
+        await eventually(replaced, what="a connection for the new worker")
         assert first[0] not in clients.workers()
 
 

@@ -18,6 +18,7 @@ from fencepost.embedded import binaries
 from fencepost.embedded.process import Account
 from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
 from fencepost.testing.servers.processes import mentioning
+from fencepost.testing.servers.waiting import PATIENCE
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 NOBODY = 65534
@@ -43,7 +44,7 @@ def supervisor(data_dir: Path, uid: int | None = None) -> Iterator[subprocess.Po
         try:
             yield process
         finally:
-            process.communicate(timeout=60)  # its stdin ends, and so does the server
+            process.communicate(timeout=2 * PATIENCE)  # its stdin ends, and so does the server
 
 
 def first_line(process: subprocess.Popen[str]) -> str:

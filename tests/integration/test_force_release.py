@@ -13,6 +13,7 @@ from tests.support.lease_gateways import Side, open_side
 from fencepost.cli.main import main
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases.forced import force_release
+from fencepost.testing.servers.waiting import PATIENCE
 
 Run = Callable[..., Awaitable[Result]]
 
@@ -49,7 +50,7 @@ async def test_the_lease_is_over_the_next_in_line_has_the_lock_and_it_is_recorde
     done = await run("--force", "job", "--reason", REASON)
     assert done.exit_code == 0, done.output
     assert "holder" in done.output
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert (await waiting).verdict == "granted"
     assert await side.locks.renew(holder.lease_id or 0, hash_secret("holder"), None) is None
     assert await side.locks.mint(holder.lease_id or 0, hash_secret("holder"), 1) is None
@@ -63,7 +64,7 @@ async def test_all_locks_of_the_lease_are_free(side: Side, observer: Connection,
     await side.acquire("a", "b", secret="holder")
     waiting = await side.wait(observer, "b", secret="waiter")
     assert (await run("--force", "a", "--reason", REASON)).exit_code == 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert (await waiting).verdict == "granted"
 
 

@@ -18,6 +18,7 @@ from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.leases.elections import elections, observe, watch_election
 from fencepost.gateway.leases.held import inspect, locks, mint, release, renew
 from fencepost.storage.leases.builtin import Lease, LeaseId
+from fencepost.testing.servers.waiting import PATIENCE
 
 SECRET = "0123456789abcdef0123456789abcdef"
 ANN, BOB = Caller("jwt:issuer|ann"), Caller("jwt:issuer|bob")
@@ -129,5 +130,5 @@ async def test_a_wait_for_a_lock_ends_with_the_callers_token(gateway: Gateway) -
     await lease(gateway, asking("job", secret=SECRET))
     ends = asyncio.get_running_loop().time() + 0.3
     waiting = ask(gateway.of(Caller("jwt:issuer|ann", ends=ends)), asking("job", secret=SECRET[::-1], wait_ms=60_000))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert code(await waiting) == "FP011"

@@ -12,7 +12,7 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.storage.tables.catalog import EVERYTHING
 from fencepost.storage.tables.load import load
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.versions
 
@@ -279,7 +279,7 @@ async def test_others_get_through_while_protect_waits_for_the_table(owner: Conne
     protecting = await start(observer, protect(owner, "t"), owner.get_server_pid())
     assert not protecting.done()
     # A waiting lock makes this reader wait behind it; protect's own lock_timeout lets it through.
-    assert await asyncio.wait_for(reader.fetchval("SELECT v FROM t"), 10) == "a"
+    assert await asyncio.wait_for(reader.fetchval("SELECT v FROM t"), PATIENCE) == "a"
     assert not protecting.done()
     await holder.execute("COMMIT")
     assert await protecting == "t"

@@ -22,6 +22,7 @@ from fencepost.gateway.use_cases import patch
 from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.upkeep.reset import reset
+from fencepost.testing.servers.waiting import PATIENCE
 
 WITHIN_DEADLOCK_TIMEOUT = (
     "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
@@ -143,7 +144,7 @@ async def test_who_has_drawn_and_wants_the_table_goes_first(db: Connection, conn
     protecting = asyncio.create_task(protect(db, "t", source="builtin"))
     await blocked(db, observer)
     claim = f"UPDATE public.t SET last_fence_token = {HIGH + 7} WHERE id = 2"
-    assert await asyncio.wait_for(outcome(grant.execute(claim)), 15) == "UPDATE 1"
+    assert await asyncio.wait_for(outcome(grant.execute(claim)), PATIENCE) == "UPDATE 1"
     await grant.execute("COMMIT")
     await protecting
     assert await draw(db) == HIGH + 8
@@ -163,7 +164,7 @@ async def test_a_deadlock_with_a_grant_is_tried_again(db: Connection, connect: C
     assert not protecting.done()
     assert not claiming.done()
     await holder.execute("COMMIT")
-    assert await asyncio.wait_for(claiming, 15) == "UPDATE 1"
+    assert await asyncio.wait_for(claiming, PATIENCE) == "UPDATE 1"
     await grant.execute("COMMIT")
     await protecting
     assert await draw(db) == HIGH + 8

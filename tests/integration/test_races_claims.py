@@ -12,6 +12,7 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim, delete, insert, patch, put
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:
@@ -167,7 +168,7 @@ async def test_a_put_on_a_row_that_may_be_seen_and_not_written_ends(race: Race) 
         async with open_gateway(race.dsn) as gateway:
             async with gateway.database.connection() as connection:
                 await connection.execute("SET ROLE reader")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 assert result_of(await put(gateway, keyed("k", 60))) == "FP006"
     finally:
         await race.observer.execute("DROP OWNED BY reader; DROP ROLE reader")

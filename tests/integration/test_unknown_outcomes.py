@@ -23,7 +23,7 @@ from fencepost.gateway.writes import operation
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections import backends
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(params=RULES_AND_BATCHES)
@@ -202,7 +202,7 @@ async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
-        await asyncio.wait_for(proxy.muted.wait(), 10)
+        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         proxy.mute_after = None
         proxy.refusing = True
         proxy.cut_all()
@@ -244,11 +244,11 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
-        await asyncio.wait_for(proxy.muted.wait(), 10)
+        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         proxy.muted.clear()
         proxy.mute_after = b"fencepost.gateway_idem_begin"
         proxy.cut_all()
-        await asyncio.wait_for(proxy.muted.wait(), 10)  # ended the first backend, and asks for the record
+        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)  # ended the first backend, and asks for the record
         proxy.refusing = True
         proxy.cut_all()
         assert result_of(await write) == "FP009"
@@ -267,7 +267,7 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
         try:
             proxy.mute_after = TOKEN
             write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
-            await asyncio.wait_for(proxy.muted.wait(), 10)
+            await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
             proxy.cut_all()
             answer = await write
         finally:

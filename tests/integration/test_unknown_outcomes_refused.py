@@ -18,6 +18,7 @@ from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.gateway.writes import operation
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Backend
+from fencepost.testing.servers.waiting import PATIENCE
 
 REKEYING = """
 CREATE SEQUENCE public.made;
@@ -89,7 +90,7 @@ async def test_a_duplicate_in_a_table_called_idempotency_is_a_duplicate(race: Ra
     await race.observer.execute("ALTER INDEX public.orders_pkey RENAME TO idempotency_pkey")
     async with open_gateway(race.dsn) as gateway:
         request = replace(posted(31, {"order_id": "k"}), once=once())
-        answer = await asyncio.wait_for(insert(gateway, request), 10)
+        answer = await asyncio.wait_for(insert(gateway, request), PATIENCE)
     assert result_of(answer) == "23505"
 
 

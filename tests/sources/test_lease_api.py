@@ -66,7 +66,7 @@ async def test_an_operator_ends_a_lease_and_the_lock_is_free_at_the_service(api:
     ):  # a hold that lives by the gateway's session is ended by the gateway, a little later
         return (await api.post(lock, owner="next")).status_code == 201
 
-    await eventually(next_grant, within=15, what="a grant to the next")
+    await eventually(next_grant, what="a grant to the next")
 
 
 async def test_who_holds_an_elections_lock_leads_and_its_number_is_the_term(api: Api, lock: str) -> None:

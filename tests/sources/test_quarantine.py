@@ -18,7 +18,7 @@ from tests.support.in_process import in_process
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("lock services that are restored")
 
@@ -118,7 +118,7 @@ async def available(api: Api, lock: str, **asked: object) -> httpx.Response:
         answer = await api.post(lock, **asked)
         return None if answer.status_code == 503 and answer.json()["code"] == "FP024" else answer
 
-    return await eventually(ask, within=60, what="the service")
+    return await eventually(ask, within=2 * PATIENCE, what="the service")
 
 
 async def test_an_old_snapshot_that_is_restored_quarantines_the_source(api: Api, service: Restorable) -> None:

@@ -19,6 +19,7 @@ from tests.support.lease_http import running
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import plan_protect, protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 NAME = "redis"
 
@@ -115,7 +116,7 @@ async def test_protecting_a_table_in_a_long_transaction_delays_no_lock(
         for statement in plan.statements:
             await connection.execute(statement)
         api = Api(client, NAME, database)
-        assert (await asyncio.wait_for(api.post("orders/unrelated"), 10)).status_code == 201
+        assert (await asyncio.wait_for(api.post("orders/unrelated"), PATIENCE)).status_code == 201
 
 
 async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) -> None:

@@ -12,7 +12,7 @@ from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.quota import Quota
 from fencepost.storage.leases.builtin import LeaseId
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 E: Key = ("builtin", "e")
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")
@@ -48,7 +48,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
 
 
 async def soon(what: Awaitable[object]) -> object:
-    return await asyncio.wait_for(what, 30)
+    return await asyncio.wait_for(what, PATIENCE)
 
 
 async def test_all_elections_that_are_watched_are_asked_about_by_one_question(polls: Polls) -> None:

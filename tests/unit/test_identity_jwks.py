@@ -21,6 +21,7 @@ from fencepost.identity.jwks import ASKED_EVERY, KEPT, ChangingKeys, FromFile, F
 from fencepost.identity.jwt import JwtVerifier
 from fencepost.identity.keys import KeysError
 from fencepost.observe.events import Event, KeysFetched, KeysNotFetched
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 class Seen:
@@ -137,7 +138,7 @@ async def test_the_background_fetches_at_once_and_again_after_a_failure(monkeypa
     async with seen() as (server, there):
         server.says = answer(b"", "500 Internal Server Error")
         async with there.keys.refreshed():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while server.asked < 3:
                     await server.waiting.wait()
                     server.waiting.clear()

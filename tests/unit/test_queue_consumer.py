@@ -16,7 +16,7 @@ from fencepost.consuming.outcome import Decided, Later, Result
 from fencepost.consuming.session import ConsumerLimits
 from fencepost.queues.log import LogChangedError, LogUnavailableError, Position, Received
 from fencepost.storage.errors import UnavailableError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 def applied(_received: Received, _standing: Standing) -> Result:
@@ -56,7 +56,7 @@ async def running(house: House) -> AsyncIterator[None]:
         yield
     finally:
         house.consumer.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def until(what: str, true: Callable[[], bool]) -> None:
@@ -258,7 +258,7 @@ async def test_the_end_decides_what_has_begun_and_leaves_the_rest_to_others() ->
     await asyncio.sleep(0)
     assert not task.done()
     house.applying.held[b"t/a"].set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, PATIENCE)
     assert house.done == [0]
     assert house.applying.begun == [0]
     assert house.log.consumers[0].closed
@@ -271,7 +271,7 @@ async def test_the_end_does_not_wait_for_ever() -> None:
     task = asyncio.create_task(house.consumer.run())
     await until("it has begun", lambda: house.applying.begun == [0])
     house.consumer.stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, PATIENCE)
     assert house.done == []
 
 
@@ -282,7 +282,7 @@ async def test_the_end_comes_while_the_database_is_away() -> None:
     await until("paused", lambda: house.consumer.paused_because == "away")
     house.ledger.failing = UnavailableError("away")
     house.consumer.stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, PATIENCE)
     assert house.done == []
 
 

@@ -16,7 +16,7 @@ from tests.conformance.queues.bench import QueueBench, log_of
 
 from fencepost.queues.log import Consumer, Log, Message, Position, Received
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 BENCHES: tuple[str, ...] = ("kafka", "postgres", "redis")
 """Names of the logs that are checked; each has a `<name>_bench.py`."""
@@ -97,7 +97,7 @@ class Member:
             return len(self.taken) >= count
 
         if len(self.taken) < count:
-            await eventually(enough, within=60, what=f"{count} messages")
+            await eventually(enough, within=2 * PATIENCE, what=f"{count} messages")
         return self.taken
 
     async def nothing_comes(self) -> None:
@@ -114,7 +114,7 @@ class Member:
             await self.take(wait_s=0.05)
             return len(self.consumer.partitions) == partitions
 
-        await eventually(enough, within=60, what=f"{partitions} partitions")
+        await eventually(enough, within=2 * PATIENCE, what=f"{partitions} partitions")
 
     def keep_taking(self) -> None:
         """Take in the background, until `stop`."""
@@ -167,7 +167,7 @@ class MemberProcess:
 
     async def says(self) -> Any:
         assert self.process.stdout is not None
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 2 * PATIENCE))
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from fencepost.queues.log import DeadLetter, Log, LogUnavailableError, Position
 from fencepost.settings import Settings
 from fencepost.storage.leases import sources
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.wiring import consumer_gateway
 
-WITHIN = 90.0
+WITHIN = 3 * PATIENCE
 
 
 @dataclass

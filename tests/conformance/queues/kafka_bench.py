@@ -16,7 +16,7 @@ from fencepost.queues.kafka.log import from_url
 from fencepost.queues.log import Log
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import MissingServerError
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
 SESSION_S = 3
 _QUERY = f"session.timeout.ms={SESSION_S}000&heartbeat.interval.ms=300&delivery.timeout.ms=5000"
@@ -112,7 +112,7 @@ class KafkaBench:
     async def _answers(self) -> None:
         for broker in self.cluster.brokers:
             await broker.server.serves()
-        await asyncio.to_thread(wait_until, self._all_are_led, within=60, what="leaders of all partitions")
+        await asyncio.to_thread(wait_until, self._all_are_led, within=2 * PATIENCE, what="leaders of all partitions")
 
     def _all_are_led(self) -> bool:
         try:

@@ -89,7 +89,7 @@ async def stopped_in_the_middle(dead: Gated) -> asyncio.Task[None]:
     async def some() -> bool:
         return len(dead.places) == BEFORE_IT_STOPS
 
-    await eventually(some, within=30, what="the first letters")
+    await eventually(some, what="the first letters")
     return reading
 
 
@@ -133,6 +133,6 @@ async def test_a_read_goes_on_from_where_one_that_failed_had_got_to(kafka: Kafka
             return False
         return True
 
-    await eventually(read_to_the_end, within=30, what="the rest of the letters")
+    await eventually(read_to_the_end, what="the rest of the letters")
     assert (first, [*dead.places]) == ((0, 0), [f"letter-{number}" for number in range(1, LETTERS)])
     assert dead.read_to[0] == LETTERS > read_to

@@ -25,7 +25,7 @@ from fencepost.queues.kafka.log import KafkaLog, from_url
 from fencepost.queues.kafka.membership import static_name
 from fencepost.queues.log import LogChangedError, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 
@@ -79,7 +79,7 @@ async def changed(member: Member) -> str:
             return str(error)
         return None
 
-    return await eventually(raised, within=60, what="a LogChangedError")
+    return await eventually(raised, within=2 * PATIENCE, what="a LogChangedError")
 
 
 async def values_after(log: KafkaLog, generation: int, count: int) -> list[bytes | None]:
@@ -100,7 +100,7 @@ async def append(log: KafkaLog, value: str) -> int:
         except LogUnavailableError:
             return None
 
-    return await eventually(appended, within=60, what="an acknowledgement") - 1
+    return await eventually(appended, within=2 * PATIENCE, what="an acknowledgement") - 1
 
 
 async def come_back(cluster: Kafka) -> None:
@@ -210,7 +210,7 @@ async def test_partitions_that_a_member_gave_up_as_it_died_are_given_out_althoug
             await each.take()
         return {0, 1} == {*back.consumer.partitions, *second.consumer.partitions}
 
-    await eventually(all_are_taken_from, within=60, what="both partitions have a member")
+    await eventually(all_are_taken_from, within=2 * PATIENCE, what="both partitions have a member")
     for each in members:
         await each.close()
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.conformance.queues.conftest import PARTITIONS, Another, Join, Member, message
 
 from fencepost.queues.log import Log, LogConfigError, LogUnavailableError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 async def refused(member: Member) -> str | None:
@@ -31,7 +31,7 @@ async def test_of_two_with_one_name_one_takes_and_the_other_says_that_there_are_
         said["older"], said["younger"] = await asyncio.gather(refused(older), refused(younger))
         return any(said.values())
 
-    await eventually(one_is_refused, within=60, what="which one is refused")
+    await eventually(one_is_refused, within=2 * PATIENCE, what="which one is refused")
     (sentence,) = filter(None, said.values())
     assert "another process takes as member a: give each its own --member" in sentence
     going_on, other = (younger, older) if said["older"] else (older, younger)
@@ -42,4 +42,4 @@ async def test_of_two_with_one_name_one_takes_and_the_other_says_that_there_are_
         assert await refused(going_on) is None
         return bool(going_on.taken)
 
-    await eventually(taken, within=60, what="a message for the one that goes on")
+    await eventually(taken, within=2 * PATIENCE, what="a message for the one that goes on")

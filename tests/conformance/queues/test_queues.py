@@ -21,7 +21,7 @@ from fencepost.queues.log import (
     Received,
 )
 from fencepost.queues.partitioner import partition_of
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Start = Callable[[str], Awaitable[MemberProcess]]
 
@@ -138,7 +138,7 @@ async def test_few_are_taken_at_once_where_they_are_large(log: Log, join: Join) 
 async def test_an_empty_log_gives_nothing_in_time(join: Join) -> None:
     member = join("a")
     await member.has(PARTITIONS)
-    assert await asyncio.wait_for(member.take(wait_s=0.3), 10) == []
+    assert await asyncio.wait_for(member.take(wait_s=0.3), PATIENCE) == []
 
 
 async def test_a_message_wakes_who_waits(log: Log, join: Join) -> None:
@@ -153,7 +153,7 @@ async def test_a_message_wakes_who_waits(log: Log, join: Join) -> None:
     waiting = asyncio.create_task(one())
     await asyncio.wait([waiting], timeout=0.2)
     await log.append(message(KEYS[0]))
-    assert len(await asyncio.wait_for(waiting, 10)) == 1
+    assert len(await asyncio.wait_for(waiting, PATIENCE)) == 1
 
 
 async def test_nothing_is_taken_while_nothing_is_asked_for(log: Log, join: Join) -> None:
@@ -228,7 +228,7 @@ async def test_members_share_the_partitions(log: Log, another: Another, join: Jo
         heard = frozenset().union(*first.lost) >= theirs
         return bool(theirs) and heard and not mine & theirs and mine | theirs == set(range(PARTITIONS))
 
-    await eventually(shared, within=60, what="partitions of both members")
+    await eventually(shared, within=2 * PATIENCE, what="partitions of both members")
     second.keep_taking()
     places = await filled(log)
 
@@ -270,7 +270,7 @@ async def test_all_partitions_are_taken_from_after_some_were_gained_while_nothin
         await first.take(0)
         return len(first.consumer.partitions) == PARTITIONS
 
-    await eventually(gained, within=60, what="the other's partitions")
+    await eventually(gained, within=2 * PATIENCE, what="the other's partitions")
     await filled(log)
     await first.take_until(len(KEYS))
 
@@ -420,9 +420,9 @@ async def test_a_server_that_does_not_answer_is_unavailable_in_time(bench: Queue
     await bench.pause()
     try:
         with pytest.raises(LogUnavailableError):
-            await asyncio.wait_for(log.append(message(KEYS[0])), 30)
+            await asyncio.wait_for(log.append(message(KEYS[0])), PATIENCE)
         with pytest.raises(LogUnavailableError):
-            await asyncio.wait_for(log.state(), 30)
+            await asyncio.wait_for(log.state(), PATIENCE)
     finally:
         await bench.resume()
     await log.append(message(KEYS[0]))
@@ -445,7 +445,7 @@ async def test_a_member_goes_on_after_its_server_was_away(bench: QueueBench, log
             return False
         return set(positions(member.taken)) >= set(places)
 
-    await eventually(all_came, within=60, what="the messages after the restart")
+    await eventually(all_came, within=2 * PATIENCE, what="the messages after the restart")
 
 
 async def test_a_log_opens_without_its_server(bench: QueueBench, another: Another) -> None:

@@ -18,7 +18,7 @@ from fencepost.locks.source import Grant, SourceUnavailableError
 from fencepost.locks.zookeeper import session as zookeeper_session
 from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 
@@ -182,7 +182,7 @@ async def comes_back(source: ZooKeeperSource, lock: str) -> Grant:
             return await granted(source, lock, 0)
         return None
 
-    return await eventually(taken, within=60, what="a grant")
+    return await eventually(taken, within=2 * PATIENCE, what="a grant")
 
 
 async def test_servers_that_lost_their_data_are_used_again_by_the_same_process(tmp_path: Path) -> None:

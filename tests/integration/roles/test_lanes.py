@@ -19,6 +19,7 @@ from fencepost.storage.batches.batch_queue import BatchQueue
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -155,9 +156,9 @@ async def test_a_lane_that_waits_for_its_next_write_gives_its_connection_to_one_
     for number in range(8):
         role = (WEB, OTHER, WEB, WEB)[number % 4]
         write = patch(stage.of(role), keyed("k", 40 + number, n=number))
-        assert result_of(await asyncio.wait_for(write, 30)) == "ok"
+        assert result_of(await asyncio.wait_for(write, PATIENCE)) == "ok"
     write = patch(stage.gateway, keyed("k", 60, n=1))
-    assert result_of(await asyncio.wait_for(write, 30)) == "42501", "the login may do nothing by itself"
+    assert result_of(await asyncio.wait_for(write, PATIENCE)) == "42501", "the login may do nothing by itself"
     await stage.assert_own_name()
 
 

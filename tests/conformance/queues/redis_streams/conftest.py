@@ -10,6 +10,7 @@ from tests.conformance.redis_bench import RedisBench, command, running
 from fencepost.queues.log import Message
 from fencepost.queues.redis.consumer import RedisConsumer
 from fencepost.queues.redis.log import RedisLog, from_url
+from fencepost.testing.servers.waiting import PATIENCE
 
 Opened = Callable[[str], RedisLog]
 QUEUE = "fencepost:{orders}"
@@ -22,7 +23,7 @@ def message(number: int) -> Message:
 async def numbers_taken(consumer: RedisConsumer, count: int) -> list[int]:
     """Take until so many messages came, and return their numbers."""
     found: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(2 * PATIENCE):
         while len(found) < count:
             found += [int(each.message.value or b"-1") for each in await consumer.take(100, 30)]
     return found
