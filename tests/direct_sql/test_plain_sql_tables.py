@@ -29,8 +29,7 @@ async def partitions(connect: Connect, database: str, rule: str = "strict") -> R
     return race
 
 
-@pytest.mark.parametrize("rule", ["strict", "epoch"])
-@pytest.mark.parametrize("target", ["parts_eu", "parts_us"])
+@pytest.mark.parametrize(("rule", "target"), [("strict", "parts_us"), ("epoch", "parts_eu")])
 async def test_writing_straight_into_a_partition_is_judged_under_the_parents_names(
     connect: Connect, database: str, rule: str, target: str
 ) -> None:
@@ -164,8 +163,7 @@ async def children(db: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in await db.fetch("SELECT id, p, last_fence_token FROM child ORDER BY id")]
 
 
-@pytest.mark.parametrize("parents", [True, False], ids=["protected", "unprotected"])
-@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+@pytest.mark.parametrize(("action", "parents"), [("CASCADE", True), ("SET NULL", False)])
 async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it(
     connect: Connect, database: str, action: str, *, parents: bool
 ) -> None:
