@@ -1,36 +1,34 @@
 """X-Fence-Token over real HTTP: its grammar (R11), reads, and what is checked before it."""
 
-import pytest
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 MALFORMED = [
-    b"", b"0", b"00", b"01", b"034", b"+34", b"-34", b"3 4", b"3_4", b"1_000", b"34,35", b"34, 34", b"34;", b"34.0",
-    b"3.4e1", b"0x22", b"1e3", b"abc", b"34abc", b"\xd9\xa3\xd9\xa4", b"\xb2", b"\xef\xbc\x93", b"9223372036854775808",
-    b"18446744073709551616", b"99999999999999999999", b"1" * 5_000, b"null", b"Infinity", b'"34"', b"34\x0b", b"\xa034",
+    b"", b"0", b"034", b"+34", b"3 4", b"3_4", b"34, 34", b"34.0", b"abc", b"\xd9\xa3\xd9\xa4", b"\xb2",
+    b"9223372036854775808", b"1" * 5_000, b"34\x0b", b"\xa034",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("token", MALFORMED, ids=lambda token: repr(token[:24]))
-async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop, token: bytes) -> None:
-    key = (await shop.order(mark=1)).encode()
-    claim = b'{"resource": "orders/%s"}' % key
-    for method, path, body in (
-        ("PATCH", b"/v1/data/orders/" + key, b"{}"),
-        ("PUT", b"/v1/data/orders/" + key, b"{}"),
-        ("DELETE", b"/v1/data/orders/" + key, b""),
-        ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
-        ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
-        ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
-        ("POST", b"/v1/claims", claim),
-    ):
-        answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
-        if "the parser stopped in it" in answer.json()["detail"]:
-            assert (answer.status, answer.json()["code"]) == (400, "FP016")
-            continue
-        assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
-        assert answer.json()["type"] == "/problems/malformed-token", method
-    assert await shop.mark(key.decode()) == 1
+async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> None:
+    for token in MALFORMED:
+        key = (await shop.order(mark=1)).encode()
+        claim = b'{"resource": "orders/%s"}' % key
+        for method, path, body in (
+            ("PATCH", b"/v1/data/orders/" + key, b"{}"),
+            ("PUT", b"/v1/data/orders/" + key, b"{}"),
+            ("DELETE", b"/v1/data/orders/" + key, b""),
+            ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
+            ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
+            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
+            ("POST", b"/v1/claims", claim),
+        ):
+            answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
+            if "the parser stopped in it" in answer.json()["detail"]:
+                assert (answer.status, answer.json()["code"]) == (400, "FP016"), token
+                continue
+            assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
+            assert answer.json()["type"] == "/problems/malformed-token", method
+        assert await shop.mark(key.decode()) == 1, token
 
 
 async def test_two_token_headers_are_one_too_many(api: Api, shop: Shop) -> None:
@@ -124,17 +122,15 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "expected"), UNREADABLE)
-async def test_403_404_and_400_come_before_428_and_409(
-    api: Api, shop: Shop, method: str, path: str, body: bytes, expected: tuple[int, str]
-) -> None:
-    key = await shop.order(mark=50)
-    for token in (None, 3, 99):
-        answer = await api.ask(
-            method, path.format(key=key), content=body, token=token, headers={"Content-Type": "application/json"}
-        )
-        assert code(answer) == expected, (token, answer.text)
-    assert await shop.mark(key) == 50
+async def test_403_404_and_400_come_before_428_and_409(api: Api, shop: Shop) -> None:
+    for method, path, body, expected in UNREADABLE:
+        key = await shop.order(mark=50)
+        for token in (None, 3, 99):
+            answer = await api.ask(
+                method, path.format(key=key), content=body, token=token, headers={"Content-Type": "application/json"}
+            )
+            assert code(answer) == expected, (token, answer.text)
+        assert await shop.mark(key) == 50, (method, path)
 
 
 async def test_428_comes_before_409(api: Api, shop: Shop) -> None:

@@ -32,13 +32,13 @@ def reading(base_url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False)
 
 
-@pytest.mark.parametrize("path", ["plain", "plain/1", "plain?id=eq.1", "shown", "public.plain"])
-async def test_what_is_not_protected_is_not_read(tables: str, start_gateway: StartGateway, path: str) -> None:
-    async with reading(await start_gateway(tables)) as http:
-        answer = await http.get(f"/v1/data/{path}")
-    assert (answer.status_code, answer.json()["code"]) == (403, "FP005")
-    assert "not for all" not in answer.text
-    assert "FENCEPOST_SERVE_UNPROTECTED" in answer.json()["hint"]
+async def test_what_is_not_protected_is_not_read(tables: str, start_gateway: StartGateway) -> None:
+    for path in ("plain", "plain/1", "plain?id=eq.1", "shown", "public.plain"):
+        async with reading(await start_gateway(tables)) as http:
+            answer = await http.get(f"/v1/data/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (403, "FP005"), path
+        assert "not for all" not in answer.text, path
+        assert "FENCEPOST_SERVE_UNPROTECTED" in answer.json()["hint"], path
 
 
 async def test_it_is_read_where_the_operator_wants_that(tables: str, start_gateway: StartGateway) -> None:
