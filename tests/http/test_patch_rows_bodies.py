@@ -40,9 +40,10 @@ async def test_an_array_takes_no_filters_and_an_object_needs_them(api: Api, shop
     assert await shop.mark(key) == 1
 
 
-@pytest.mark.parametrize("body", ["x", 1, True, [1], [[]], [None]])
-async def test_elements_are_objects(api: Api, body: object) -> None:
-    assert "expected" in await refused(api, body)
+async def test_elements_are_objects(api: Api) -> None:
+    bodies: list[object] = ["x", 1, True, [1], [[]], [None]]
+    for body in bodies:
+        assert "expected" in await refused(api, body), body
 
 
 async def test_elements_name_their_rows(api: Api, shop: Shop) -> None:
