@@ -35,17 +35,6 @@ async def test_a_claim_of_an_absent_key_keeps_older_holders_from_creating_it(api
     assert (await api.ask("PUT", f"data/orders/{key}", {}, token=35)).status_code == 201
 
 
-async def test_a_claim_under_a_lease_does_not_spend_its_token(api: Api) -> None:
-    for resource in ("leased/there", "leased/absent"):
-        if resource == "leased/there":
-            await api.ask("PUT", "data/leased/there", {}, token=7)
-        for _ in range(2):
-            answer = await api.ask("POST", "claims", {"resource": resource}, token=7)
-            assert (answer.status_code, answer.json()["mark"]) == (200, "7"), resource
-        assert code(await api.ask("POST", "claims", {"resource": resource}, token=6)) == (409, "FP001"), resource
-        assert (await api.ask("PUT", f"data/{resource}", {}, token=7)).status_code in (200, 201), resource
-
-
 async def test_a_claim_answers_in_the_names_of_postgresql(api: Api) -> None:
     answer = await api.ask("POST", "claims", {"resource": "numbered/007"}, token=5)
     assert answer.json()["resource"] == "numbered/7"
