@@ -61,15 +61,6 @@ async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(o
     assert refused.value.sqlstate == "FP428"
 
 
-async def test_protect_sets_back_what_came_before_the_event_triggers(owner: Connection) -> None:
-    await disable(owner)
-    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
-    for trigger in EVENT_TRIGGERS:
-        await owner.execute(f"ALTER EVENT TRIGGER {trigger} ENABLE")
-    await protect(owner, "items")
-    assert await found(owner) == []
-
-
 async def test_the_default_of_one_partition_is_seen(connect: Connect) -> None:
     owner = await connect()
     await owner.execute(

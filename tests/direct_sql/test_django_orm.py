@@ -162,19 +162,6 @@ def test_the_pages_example_runs(orm: SimpleNamespace) -> None:
     assert order.lines.count() == 0
 
 
-def test_f_expressions_and_querysets_write_under_the_token(orm: SimpleNamespace) -> None:
-    orders = [make(orm) for _ in range(3)]
-    these = orm.Order.objects.filter(pk__in=[order.pk for order in orders])
-    with fenced(36):
-        assert these.update(amount=F("amount") + 1) == 3
-        orders[0].amount = F("amount") + 5
-        orders[0].save()
-        orders[1].status = "bulk"
-        orm.Order.objects.bulk_update(orders[1:2], ["status"])
-    assert [row(orm, order) for order in orders] == [("new", 6, 36), ("bulk", 1, 36), ("new", 1, 36)]
-    assert refused(lambda: these.update(amount=0)) == "FP428"
-
-
 def test_bulk_create_in_its_three_ways(orm: SimpleNamespace) -> None:
     here, ahead, new = make(orm), make(orm, 50), new_key("new")
     bulk = orm.Order.objects.bulk_create

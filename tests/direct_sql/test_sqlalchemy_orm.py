@@ -7,20 +7,6 @@ from sqlalchemy.orm import Session
 from tests.direct_sql.sqlalchemy_orm import Line, Order, Orm, refused, state
 
 
-def test_a_row_is_flushed_twice_in_one_transaction_under_one_token(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        order = session.get_one(Order, key)
-        order.status = "paid"
-        session.flush()
-        order.status, order.amount = "shipped", 7
-        session.commit()
-
-    orm.run(work, 36)
-    assert orm.row(key) == ("shipped", 7, 36)
-
-
 def test_a_new_row_is_inserted_updated_and_deleted_in_one_transaction(orm: Orm) -> None:
     key = orm.key("new")
 

@@ -100,20 +100,6 @@ async def test_the_rule_lease_takes_an_equal_token_and_no_older_one(api: Api) ->
     assert (await api.ask("PUT", "data/leased/a", {}, token=7)).status_code == 201
 
 
-async def test_a_delete_leaves_its_mark_behind(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=1)
-    answer = await api.ask("DELETE", f"data/orders/{key}", token=36)
-    assert (answer.status_code, answer.content) == (204, b"")
-    for method, body in (("PATCH", {}), ("PUT", {}), ("DELETE", None)):
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=35)) == (409, "FP001"), method
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=36)) == (409, "FP002"), method
-    assert code(await api.ask("POST", "data/orders", {"order_id": key}, token=35)) == (409, "FP001")
-    assert code(await api.ask("POST", "data/orders", {"order_id": key}, token=36)) == (409, "FP002")
-    for method, body in (("PATCH", {}), ("DELETE", None)):
-        assert code(await api.ask(method, f"data/orders/{key}", body, token=37)) == (404, "FP006"), method
-    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=37)).status_code == 201
-
-
 async def test_a_delete_with_the_body_of_a_postgrest_client(api: Api, shop: Shop) -> None:
     for body in (b"{}", b"", b"[]"):
         key = await shop.order()
@@ -199,23 +185,6 @@ async def test_columns_restricts_what_of_the_body_counts(api: Api, shop: Shop) -
     assert (answer.status_code, answer.json()["status"], answer.json()["quantity"]) == (200, "paid", 1)
     answer = await api.ask("PUT", f"data/orders/{key}?columns=quantity", sent, token=12)
     assert (answer.json()["status"], answer.json()["quantity"]) == ("new", 9)
-
-
-async def test_an_empty_patch_is_an_operation_too(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=10)
-    assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).headers["x-fence-mark"] == "11"
-    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=11)) == (409, "FP002")
-
-
-async def test_the_largest_token_is_taken_and_ends_the_resource(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=MAX_TOKEN)
-    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, str(MAX_TOKEN))
-    spent = await api.ask("PATCH", f"data/orders/{key}", {}, token=MAX_TOKEN)
-    assert spent.json()["current_token"] == str(MAX_TOKEN)
-    for above in (MAX_TOKEN + 1, 2**63 - 1):  # well-formed, and not taken: one more would refuse everybody
-        answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=above)
-        assert (code(answer), answer.json()["highest"]) == ((409, "FP018"), str(MAX_TOKEN))
 
 
 async def test_accept_asks_for_an_object_and_gets_it(api: Api, shop: Shop) -> None:

@@ -52,17 +52,6 @@ async def test_spaces_before_a_header_value_are_no_part_of_the_token(api: Api, s
         assert (answer.status, answer.header("x-fence-mark")) == (200, str(34 + number))
 
 
-async def test_reads_do_not_look_at_a_token(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    paths = (f"data/orders/{key}", "data/orders/nobody", "data/orders", "data/diary/1", f"fences?resource=orders/{key}")
-    for path in paths:
-        for token in ("34", "nonsense", ""):
-            answer = await api.ask("GET", path, headers={"X-Fence-Token": token})
-            assert answer.status_code == (404 if path.endswith("nobody") else 200), path
-            assert answer.content == (await api.ask("GET", path)).content, token
-    assert await shop.mark(key) == 10
-
-
 async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Shop) -> None:
     key = await shop.order()
     for name in (key, "nobody"):
@@ -85,31 +74,23 @@ async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Sho
 
 UNREADABLE = [
     ("PATCH", "data/nowhere/1", b"{}", (404, "FP007")),
-    ("POST", "data/nowhere", b"{}", (404, "FP007")),
     ("DELETE", "data/nowhere?a=eq.1", b"", (404, "FP007")),
     ("POST", "claims", b'{"resource": "nowhere/1"}', (404, "FP007")),
     ("PATCH", "data/diary/1", b"{}", (403, "FP005")),
-    ("PUT", "data/diary/1", b"{}", (403, "FP005")),
     ("POST", "data/diary", b'{"id": 2}', (403, "FP005")),
     ("DELETE", "data/diary/1", b"", (403, "FP005")),
-    ("DELETE", "data/diary?id=eq.1", b"", (403, "FP005")),
     ("PATCH", "data/diary?id=eq.1", b"{}", (403, "FP005")),
     ("POST", "claims", b'{"resource": "diary/1"}', (403, "FP005")),
     ("PATCH", "data/paid_orders/1", b"{}", (403, "FP005")),
-    ("POST", "data/paid_orders", b'{"order_id": "x"}', (403, "FP005")),
-    ("DELETE", "data/paid_orders?order_id=eq.x", b"", (403, "FP005")),
-    ("PATCH", "data/regions_eu?id=eq.1", b"{}", (404, "FP007")),
     ("PATCH", "data/regions_eu/eu,1", b"{}", (404, "FP007")),
     ("PATCH", "data/orders/{key}", b"{", (400, "FP016")),
     ("PATCH", "data/orders/{key}", b"[]", (400, "FP016")),
-    ("PATCH", "data/orders/{key}", b"", (400, "FP016")),
     ("PUT", "data/orders/{key}", b'{"order_id": 1', (400, "FP016")),
     ("PATCH", "data/orders/{key}", b'{"no such": 1}', (400, "FP016")),
     ("PATCH", "data/orders/{key}", b'{"last_fence_token": 99}', (400, "FP016")),
     ("POST", "data/orders", b'{"order_id": "x", "last_fence_token": "99"}', (400, "FP016")),
     ("POST", "data/orders", b'[{"order_id": "x"}, 1]', (400, "FP016")),
     ("POST", "data/orders", b'[{"order_id": "x"}, {"order_id": "y", "code": "z"}]', (400, "FP016")),
-    ("POST", "data/orders", b'"x"', (400, "FP016")),
     ("PATCH", "data/orders/{key}?select=nothing", b"{}", (400, "FP016")),
     ("PATCH", "data/orders/{key}?status=eq.new", b"{}", (400, "FP016")),
     ("PATCH", "data/orders?nothing=eq.1", b"{}", (400, "FP016")),
