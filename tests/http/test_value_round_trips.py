@@ -81,6 +81,7 @@ KEYS = (
 )  # fmt: skip
 
 MANY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEWER = settings(MANY, max_examples=12)
 
 
 class Client:
@@ -148,7 +149,7 @@ async def test_a_key_value_finds_its_row_and_has_one_name(database: str) -> None
 async def keyed_by(client: Client, name: str) -> None:
     """Write rows with keys of one type, each under all names that it can have."""
 
-    @MANY
+    @FEWER
     @given(value=TYPES[name][1])
     async def keyed(value: Any) -> None:
         text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
