@@ -15,7 +15,7 @@ def shop_for_sqlalchemy(postgres: PostgresServer, template: str) -> Iterator[Orm
         yield running
 
 
-@pytest.fixture(params=["psycopg-owner", "psycopg-plain", "asyncpg-owner", "asyncpg-plain"])
+@pytest.fixture(params=["psycopg-owner", "asyncpg-plain"])
 def orm(request: pytest.FixtureRequest, shop_for_sqlalchemy: OrmShop) -> Orm:
     """Give one driver and one role at a time."""
     driver, role = request.param.split("-")

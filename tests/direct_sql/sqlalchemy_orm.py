@@ -37,18 +37,6 @@ class Line(Base):
     order: Mapped[Order] = relationship(back_populates="lines")
 
 
-class Issued(Base):
-    __tablename__ = "issued"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    n: Mapped[int] = mapped_column(default=0)
-
-
-class Leased(Base):
-    __tablename__ = "leased"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    n: Mapped[int] = mapped_column(default=0)
-
-
 class OtherBase(DeclarativeBase):
     pass
 

@@ -11,7 +11,6 @@ from fencepost.storage.protecting.protect import protect
 pytestmark = pytest.mark.versions
 
 WITHOUT_A_TOKEN = "INSERT INTO public.items (id) VALUES (1)"
-DEFAULTS = ["999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"]
 
 
 @pytest.fixture(params=["plain", "partitioned"])
@@ -34,21 +33,21 @@ async def disable(connection: Connection) -> None:
         await connection.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
 
 
-@pytest.mark.parametrize("default", DEFAULTS)
-async def test_another_default_is_refused(owner: Connection, default: str) -> None:
-    with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
+async def test_another_default_is_refused(owner: Connection) -> None:
+    for default in ("999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"):
+        with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
+            await owner.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
+        assert refused.value.sqlstate == "FP428", default
+    assert await found(owner) == []
+
+
+async def test_no_default_and_zero_are_none(owner: Connection) -> None:
+    for default in ("0", "'0'", "0::bigint", "NULL"):
         await owner.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
-    assert refused.value.sqlstate == "FP428"
-    assert await found(owner) == []
-
-
-@pytest.mark.parametrize("default", ["0", "'0'", "0::bigint", "NULL"])
-async def test_no_default_and_zero_are_none(owner: Connection, default: str) -> None:
-    await owner.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
-    assert await found(owner) == []
-    with pytest.raises(asyncpg.PostgresError) as refused:
-        await owner.execute(WITHOUT_A_TOKEN)
-    assert refused.value.sqlstate == "FP428"
+        assert await found(owner) == [], default
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await owner.execute(WITHOUT_A_TOKEN)
+        assert refused.value.sqlstate == "FP428", default
 
 
 async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(owner: Connection) -> None:
@@ -60,15 +59,6 @@ async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(o
     with pytest.raises(asyncpg.PostgresError) as refused:
         await owner.execute(WITHOUT_A_TOKEN)
     assert refused.value.sqlstate == "FP428"
-
-
-async def test_protect_sets_back_what_came_before_the_event_triggers(owner: Connection) -> None:
-    await disable(owner)
-    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
-    for trigger in EVENT_TRIGGERS:
-        await owner.execute(f"ALTER EVENT TRIGGER {trigger} ENABLE")
-    await protect(owner, "items")
-    assert await found(owner) == []
 
 
 async def test_the_default_of_one_partition_is_seen(connect: Connect) -> None:

@@ -50,7 +50,7 @@ async def target(postgres: PostgresServer) -> AsyncIterator[str]:
     await server.close()
 
 
-@pytest.mark.parametrize("options", [(), ("--inserts",), ("--no-owner", "--no-privileges")])
+@pytest.mark.parametrize("options", [("--inserts",), ("--no-owner", "--no-privileges")])
 async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
     connect: Connect, database: str, postgres: PostgresServer, target: str, options: tuple[str, ...]
 ) -> None:

@@ -8,11 +8,6 @@ from fencepost.storage.protecting.protect import protect
 
 pytestmark = pytest.mark.versions
 
-PARTITIONED = """
-CREATE TABLE public.parts (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id);
-CREATE TABLE public.parts_1 PARTITION OF public.parts FOR VALUES FROM (0) TO (10);
-"""
-
 
 @pytest.fixture
 async def race(connect: Connect, database: str) -> Race:
@@ -48,20 +43,3 @@ async def test_a_scope_without_a_floor_is_not_entered(race: Race) -> None:
     assert await race.direct(race.a, "INSERT INTO public.items VALUES (1, 7)", 36) == "FP000"
     await protect(race.observer, "items", scope="account/{account}")
     assert await race.direct(race.a, "INSERT INTO public.items VALUES (1, 7)", 36) == "ok"
-
-
-async def test_rows_that_were_attached_take_up_the_marks_of_deleted_keys(race: Race) -> None:
-    db = race.observer
-    await db.execute(PARTITIONED)
-    await protect(db, "parts")
-    assert await race.direct(race.a, "INSERT INTO public.parts VALUES (1, 'a'), (2, 'b')", 10) == "ok"
-    assert await race.direct(race.a, "DELETE FROM public.parts", 50) == "ok"
-    await db.execute(
-        "DROP EVENT TRIGGER fencepost_partitions; DROP EVENT TRIGGER fencepost_dropped;"
-        "DROP TABLE public.parts_1; CREATE TABLE public.parts_2 (LIKE public.parts INCLUDING ALL);"
-        "INSERT INTO public.parts_2 VALUES (1, 'brought');"
-        "ALTER TABLE public.parts ATTACH PARTITION public.parts_2 FOR VALUES FROM (0) TO (10)"
-    )
-    await protect(db, "parts")  # as doctor advises
-    assert await race.direct(race.a, "UPDATE public.parts SET v = 'stale' WHERE id = 1", 40) == "FP409"
-    assert await race.direct(race.a, "UPDATE public.parts SET v = 'new' WHERE id = 1", 51) == "ok"

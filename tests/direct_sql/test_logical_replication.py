@@ -234,27 +234,22 @@ async def test_without_the_generations_the_subscriber_counts_from_one_again(side
     assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == ""
 
 
-@pytest.mark.parametrize(
-    ("token", "statement", "refusal"),
-    [
-        ("", "INSERT INTO items VALUES (2, 7, 'no token')", "FP428"),
-        ("41", "UPDATE items SET label = 'stale' WHERE id = 1", "FP409"),
-        ("41", "INSERT INTO orders VALUES ('deleted')", "FP409"),
-    ],
-)
-async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(
-    sides: Sides, token: str, statement: str, refusal: str
-) -> None:
+async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(sides: Sides) -> None:
     """Marks carry the number of the transaction that raised them, and the publisher counts for itself."""
     await sides.follow_as_on_the_page(*USERS)
     await history(sides)
     subscriber = sides.subscriber
-    async with subscriber.transaction():
-        await subscriber.execute("SELECT set_config('fencepost.token', $1, true)", token)
-        number = await subscriber.fetchval("SELECT pg_current_xact_id()::text")
-        await sides.publisher.execute("UPDATE fencepost.marks SET xid = $1::text::xid8", number)
-        await sides.caught_up()
-        assert await write(subscriber, None, statement) == refusal
+    for token, statement, refusal in (
+        ("", "INSERT INTO items VALUES (2, 7, 'no token')", "FP428"),
+        ("41", "UPDATE items SET label = 'stale' WHERE id = 1", "FP409"),
+        ("41", "INSERT INTO orders VALUES ('deleted')", "FP409"),
+    ):
+        async with subscriber.transaction():
+            await subscriber.execute("SELECT set_config('fencepost.token', $1, true)", token)
+            number = await subscriber.fetchval("SELECT pg_current_xact_id()::text")
+            await sides.publisher.execute("UPDATE fencepost.marks SET xid = $1::text::xid8", number)
+            await sides.caught_up()
+            assert await write(subscriber, None, statement) == refusal, (token, statement, refusal)
 
 
 async def test_with_two_writers_a_mark_can_fall(sides: Sides) -> None:

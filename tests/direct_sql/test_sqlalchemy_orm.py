@@ -7,34 +7,6 @@ from sqlalchemy.orm import Session
 from tests.direct_sql.sqlalchemy_orm import Line, Order, Orm, refused, state
 
 
-def test_a_row_is_flushed_twice_in_one_transaction_under_one_token(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        order = session.get_one(Order, key)
-        order.status = "paid"
-        session.flush()
-        order.status, order.amount = "shipped", 7
-        session.commit()
-
-    orm.run(work, 36)
-    assert orm.row(key) == ("shipped", 7, 36)
-
-
-def test_the_same_token_in_a_second_transaction_is_spent(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        order = session.get_one(Order, key)
-        order.status = "paid"
-        session.commit()
-        order.status = "shipped"
-        assert refused(session, session.commit) == "FP409"
-
-    orm.run(work, 36)
-    assert orm.row(key) == ("paid", 0, 36)
-
-
 def test_a_new_row_is_inserted_updated_and_deleted_in_one_transaction(orm: Orm) -> None:
     key = orm.key("new")
 
@@ -116,24 +88,6 @@ def test_a_refusal_names_what_was_presented_and_what_the_mark_is(orm: Orm) -> No
         assert session.scalar(select(Order.status).where(Order.order_id == key)) == "new"
 
     orm.run(work, 33)
-
-
-def test_savepoints_that_are_released_belong_to_the_operation(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        order = session.get_one(Order, key)
-        with session.begin_nested():
-            order.amount = 1
-        with session.begin_nested():
-            order.amount = 2
-            with session.begin_nested():
-                order.amount = 3
-        order.amount = 4
-        session.commit()
-
-    orm.run(work, 36)
-    assert orm.row(key) == ("new", 4, 36)
 
 
 def test_savepoints_that_are_rolled_back_leave_nothing_and_hinder_nothing(orm: Orm) -> None:

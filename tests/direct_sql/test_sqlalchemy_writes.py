@@ -1,9 +1,9 @@
-"""SQLAlchemy's bulk writes, upserts and cascades on protected tables; rules, sources, tokens for one table."""
+"""SQLAlchemy's bulk writes, upserts and cascades on protected tables."""
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import delete, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
-from tests.direct_sql.sqlalchemy_orm import Issued, Leased, Line, Order, Orm, refused
+from tests.direct_sql.sqlalchemy_orm import Line, Order, Orm, refused
 
 
 def test_bulk_inserts_of_all_kinds_carry_the_token(orm: Orm) -> None:
@@ -96,26 +96,6 @@ def test_a_cascade_stops_at_a_child_with_a_newer_mark(orm: Orm) -> None:
     assert orm.lines(key) == [50]
 
 
-def test_a_token_for_one_table_is_none_for_another(orm: Orm) -> None:
-    key = orm.order(10, lines=1)
-
-    def work(session: Session) -> None:
-        def bind() -> None:
-            session.execute(text("SET LOCAL fencepost.token = 'orders=36'"))
-
-        bind()
-        session.get_one(Order, key).lines[0].what = "else"
-        assert refused(session, session.flush) == "FP428"
-        bind()
-        assert refused(session, lambda: session.execute(delete(Order).where(Order.order_id == key))) == "FP428"
-        bind()
-        session.get_one(Order, key).status = "paid"
-        session.commit()
-
-    orm.run(work)
-    assert orm.row(key) == ("paid", 0, 36)
-
-
 def test_the_token_ends_with_its_transaction_on_a_pooled_connection(orm: Orm) -> None:
     key = orm.order(10)
 
@@ -129,59 +109,3 @@ def test_the_token_ends_with_its_transaction_on_a_pooled_connection(orm: Orm) ->
         assert refused(session, session.flush) == "FP428"
 
     orm.run(work)
-
-
-def test_a_row_locked_before_is_written_like_any_other(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        locked = session.scalars(select(Order).where(Order.order_id == key).with_for_update()).one()
-        locked.status = "paid"
-        session.commit()
-
-    orm.run(work, 36)
-    assert orm.row(key) == ("paid", 0, 36)
-
-
-def test_under_the_rule_epoch_one_token_writes_in_many_transactions(orm: Orm) -> None:
-    key = orm.key("leased")
-
-    def work(session: Session) -> None:
-        session.add(leased := Leased(id=key))
-        session.commit()
-        for number in (1, 2):
-            leased.n = number
-            session.commit()
-        session.info["fence_token"] = 35
-        leased.n = 3
-        assert refused(session, session.commit) == "FP409"
-
-    orm.run(work, 36)
-    assert orm.shop.sql("SELECT n FROM leased WHERE id = $1", key)[0][0] == 2
-
-
-def test_a_token_that_was_never_issued_is_refused(orm: Orm) -> None:
-    issued = orm.shop.sql("SELECT nextval('fencepost.tokens')")[0][0]
-    key = orm.key("issued")
-
-    def work(session: Session) -> None:
-        session.add(Issued(id=key))
-        assert refused(session, session.flush) == "FP018"
-        session.info["fence_token"] = issued
-        session.add(Issued(id=key))
-        session.commit()
-
-    orm.run(work, issued + 1_000_000)
-
-
-def test_a_key_does_not_change_and_a_malformed_token_is_reported_as_one(orm: Orm) -> None:
-    key = orm.order(10)
-
-    def work(session: Session) -> None:
-        session.get_one(Order, key).order_id = f"{key}-else"
-        assert refused(session, session.flush) == "FP400"
-        session.execute(text("SET LOCAL fencepost.token = '0036'"))
-        session.get_one(Order, key).status = "paid"
-        assert refused(session, session.flush) == "FP400"
-
-    orm.run(work, 36)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.serving import Gateway, refused, serving
+from click.testing import CliRunner
+from tests.support.serving import Gateway, serving
 
+from fencepost.cli.main import main
 from fencepost.testing.servers.waiting import eventually
 
 ADMIN = ("--admin-port", "0")
@@ -24,16 +26,16 @@ def admin_url(gateway: Gateway) -> str:
 @pytest.mark.parametrize("workers", [pytest.param("1"), pytest.param("2", marks=pytest.mark.long("several workers"))])
 async def test_what_is_on_which_port(short_dir: Path, workers: str) -> None:
     async with (
-        serving(short_dir, *ADMIN, "--workers", workers) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, trust_env=False) as main,
+        serving(short_dir, *ADMIN, "--workers", workers, "--cors-origins", "https://shop.example") as gateway,
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False) as gate,
         httpx.AsyncClient(base_url=admin_url(gateway), trust_env=False) as admin,
     ):
-        for each in (main, admin):
+        for each in (gate, admin):
             assert (await each.get("/healthz")).json() == {"status": "ok"}
-        assert (await main.get("/readyz")).json() == {"status": "ready"}
+        assert (await gate.get("/readyz")).json() == {"status": "ready"}
         assert (await admin.get("/readyz")).json().keys() > {"status", "database", "origin", "catalog"}
-        assert ((await main.get("/metrics")).status_code, (await main.head("/metrics")).status_code) == (404, 404)
-        assert "/metrics" not in (await main.get("/openapi.json")).json()["paths"]
+        assert ((await gate.get("/metrics")).status_code, (await gate.head("/metrics")).status_code) == (404, 404)
+        assert "/metrics" not in (await gate.get("/openapi.json")).json()["paths"]
         for path in ("/", "/docs", "/openapi.json", "/v1/data/orders", "/v1/locks", "/v1/leases/1", "/problems", "/x"):
             answer = await admin.get(path)
             assert (answer.status_code, answer.json()["code"]) == (404, "FP019"), path
@@ -42,31 +44,26 @@ async def test_what_is_on_which_port(short_dir: Path, workers: str) -> None:
         assert (await admin.post("/metrics")).json()["code"] == "FP020"
         # A client cannot choose the port by what it says.
         named = {"Host": admin_url(gateway).removeprefix("http://")}
-        assert (await main.get("/metrics", headers=named)).status_code == 404
-        assert (await main.get(f"{admin_url(gateway)}/metrics")).status_code == 200, "it is the address that counts"
+        assert (await gate.get("/metrics", headers=named)).status_code == 404
+        assert (await gate.get(f"{admin_url(gateway)}/metrics")).status_code == 200, "it is the address that counts"
 
         async def counted() -> bool:
             figures = (await admin.get("/metrics")).text
             return 'fencepost_http_request_seconds_count{method="GET",route="/readyz",status="200"} 2.0' in figures
 
-        await eventually(counted, what="that what all workers did is counted")
-
-
-async def test_names_addresses_and_pages(short_dir: Path) -> None:
-    async with serving(short_dir, *ADMIN, "--cors-origins", "https://shop.example") as gateway:
-        async with httpx.AsyncClient(base_url=admin_url(gateway), trust_env=False) as admin:
-            for host, status in (
-                ("localhost", 200),
-                ("10.1.2.3:9000", 200),
-                ("[fd00::1]:9000", 200),
-                ("rebound.example", 421),
-                ("10.1.2.3.rebound.example", 421),
-            ):
-                assert (await admin.get("/metrics", headers={"Host": host})).status_code == status, host
-            page = await admin.get("/metrics", headers={"Origin": "https://shop.example"})
-            assert "access-control-allow-origin" not in page.headers
-        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as main:
-            assert (await main.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 421
+        await eventually(counted, within=10, what="that what all workers did is counted")
+        # Names, addresses and pages.
+        for host, status in (
+            ("localhost", 200),
+            ("10.1.2.3:9000", 200),
+            ("[fd00::1]:9000", 200),
+            ("rebound.example", 421),
+            ("10.1.2.3.rebound.example", 421),
+        ):
+            assert (await admin.get("/metrics", headers={"Host": host})).status_code == status, host
+        page = await admin.get("/metrics", headers={"Origin": "https://shop.example"})
+        assert "access-control-allow-origin" not in page.headers
+        assert (await gate.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 421
 
 
 async def test_it_wants_no_key_and_gives_none_away(short_dir: Path) -> None:
@@ -91,24 +88,24 @@ async def test_clients_that_have_all_connections_keep_no_operator_out(short_dir:
                 assert (await client.get(f"{admin_url(gateway)}/readyz")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--port", "1234", "--admin-port", "1234"), "--port and --admin-port are both 1234"),
-        (("--port", "0", "--admin-port", "0", "--admin-host", "0.0.0.0"), "0.0.0.0 can be reached from other machines"),
-        (
-            ("--port", "0", "--admin-port", "0", "--admin-host", "no.such.invalid"),
-            "(--admin-host, FENCEPOST_ADMIN_HOST)",
-        ),
-    ],
-)
-def test_what_cannot_be(short_dir: Path, arguments: tuple[str, ...], message: str) -> None:
-    code, said = refused(*arguments, directory=short_dir)
-    assert (code, message in said, said.count("\n")) == (1, True, 1), said
-
-
-def test_a_busy_admin_port_is_named(short_dir: Path) -> None:
+def test_what_cannot_be(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = busy.getsockname()[1]
-        code, said = refused("--port", "0", "--admin-port", str(port), directory=short_dir)
-    assert (code, "--admin-port or FENCEPOST_ADMIN_PORT" in said) == (1, True), said
+        port = str(busy.getsockname()[1])
+        for arguments, message in (
+            (("--port", "1234", "--admin-port", "1234"), "--port and --admin-port are both 1234"),
+            (
+                ("--port", "0", "--admin-port", "0", "--admin-host", "0.0.0.0"),
+                "0.0.0.0 can be reached from other machines",
+            ),
+            (
+                ("--port", "0", "--admin-port", "0", "--admin-host", "no.such.invalid"),
+                "(--admin-host, FENCEPOST_ADMIN_HOST)",
+            ),
+            (("--port", "0", "--admin-port", port), "--admin-port or FENCEPOST_ADMIN_PORT"),
+        ):
+            # In this process: it fails before it starts anything.
+            result = CliRunner().invoke(main, ["serve", *arguments, "--data-dir", str(tmp_path / "data")])
+            assert (result.exit_code, message in result.stderr, result.stderr.count("\n")) == (1, True, 1), (
+                result.output
+            )
+            assert not (tmp_path / "data").exists(), arguments

@@ -1,36 +1,34 @@
 """X-Fence-Token over real HTTP: its grammar (R11), reads, and what is checked before it."""
 
-import pytest
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 MALFORMED = [
-    b"", b"0", b"00", b"01", b"034", b"+34", b"-34", b"3 4", b"3_4", b"1_000", b"34,35", b"34, 34", b"34;", b"34.0",
-    b"3.4e1", b"0x22", b"1e3", b"abc", b"34abc", b"\xd9\xa3\xd9\xa4", b"\xb2", b"\xef\xbc\x93", b"9223372036854775808",
-    b"18446744073709551616", b"99999999999999999999", b"1" * 5_000, b"null", b"Infinity", b'"34"', b"34\x0b", b"\xa034",
+    b"", b"0", b"034", b"+34", b"3 4", b"3_4", b"34, 34", b"34.0", b"abc", b"\xd9\xa3\xd9\xa4", b"\xb2",
+    b"9223372036854775808", b"1" * 5_000, b"34\x0b", b"\xa034",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("token", MALFORMED, ids=lambda token: repr(token[:24]))
-async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop, token: bytes) -> None:
-    key = (await shop.order(mark=1)).encode()
-    claim = b'{"resource": "orders/%s"}' % key
-    for method, path, body in (
-        ("PATCH", b"/v1/data/orders/" + key, b"{}"),
-        ("PUT", b"/v1/data/orders/" + key, b"{}"),
-        ("DELETE", b"/v1/data/orders/" + key, b""),
-        ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
-        ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
-        ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
-        ("POST", b"/v1/claims", claim),
-    ):
-        answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
-        if "the parser stopped in it" in answer.json()["detail"]:
-            assert (answer.status, answer.json()["code"]) == (400, "FP016")
-            continue
-        assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
-        assert answer.json()["type"] == "/problems/malformed-token", method
-    assert await shop.mark(key.decode()) == 1
+async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> None:
+    for token in MALFORMED:
+        key = (await shop.order(mark=1)).encode()
+        claim = b'{"resource": "orders/%s"}' % key
+        for method, path, body in (
+            ("PATCH", b"/v1/data/orders/" + key, b"{}"),
+            ("PUT", b"/v1/data/orders/" + key, b"{}"),
+            ("DELETE", b"/v1/data/orders/" + key, b""),
+            ("POST", b"/v1/data/orders", b'{"order_id": "new"}'),
+            ("PATCH", b"/v1/data/orders?order_id=eq." + key, b"{}"),
+            ("DELETE", b"/v1/data/orders?order_id=eq." + key, b""),
+            ("POST", b"/v1/claims", claim),
+        ):
+            answer = await api.raw(method, path, body, headers=[(b"X-Fence-Token", token)])
+            if "the parser stopped in it" in answer.json()["detail"]:
+                assert (answer.status, answer.json()["code"]) == (400, "FP016"), token
+                continue
+            assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
+            assert answer.json()["type"] == "/problems/malformed-token", method
+        assert await shop.mark(key.decode()) == 1, token
 
 
 async def test_two_token_headers_are_one_too_many(api: Api, shop: Shop) -> None:
@@ -52,17 +50,6 @@ async def test_spaces_before_a_header_value_are_no_part_of_the_token(api: Api, s
     ):
         answer = await api.raw("PATCH", b"/v1/data/orders/" + key.encode(), b"{}", headers=[(name, value)])
         assert (answer.status, answer.header("x-fence-mark")) == (200, str(34 + number))
-
-
-async def test_reads_do_not_look_at_a_token(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    paths = (f"data/orders/{key}", "data/orders/nobody", "data/orders", "data/diary/1", f"fences?resource=orders/{key}")
-    for path in paths:
-        for token in ("34", "nonsense", ""):
-            answer = await api.ask("GET", path, headers={"X-Fence-Token": token})
-            assert answer.status_code == (404 if path.endswith("nobody") else 200), path
-            assert answer.content == (await api.ask("GET", path)).content, token
-    assert await shop.mark(key) == 10
 
 
 async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Shop) -> None:
@@ -87,31 +74,23 @@ async def test_no_token_is_428_whether_or_not_the_row_exists(api: Api, shop: Sho
 
 UNREADABLE = [
     ("PATCH", "data/nowhere/1", b"{}", (404, "FP007")),
-    ("POST", "data/nowhere", b"{}", (404, "FP007")),
     ("DELETE", "data/nowhere?a=eq.1", b"", (404, "FP007")),
     ("POST", "claims", b'{"resource": "nowhere/1"}', (404, "FP007")),
     ("PATCH", "data/diary/1", b"{}", (403, "FP005")),
-    ("PUT", "data/diary/1", b"{}", (403, "FP005")),
     ("POST", "data/diary", b'{"id": 2}', (403, "FP005")),
     ("DELETE", "data/diary/1", b"", (403, "FP005")),
-    ("DELETE", "data/diary?id=eq.1", b"", (403, "FP005")),
     ("PATCH", "data/diary?id=eq.1", b"{}", (403, "FP005")),
     ("POST", "claims", b'{"resource": "diary/1"}', (403, "FP005")),
     ("PATCH", "data/paid_orders/1", b"{}", (403, "FP005")),
-    ("POST", "data/paid_orders", b'{"order_id": "x"}', (403, "FP005")),
-    ("DELETE", "data/paid_orders?order_id=eq.x", b"", (403, "FP005")),
-    ("PATCH", "data/regions_eu?id=eq.1", b"{}", (404, "FP007")),
     ("PATCH", "data/regions_eu/eu,1", b"{}", (404, "FP007")),
     ("PATCH", "data/orders/{key}", b"{", (400, "FP016")),
     ("PATCH", "data/orders/{key}", b"[]", (400, "FP016")),
-    ("PATCH", "data/orders/{key}", b"", (400, "FP016")),
     ("PUT", "data/orders/{key}", b'{"order_id": 1', (400, "FP016")),
     ("PATCH", "data/orders/{key}", b'{"no such": 1}', (400, "FP016")),
     ("PATCH", "data/orders/{key}", b'{"last_fence_token": 99}', (400, "FP016")),
     ("POST", "data/orders", b'{"order_id": "x", "last_fence_token": "99"}', (400, "FP016")),
     ("POST", "data/orders", b'[{"order_id": "x"}, 1]', (400, "FP016")),
     ("POST", "data/orders", b'[{"order_id": "x"}, {"order_id": "y", "code": "z"}]', (400, "FP016")),
-    ("POST", "data/orders", b'"x"', (400, "FP016")),
     ("PATCH", "data/orders/{key}?select=nothing", b"{}", (400, "FP016")),
     ("PATCH", "data/orders/{key}?status=eq.new", b"{}", (400, "FP016")),
     ("PATCH", "data/orders?nothing=eq.1", b"{}", (400, "FP016")),
@@ -124,17 +103,15 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "expected"), UNREADABLE)
-async def test_403_404_and_400_come_before_428_and_409(
-    api: Api, shop: Shop, method: str, path: str, body: bytes, expected: tuple[int, str]
-) -> None:
-    key = await shop.order(mark=50)
-    for token in (None, 3, 99):
-        answer = await api.ask(
-            method, path.format(key=key), content=body, token=token, headers={"Content-Type": "application/json"}
-        )
-        assert code(answer) == expected, (token, answer.text)
-    assert await shop.mark(key) == 50
+async def test_403_404_and_400_come_before_428_and_409(api: Api, shop: Shop) -> None:
+    for method, path, body, expected in UNREADABLE:
+        key = await shop.order(mark=50)
+        for token in (None, 3, 99):
+            answer = await api.ask(
+                method, path.format(key=key), content=body, token=token, headers={"Content-Type": "application/json"}
+            )
+            assert code(answer) == expected, (token, answer.text)
+        assert await shop.mark(key) == 50, (method, path)
 
 
 async def test_428_comes_before_409(api: Api, shop: Shop) -> None:

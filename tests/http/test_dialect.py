@@ -20,18 +20,18 @@ async def some_orders(shop: Shop, count: int) -> tuple[str, list[str]]:
 # max-affected
 
 
-@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
-async def test_one_row_more_than_max_affected_refuses_all(api: Api, shop: Shop, method: str) -> None:
-    body: object = {"status": "paid"} if method == "PATCH" else None
-    some, keys = await some_orders(shop, 4)
-    for prefer in ("max-affected=1", "handling=strict,max-affected=3", "return=representation, max-affected=1"):
-        answer = await api.ask(method, f"data/orders?{some}", body, token=11, prefer=prefer)
-        assert code(answer) == (400, "FP016"), prefer
-        assert "max-affected" in answer.json()["detail"], prefer
-    assert [await shop.mark(key) for key in keys] == [10] * 4
-    done = await api.ask(method, f"data/orders?{some}", body, token=11, prefer="handling=strict,max-affected=4")
-    assert (done.status_code, done.headers["content-range"]) == (204, "0-3/*")
-    assert sorted(done.headers["preference-applied"].split(", ")) == ["handling=strict", "max-affected=4"]
+async def test_one_row_more_than_max_affected_refuses_all(api: Api, shop: Shop) -> None:
+    for method in ("PATCH", "DELETE"):
+        body: object = {"status": "paid"} if method == "PATCH" else None
+        some, keys = await some_orders(shop, 4)
+        for prefer in ("max-affected=1", "handling=strict,max-affected=3", "return=representation, max-affected=1"):
+            answer = await api.ask(method, f"data/orders?{some}", body, token=11, prefer=prefer)
+            assert code(answer) == (400, "FP016"), prefer
+            assert "max-affected" in answer.json()["detail"], prefer
+        assert [await shop.mark(key) for key in keys] == [10] * 4, method
+        done = await api.ask(method, f"data/orders?{some}", body, token=11, prefer="handling=strict,max-affected=4")
+        assert (done.status_code, done.headers["content-range"]) == (204, "0-3/*"), method
+        assert sorted(done.headers["preference-applied"].split(", ")) == ["handling=strict", "max-affected=4"], method
 
 
 async def test_max_affected_counts_the_rows_of_a_body(api: Api, shop: Shop) -> None:
@@ -121,59 +121,54 @@ async def test_a_delete_takes_no_body_but_an_empty_object(api: Api, shop: Shop) 
     assert await shop.mark(key) == 10
 
 
-@pytest.mark.parametrize(
-    "kind", ["application/merge-patch+json", "application/json-patch+json", "application/json; charset=iso-8859-1"]
-)
-async def test_a_patch_document_is_no_row(api: Api, shop: Shop, kind: str) -> None:
-    key = await shop.order()
-    for path in (f"data/orders/{key}", f"data/orders?order_id=eq.{key}"):
-        answer = await api.ask("PATCH", path, content=b'{"note": null}', token=11, headers={"Content-Type": kind})
-        assert code(answer) == (415, "FP022"), path
-    assert await shop.mark(key) == 10
+async def test_a_patch_document_is_no_row(api: Api, shop: Shop) -> None:
+    for kind in ("application/merge-patch+json", "application/json-patch+json", "application/json; charset=iso-8859-1"):
+        key = await shop.order()
+        for path in (f"data/orders/{key}", f"data/orders?order_id=eq.{key}"):
+            answer = await api.ask("PATCH", path, content=b'{"note": null}', token=11, headers={"Content-Type": kind})
+            assert code(answer) == (415, "FP022"), path
+        assert await shop.mark(key) == 10, kind
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + "0" * 400, "9" * 2000 + ".5"])
-async def test_a_number_past_all_floats_is_read_and_sent_back(api: Api, shop: Shop, number: str) -> None:
-    await shop.sql("CREATE TABLE IF NOT EXISTS public.large (id text PRIMARY KEY, n numeric, j jsonb)")
-    connection = await asyncpg.connect(shop.dsn)
-    await protect(connection, "large")
-    await connection.close()
-    key, json_type = shop.key(), {"Content-Type": "application/json"}
-    body = f'{{"id": "{key}", "n": {number}, "j": {{"a": [{number}]}}}}'.encode()
-    made = await api.ask("POST", "data/large", content=body, token=1, headers=json_type)
-    assert made.status_code == 201, made.text
-    for token, (method, path) in enumerate(
-        (("PATCH", f"large/{key}"), ("PUT", f"large/{key}"), ("PATCH", f"large?id=eq.{key}"), ("PATCH", "large")), 2
-    ):
-        read = await api.ask("GET", f"data/large/{key}")
-        sent = read.content if path != "large" else b"[" + read.content + b"]"
-        if "?" in path:
-            sent = read.content.replace(f'"id":"{key}",'.encode(), b"")
-        back = await api.ask(method, f"data/{path}", content=sent, token=token, headers=json_type)
-        assert back.is_success, back.text
-        assert (await api.ask("GET", f"data/large/{key}")).content == read.content
-    rows = await shop.sql(
-        "SELECT n = ($1::text)::numeric, last_fence_token FROM public.large WHERE id = $2", number, key
-    )
-    assert tuple(rows[0]) == (True, 5)
+async def test_a_number_past_all_floats_is_read_and_sent_back(api: Api, shop: Shop) -> None:
+    for number in ("1e400", "-1e400", "1" + "0" * 400, "9" * 2000 + ".5"):
+        await shop.sql("CREATE TABLE IF NOT EXISTS public.large (id text PRIMARY KEY, n numeric, j jsonb)")
+        connection = await asyncpg.connect(shop.dsn)
+        await protect(connection, "large")
+        await connection.close()
+        key, json_type = shop.key(), {"Content-Type": "application/json"}
+        body = f'{{"id": "{key}", "n": {number}, "j": {{"a": [{number}]}}}}'.encode()
+        made = await api.ask("POST", "data/large", content=body, token=1, headers=json_type)
+        assert made.status_code == 201, made.text
+        for token, (method, path) in enumerate(
+            (("PATCH", f"large/{key}"), ("PUT", f"large/{key}"), ("PATCH", f"large?id=eq.{key}"), ("PATCH", "large")), 2
+        ):
+            read = await api.ask("GET", f"data/large/{key}")
+            sent = read.content if path != "large" else b"[" + read.content + b"]"
+            if "?" in path:
+                sent = read.content.replace(f'"id":"{key}",'.encode(), b"")
+            back = await api.ask(method, f"data/{path}", content=sent, token=token, headers=json_type)
+            assert back.is_success, back.text
+            assert (await api.ask("GET", f"data/large/{key}")).content == read.content, number
+        rows = await shop.sql(
+            "SELECT n = ($1::text)::numeric, last_fence_token FROM public.large WHERE id = $2", number, key
+        )
+        assert tuple(rows[0]) == (True, 5), number
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_a_body_with_such_a_number_is_still_json(api: Api, shop: Shop) -> None:
+    for body in (
         b'{"note": NaN, "amount": 1e400}',
         b'{"amount": 1e400,}',
         b'{"\\ud800": 1e400}',
         b"[" * 5000 + b"1e400",
         b"\xff1e400",
-    ],
-)
-async def test_a_body_with_such_a_number_is_still_json(api: Api, shop: Shop, body: bytes) -> None:
-    key = await shop.order()
-    headers = {"Content-Type": "application/json"}
-    answer = await api.ask("PATCH", f"data/orders/{key}", content=body, token=11, headers=headers)
-    assert code(answer) == (400, "FP016")
-    assert answer.json()["detail"].startswith("body: ")
+    ):
+        key = await shop.order()
+        headers = {"Content-Type": "application/json"}
+        answer = await api.ask("PATCH", f"data/orders/{key}", content=body, token=11, headers=headers)
+        assert code(answer) == (400, "FP016"), body
+        assert answer.json()["detail"].startswith("body: "), body
 
 
 async def test_a_number_past_all_floats_is_no_time_to_live(api: Api, shop: Shop) -> None:
@@ -225,12 +220,12 @@ async def test_a_schema_of_any_name_is_chosen_by_profile(api: Api) -> None:
         assert (read.status, read.json()) == (200, {"id": number, "label": "x"})
 
 
-@pytest.mark.parametrize("spelled", [b"caf\xe9 100%25", b"caf%E9", b"100%", b""])
-@pytest.mark.parametrize("header", [b"Accept-Profile", b"Content-Profile"])
-async def test_a_profile_that_is_no_name_is_400(api: Api, spelled: bytes, header: bytes) -> None:
-    answer = await api.raw("GET", b"/v1/data/orders", headers=[(header, spelled)])
-    assert (answer.status, answer.json()["code"]) == (400, "FP016")
-    assert answer.json()["detail"].startswith(header.decode())
+async def test_a_profile_that_is_no_name_is_400(api: Api) -> None:
+    for header in (b"Accept-Profile", b"Content-Profile"):
+        for spelled in (b"caf\xe9 100%25", b"caf%E9", b"100%", b""):
+            answer = await api.raw("GET", b"/v1/data/orders", headers=[(header, spelled)])
+            assert (answer.status, answer.json()["code"]) == (400, "FP016"), spelled
+            assert answer.json()["detail"].startswith(header.decode()), spelled
 
 
 async def test_of_two_profiles_that_differ_none_is_chosen(api: Api, shop: Shop) -> None:

@@ -155,18 +155,18 @@ async def check(api: Api, shop: Shop, name: str, cells: dict[str, str], headers:
                 assert await shop.sql(EVERYTHING) == before, where
 
 
-@pytest.mark.parametrize("output", HEADERS)
-async def test_a_header_is_heeded_or_harmless_or_refused_by_name(api: Api, shop: Shop, output: str) -> None:
-    header, _, value = output.partition(": ")
-    named = value.partition(";nulls")[2] and "nulls"
-    if header == "Prefer":
-        named = value.partition("=")[0]
-    await check(api, shop, named or header, HEADERS[output], {header: value}, "")
+async def test_a_header_is_heeded_or_harmless_or_refused_by_name(api: Api, shop: Shop) -> None:
+    for output in HEADERS:
+        header, _, value = output.partition(": ")
+        named = value.partition(";nulls")[2] and "nulls"
+        if header == "Prefer":
+            named = value.partition("=")[0]
+        await check(api, shop, named or header, HEADERS[output], {header: value}, "")
 
 
-@pytest.mark.parametrize("output", PARAMETERS)
-async def test_a_parameter_is_heeded_or_refused_by_name(api: Api, shop: Shop, output: str) -> None:
-    await check(api, shop, "", PARAMETERS[output], {}, output)
+async def test_a_parameter_is_heeded_or_refused_by_name(api: Api, shop: Shop) -> None:
+    for output in PARAMETERS:
+        await check(api, shop, "", PARAMETERS[output], {}, output)
 
 
 def test_the_table_has_all_that_the_code_knows() -> None:

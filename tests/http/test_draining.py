@@ -79,29 +79,22 @@ async def stopping(gateway: Gateway, connected: Connected) -> AsyncIterator[None
 
 
 @workers
-async def test_an_idle_connection_may_be_used_once_more(workers: str, short_dir: Path, connected: Connected) -> None:
-    async with serving(short_dir, "--workers", workers) as gateway:
-        client = await connected(gateway)
-        assert b"connection: close" not in await client.ask()
-        async with stopping(gateway, connected):
-            answer = b""
-            while b"connection: close" not in answer:  # a worker may drain a moment after the parent accepts no more
-                answer = await client.ask()
-                assert answer.startswith(b"http/1.1 200")
-            assert await client.reader.read() == b""
-
-
-@workers
-async def test_a_request_that_has_begun_to_arrive_is_answered(
+async def test_an_idle_connection_may_be_used_once_more_and_a_request_that_has_begun_to_arrive_is_answered(
     workers: str, short_dir: Path, connected: Connected
 ) -> None:
     async with serving(short_dir, "--workers", workers) as gateway:
-        fresh, used = await connected(gateway), await connected(gateway)
+        idle, fresh, used = [await connected(gateway) for _ in range(3)]
+        assert b"connection: close" not in await idle.ask()
         await used.ask()
         for client in (fresh, used):
             client.writer.write(HEAD)
         await (await connected(gateway)).ask()  # what came before is likely to be read by then
         async with stopping(gateway, connected):
+            answer = b""
+            while b"connection: close" not in answer:  # a worker may drain a moment after the parent accepts no more
+                answer = await idle.ask()
+                assert answer.startswith(b"http/1.1 200")
+            assert await idle.reader.read() == b""
             for client in (fresh, used):
                 answer = await client.ask(b"\r\n")
                 assert answer.startswith(b"http/1.1 200")

@@ -33,15 +33,18 @@ async def turned_away(http: httpx.AsyncClient, code: str) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-@pytest.mark.parametrize("field", ["X-Fence-Token: 1301", "Prefer: return=minimal", "X-Lease-Secret: abc"])
-async def test_a_trailer_is_no_header(http: httpx.AsyncClient, gateway_url: str, field: str) -> None:
-    body = b'15\r\n{"status": "shipped"}\r\n0\r\n'
-    before = await status_of(http)
-    answer = await ask(gateway_url, PATCH + b"Transfer-Encoding: chunked\r\n\r\n" + body + f"{field}\r\n\r\n".encode())
-    assert (answer.status, answer.body["code"]) == (400, "FP016")
-    assert f"{field.partition(':')[0]}: a field after the body (a trailer) is not taken" in answer.body["detail"]
-    assert await status_of(http) == before
-    assert await turned_away(http, "FP016") == 1
+async def test_a_trailer_is_no_header(http: httpx.AsyncClient, gateway_url: str) -> None:
+    for number, field in enumerate(("X-Fence-Token: 1301", "Prefer: return=minimal", "X-Lease-Secret: abc"), 1):
+        body = b'15\r\n{"status": "shipped"}\r\n0\r\n'
+        before = await status_of(http)
+        answer = await ask(
+            gateway_url, PATCH + b"Transfer-Encoding: chunked\r\n\r\n" + body + f"{field}\r\n\r\n".encode()
+        )
+        assert (answer.status, answer.body["code"]) == (400, "FP016"), field
+        name = field.partition(":")[0]
+        assert f"{name}: a field after the body (a trailer) is not taken" in answer.body["detail"], field
+        assert await status_of(http) == before, field
+        assert await turned_away(http, "FP016") == number, field
 
 
 async def test_chunks_without_trailers_are_a_body(gateway_url: str) -> None:
@@ -50,18 +53,15 @@ async def test_chunks_without_trailers_are_a_body(gateway_url: str) -> None:
     assert (await ask(gateway_url, request)).status == 200
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
+async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_url: str) -> None:
+    heads = (
         HOST + b"X-Long: " + b"x" * guard.HEAD_BYTES + b"\r\n\r\n",
         HOST + b"".join(b"X-%d: %b\r\n" % (each, b"x" * 1000) for each in range(70)) + b"\r\n",
-    ],
-    ids=["one field", "many fields"],
-)
-async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_url: str, head: bytes) -> None:
-    answer = await ask(gateway_url, b"GET /healthz HTTP/1.1\r\n" + head)
-    assert (answer.status, answer.body["code"], answer.headers["connection"]) == (431, "FP034", "close")
-    assert await turned_away(http, "FP034") == 1
+    )
+    for number, head in enumerate(heads, 1):
+        answer = await ask(gateway_url, b"GET /healthz HTTP/1.1\r\n" + head)
+        assert (answer.status, answer.body["code"], answer.headers["connection"]) == (431, "FP034", "close"), number
+        assert await turned_away(http, "FP034") == number
 
 
 async def test_a_target_that_is_too_large_is_431(gateway_url: str) -> None:
@@ -89,14 +89,13 @@ async def test_a_head_within_bounds_is_read(gateway_url: str) -> None:
     assert (await ask(gateway_url, b"GET /healthz HTTP/1.1\r\n" + HOST + fields + b"\r\n")).status == 200
 
 
-@pytest.mark.parametrize(
-    "bad", [b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b"\x16\x03\x01\x02\x00"]
-)
-async def test_what_is_no_http_is_a_problem(http: httpx.AsyncClient, gateway_url: str, bad: bytes) -> None:
-    answer = await ask(gateway_url, bad)
-    assert (answer.status, answer.body["code"]) == (400, "FP016")
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert await turned_away(http, "FP016") == 1
+async def test_what_is_no_http_is_a_problem(http: httpx.AsyncClient, gateway_url: str) -> None:
+    no_http = (b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b"\x16\x03\x01\x02\x00")
+    for number, bad in enumerate(no_http, 1):
+        answer = await ask(gateway_url, bad)
+        assert (answer.status, answer.body["code"]) == (400, "FP016"), bad
+        assert answer.headers["content-type"] == "application/problem+json", bad
+        assert await turned_away(http, "FP016") == number, bad
 
 
 async def test_nothing_is_answered_in_the_place_of_an_earlier_request(raw: RawConnection) -> None:
@@ -211,19 +210,16 @@ async def status_or_refused(url: str) -> int:
         return 503
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
+async def test_a_target_names_the_same_host_as_the_header(gateway_url: str) -> None:
+    for request_, status in (
         (b"GET http://evil.example/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET http://localhost@evil.example/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET http://evil.example?/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
         (b"GET http://localhost/healthz HTTP/1.1\r\nHost: LOCALHOST\r\n\r\n", 200),
         (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
-    ],
-)
-async def test_a_target_names_the_same_host_as_the_header(gateway_url: str, request_: bytes, status: int) -> None:
-    assert (await ask(gateway_url, request_)).status == status
+    ):
+        assert (await ask(gateway_url, request_)).status == status, (request_, status)
 
 
 async def test_what_cannot_be_parsed_is_logged_with_its_peer_and_not_each_time(

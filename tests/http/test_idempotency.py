@@ -94,21 +94,22 @@ def filled(value: object, key: str) -> object:
     return {k: filled(v, key) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-@pytest.mark.parametrize("write", WRITES)
-async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Api, shop: Shop, write: str) -> None:
-    method, path, body, prefer = WRITES[write]
-    row, key = await shop.order(mark=10), uuid.uuid4().hex
-    path, body = path.replace("{key}", row), filled(body, row)
-    first = await api.ask(method, path, body, token=20, prefer=prefer, headers=under(key))
-    assert first.is_success, first.text
-    before = await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1")
-    made = await shop.sql("SELECT count(*) FROM public.made")
-    for token in (20, 15, next(_tokens)):  # the same again; a stale holder; the lock's next holder
-        again = await api.ask(method, path, body, token=token, prefer=prefer, headers=under(key))
-        same_answer(first, again)
-    assert await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1") == before
-    assert await shop.sql("SELECT count(*) FROM public.made") == made
-    assert await records(shop, key) == 1
+async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Api, shop: Shop) -> None:
+    for write, (method, path_of_row, body_of_row, prefer) in WRITES.items():
+        row, key = await shop.order(mark=10), uuid.uuid4().hex
+        path, body = path_of_row.replace("{key}", row), filled(body_of_row, row)
+        first = await api.ask(method, path, body, token=20, prefer=prefer, headers=under(key))
+        assert first.is_success, first.text
+        before = await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1")
+        made = await shop.sql("SELECT count(*) FROM public.made")
+        for token in (20, 15, next(_tokens)):  # the same again; a stale holder; the lock's next holder
+            again = await api.ask(method, path, body, token=token, prefer=prefer, headers=under(key))
+            same_answer(first, again)
+        assert (
+            await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1") == before
+        ), write
+        assert await shop.sql("SELECT count(*) FROM public.made") == made, write
+        assert await records(shop, key) == 1, write
 
 
 async def test_a_replay_after_a_hand_over_is_not_stale(api: Api, shop: Shop) -> None:
@@ -136,23 +137,21 @@ async def test_a_refusal_is_not_stored(api: Api, shop: Shop) -> None:
     assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))).is_success
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+async def test_a_key_of_another_request_is_422(api: Api, shop: Shop) -> None:
+    for method, path_of_row, body_of_row in (
         ("PATCH", "data/orders/{key}", {"status": "other"}),
         ("PATCH", "data/orders/{key}?select=order_id", {"status": "paid"}),
         ("PUT", "data/orders/{key}", {"status": "paid"}),
         ("PATCH", "data/orders/other", {"status": "paid"}),
         ("PATCH", "data/leased/{key}", {"n": 1}),
         ("POST", "claims", {"resource": "orders/{key}"}),
-    ],
-)
-async def test_a_key_of_another_request_is_422(api: Api, shop: Shop, method: str, path: str, body: object) -> None:
-    row, key = await shop.order(mark=10), uuid.uuid4().hex
-    assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))).is_success
-    path, body = path.replace("{key}", row), filled(body, row)
-    assert code(await api.ask(method, path, body, token=21, headers=under(key))) == (422, "FP014")
-    assert await shop.mark(row) == 20
+    ):
+        row, key = await shop.order(mark=10), uuid.uuid4().hex
+        path, body = path_of_row.replace("{key}", row), filled(body_of_row, row)
+        first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))
+        assert first.is_success, first.text
+        assert code(await api.ask(method, path, body, token=21, headers=under(key))) == (422, "FP014"), (method, path)
+        assert await shop.mark(row) == 20, (method, path)
 
 
 async def test_a_key_in_flight_is_409_at_once_and_answered_afterwards(api: Api, shop: Shop) -> None:
@@ -190,13 +189,13 @@ async def test_thirty_at_once_with_one_key_write_once(api: Api, shop: Shop) -> N
     assert (await shop.sql("SELECT count(*) FROM public.made WHERE label = $1", key))[0][0] == 1
 
 
-@pytest.mark.parametrize("sent", ["", '""', "a b", "ä", "x" * 256, '"a', 'a"', '"a\\x"', '"' + "x" * 256 + '"'])
-async def test_a_key_that_is_none_is_400(api: Api, shop: Shop, sent: str) -> None:
-    row = await shop.order(mark=10)
-    headers = [(b"Idempotency-Key", sent.encode("latin-1")), (b"X-Fence-Token", b"20")]
-    answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
-    assert code(answer) == (400, "FP016")
-    assert await shop.mark(row) == 10
+async def test_a_key_that_is_none_is_400(api: Api, shop: Shop) -> None:
+    for sent in ("", '""', "a b", "ä", "x" * 256, '"a', 'a"', '"a\\x"', '"' + "x" * 256 + '"'):
+        row = await shop.order(mark=10)
+        headers = [(b"Idempotency-Key", sent.encode("latin-1")), (b"X-Fence-Token", b"20")]
+        answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
+        assert code(answer) == (400, "FP016"), sent
+        assert await shop.mark(row) == 10, sent
 
 
 async def test_two_keys_are_400(api: Api, shop: Shop) -> None:

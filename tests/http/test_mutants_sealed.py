@@ -75,14 +75,9 @@ def no_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (nothing_is_compared_before, "patch"),
-    (nothing_is_compared_before, "delete"),
     (nothing_is_compared_after, "post of one"),
     (nothing_is_compared_after, "patch by filter"),
-    (nothing_is_compared_after, "patch of an array"),
-    (nothing_is_compared_after, "claim"),
     (nothing_is_compared_after, "claim of a scope"),
-    (nothing_is_compared_after, "patch in a scope"),
-    (nothing_is_compared_after, "delete by filter in scopes"),
     (the_path_names_the_resource, "patch by the text in the lock"),
     (rows_of_scopes_go_in_batches, "patch in a scope"),
     (a_put_is_named_by_its_path, "put that a trigger moves"),

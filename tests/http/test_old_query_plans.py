@@ -33,8 +33,7 @@ async def gateway(owner: Connection, database: str) -> AsyncIterator[httpx.Async
         yield client
 
 
-@pytest.mark.parametrize("once", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
-@pytest.mark.parametrize("reloaded", [False, True])
+@pytest.mark.parametrize(("once", "reloaded"), [({}, False), ({"Idempotency-Key": "k"}, True)])
 async def test_a_column_gets_another_type_between_two_writes(
     gateway: httpx.AsyncClient, owner: Connection, *, once: dict[str, str], reloaded: bool
 ) -> None:

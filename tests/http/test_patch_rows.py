@@ -68,14 +68,6 @@ async def test_one_stale_row_refuses_all_and_every_one_is_listed(api: Api, shop:
     assert spent.json()["rows"] == [{"resource": f"orders/{keys[3]}", "current_token": "30"}]
 
 
-async def test_under_a_lease_a_token_writes_again(api: Api, shop: Shop) -> None:
-    await shop.sql("INSERT INTO public.leased (id, last_fence_token) VALUES ('p', 7), ('q', 5)")
-    rows = [{"id": "p", "n": 1}, {"id": "q", "n": 2}]
-    for _ in range(2):
-        assert (await api.ask("PATCH", "data/leased", rows, token=7)).status_code == 204
-    assert code(await api.ask("PATCH", "data/leased", rows, token=6)) == (409, "FP001")
-
-
 async def test_a_key_without_a_row_is_404_and_nothing_is_written(api: Api, shop: Shop) -> None:
     key, one, other = await shop.order(1), shop.key(), shop.key()
     rows = [{"order_id": each, "status": "x"} for each in (key, other, one)]

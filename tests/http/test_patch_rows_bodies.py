@@ -10,7 +10,7 @@ from fencepost.storage.protecting.protect import protect
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 
-SPELLINGS = (
+SPELLINGS: tuple[tuple[str, object, list[object]], ...] = (
     ("numeric(5,2)", 1.5, ["1.50", 1.5, "+1.5"]),
     ("char(4)", "ab", ["ab", "ab  "]),
     ("int", 7, [7, "7", "07"]),
@@ -40,9 +40,10 @@ async def test_an_array_takes_no_filters_and_an_object_needs_them(api: Api, shop
     assert await shop.mark(key) == 1
 
 
-@pytest.mark.parametrize("body", ["x", 1, True, [1], [[]], [None]])
-async def test_elements_are_objects(api: Api, body: object) -> None:
-    assert "expected" in await refused(api, body)
+async def test_elements_are_objects(api: Api) -> None:
+    bodies: list[object] = ["x", 1, True, [1], [[]], [None]]
+    for body in bodies:
+        assert "expected" in await refused(api, body), body
 
 
 async def test_elements_name_their_rows(api: Api, shop: Shop) -> None:
@@ -97,25 +98,25 @@ async def test_one_key_twice_is_refused(api: Api, shop: Shop) -> None:
     assert await shop.mark(key) == 1
 
 
-@pytest.mark.parametrize(("kind", "stored", "spellings"), SPELLINGS)
-async def test_postgresql_decides_what_is_one_key(
-    connect: Connect, database: str, kind: str, stored: object, spellings: list[object]
-) -> None:
+async def test_postgresql_decides_what_is_one_key(connect: Connect, database: str) -> None:
     owner = await connect()
-    await owner.execute(f"CREATE TABLE public.t (id {kind} PRIMARY KEY, n int)")
-    await protect(owner, "t")
+    for number, (kind, _, _) in enumerate(SPELLINGS):
+        await owner.execute(f"CREATE TABLE public.t{number} (id {kind} PRIMARY KEY, n int)")
+        await protect(owner, f"t{number}")
     async with in_process(database) as gateway:
-        made = await gateway.post("/v1/data/t", json={"id": stored}, headers={"X-Fence-Token": "1"})
-        assert made.status_code == 201, made.text
-        for token, spelling in enumerate(spellings, 2):
-            row = [{"id": spelling, "n": token}]
-            answer = await gateway.patch("/v1/data/t", json=row, headers={"X-Fence-Token": str(token)})
-            assert answer.status_code == 204, answer.text
-            twice = [{"id": stored, "n": 0}, {"id": spelling, "n": 0}]
-            answer = await gateway.patch("/v1/data/t", json=twice, headers={"X-Fence-Token": "99"})
-            assert code(answer) == (400, "FP016")
-            assert "both name" in answer.json()["detail"]
-        assert await owner.fetchval("SELECT n FROM t") == len(spellings) + 1
+        for number, (kind, stored, spellings) in enumerate(SPELLINGS):
+            path = f"/v1/data/t{number}"
+            made = await gateway.post(path, json={"id": stored}, headers={"X-Fence-Token": "1"})
+            assert made.status_code == 201, made.text
+            for token, spelling in enumerate(spellings, 2):
+                row = [{"id": spelling, "n": token}]
+                answer = await gateway.patch(path, json=row, headers={"X-Fence-Token": str(token)})
+                assert answer.status_code == 204, answer.text
+                twice = [{"id": stored, "n": 0}, {"id": spelling, "n": 0}]
+                answer = await gateway.patch(path, json=twice, headers={"X-Fence-Token": "99"})
+                assert code(answer) == (400, "FP016"), (kind, spelling)
+                assert "both name" in answer.json()["detail"], (kind, spelling)
+            assert await owner.fetchval(f"SELECT n FROM t{number}") == len(spellings) + 1, kind
 
 
 async def test_one_object_is_given_where_it_is_asked_for(api: Api, shop: Shop) -> None:

@@ -34,9 +34,8 @@ async def decided(api: Api, page: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize(
-    ("method", "body", "prefer"),
-    [
+async def test_the_result_is_what_the_same_write_is_answered_at_once(api: Api, shop: Shop) -> None:
+    for method, body, prefer in (
         ("PATCH", {"note": "new"}, None),
         ("PATCH", {"note": "new"}, "return=minimal"),
         ("PUT", {"note": "new"}, None),
@@ -44,22 +43,18 @@ async def decided(api: Api, page: str) -> dict[str, Any]:
         ("DELETE", None, "return=representation"),
         ("PATCH", {"status": "bad"}, None),
         ("PATCH", {"quantity": "many"}, None),
-    ],
-)
-async def test_the_result_is_what_the_same_write_is_answered_at_once(
-    api: Api, shop: Shop, method: str, body: object, prefer: str | None
-) -> None:
-    one, other = await shop.order(mark=10), await shop.order(mark=10)
-    at_once = await api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
-    both = ", ".join(filter(None, ("respond-async", prefer)))
-    told = await decided(api, await submit(api, method, f"orders/{other}?select=note", body, token=11, prefer=both))
-    assert told["state"] == ("applied" if at_once.is_success else "failed")
-    later = told["answer"]
-    assert later["status"] == at_once.status_code
-    assert later["body"] == (at_once.json() if at_once.content else None)
-    sent = {name: value for name, value in at_once.headers.items() if name not in OF_EACH_REQUEST}
-    assert {name: value for name, value in later["headers"].items() if name not in OF_EACH_REQUEST} == sent
-    assert await shop.mark(one) == await shop.mark(other)
+    ):
+        one, other = await shop.order(mark=10), await shop.order(mark=10)
+        at_once = await api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
+        both = ", ".join(filter(None, ("respond-async", prefer)))
+        told = await decided(api, await submit(api, method, f"orders/{other}?select=note", body, token=11, prefer=both))
+        assert told["state"] == ("applied" if at_once.is_success else "failed"), (method, body)
+        later = told["answer"]
+        assert later["status"] == at_once.status_code, (method, body)
+        assert later["body"] == (at_once.json() if at_once.content else None), (method, body)
+        sent = {name: value for name, value in at_once.headers.items() if name not in OF_EACH_REQUEST}
+        assert {name: value for name, value in later["headers"].items() if name not in OF_EACH_REQUEST} == sent
+        assert await shop.mark(one) == await shop.mark(other), (method, body)
 
 
 async def test_a_posted_row_has_its_location(api: Api, shop: Shop) -> None:

@@ -96,23 +96,18 @@ async def test_an_answer_without_a_body_has_none(queued: Queued, shop: Shop) -> 
     assert told["answer"] == {"status": 204, "headers": {}, "body": None}
 
 
-@pytest.mark.parametrize(
-    ("state", "problem", "dead"),
-    [
+async def test_what_was_not_applied_tells_why(queued: Queued, shop: Shop) -> None:
+    for state, problem, dead in (
         ("refused", Problem(STALE_TOKEN, "Token 1 is stale."), False),
         ("failed", bad_request("orders has no column colour."), True),
-    ],
-)
-async def test_what_was_not_applied_tells_why(
-    queued: Queued, shop: Shop, state: str, problem: Problem, dead: object
-) -> None:
-    write_id = await submitted(queued)
-    await decide(shop, write_id, of_problem(state, problem))
-    told = (await queued.api.ask("GET", f"writes/{write_id}")).json()
-    assert (told["state"], told["reason"], told["dead_letter"]) == (state, problem.detail, dead)
-    assert told["answer"]["status"] == problem.http_status
-    assert told["answer"]["body"]["code"] == problem.name
-    assert told["answer"]["headers"]["content-type"] == "application/problem+json"
+    ):
+        write_id = await submitted(queued)
+        await decide(shop, write_id, of_problem(state, problem))
+        told = (await queued.api.ask("GET", f"writes/{write_id}")).json()
+        assert (told["state"], told["reason"], told["dead_letter"]) == (state, problem.detail, dead)
+        assert told["answer"]["status"] == problem.http_status, state
+        assert told["answer"]["body"]["code"] == problem.name, state
+        assert told["answer"]["headers"]["content-type"] == "application/problem+json", state
 
 
 async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
@@ -175,9 +170,8 @@ async def test_an_id_without_its_last_part_names_what_was_decided_last_at_its_po
     assert (await queued.api.ask("GET", f"writes/{position}.0123456789abcdee")).json()["state"] == "queued"
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "expected", "named"),
-    [
+async def test_what_cannot_be_read_is_refused_by_name(queued: Queued) -> None:
+    for path, headers, expected, named in (
         ("garbage", {}, (400, "FP016"), "queue.partition.offset.nonce"),
         ("nats:orders.0.1.00", {}, (400, "FP016"), "no id of a write"),
         ("{id}?wait=soon", {}, (400, "FP016"), "wait"),
@@ -187,15 +181,11 @@ async def test_an_id_without_its_last_part_names_what_was_decided_last_at_its_po
         ("{id}?wait=1", {"Accept": "text/event-stream"}, (400, "FP016"), "a stream waits"),
         ("{id}", {"Accept": "text/csv"}, (406, "FP021"), "text/csv"),
         ("{id}", {"Prefer": "return=everything"}, (400, "FP016"), "return"),
-    ],
-)
-async def test_what_cannot_be_read_is_refused_by_name(
-    queued: Queued, path: str, headers: dict[str, str], expected: tuple[int, str], named: str
-) -> None:
-    write_id = await submitted(queued)
-    answer = await queued.api.http.get(f"/v1/writes/{path.replace('{id}', write_id)}", headers=headers)
-    assert code(answer) == expected
-    assert named in answer.json()["detail"]
+    ):
+        write_id = await submitted(queued)
+        answer = await queued.api.http.get(f"/v1/writes/{path.replace('{id}', write_id)}", headers=headers)
+        assert code(answer) == expected, (path, headers)
+        assert named in answer.json()["detail"], (path, headers)
 
 
 async def test_other_methods_are_405(queued: Queued) -> None:

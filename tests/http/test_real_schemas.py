@@ -1,8 +1,6 @@
 """Schemas as they are: every protected table is read, put back as it was read, and read again."""
 
-import asyncio
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
@@ -15,7 +13,6 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import embedded_bin_dir
 from fencepost.storage.protecting.protect import ProtectError, protect
 
 pytestmark = pytest.mark.versions
@@ -229,24 +226,6 @@ async def test_citext_columns_are_served_and_citext_keys_refused(database: str, 
     async with served(database, sql, start_gateway) as schema:
         assert await round_trip(schema) == 1
         assert len((await schema.api.ask("GET", "data/people?mail=eq.a@B")).json()) == 1
-
-
-async def test_the_tables_of_pgbench(database: str, start_gateway: StartGateway) -> None:
-    command = [str(embedded_bin_dir() / "pgbench"), "--initialize", "--quiet", "--scale=1", database]
-    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-    async with served(database, "SELECT 1", start_gateway) as schema:
-        api = schema.api
-        names = [row["name"] for row in await schema.connection.fetch(TABLES)]
-        assert sorted(names) == ["pgbench_accounts", "pgbench_branches", "pgbench_tellers"]
-        answer = await api.ask("PATCH", "data/pgbench_accounts/77", {"abalance": -5}, token=34)
-        assert (answer.status_code, answer.json()["abalance"]) == (200, -5)
-        assert code(await api.ask("PATCH", "data/pgbench_accounts/77", {"abalance": 5}, token=33)) == (409, "FP001")
-        for table, key in (("pgbench_branches", 1), ("pgbench_tellers", 1), ("pgbench_accounts", 100_000)):
-            row = (await api.ask("GET", f"data/{table}/{key}")).json()
-            assert (await api.ask("PUT", f"data/{table}/{key}", row, token=35)).json() == row, (table, key)
-        assert code(await api.ask("POST", "data/pgbench_history", {"tid": 1}, token=35)) == (403, "FP005")
-        top = await api.ask("GET", "data/pgbench_accounts?abalance=lt.0&select=aid,abalance")
-        assert top.json() == [{"aid": 77, "abalance": -5}]
 
 
 async def test_the_shape_of_pagila(database: str, start_gateway: StartGateway) -> None:

@@ -71,11 +71,7 @@ async def test_the_page_loads_without_a_network_and_complains_of_nothing(page: P
     assert await page.locator(".strip").first.evaluate("e => getComputedStyle(e).opacity") == "0.45"  # so did the style
     assert seen.complaints == []
     assert seen.urls == [broken]
-
-
-async def test_the_policy_stops_what_is_not_of_the_page(page: Page, broken: str) -> None:
-    seen = Seen(page)
-    await page.goto(broken)
+    # The policy stops what is not of the page.
     await page.evaluate(
         "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s) }"
     )
@@ -99,6 +95,16 @@ async def test_the_violation_is_visible_at_load_with_its_words(page: Page, broke
         await expect(page.locator(place)).to_be_in_viewport(ratio=0.9)
     await expect(page.locator(".chart .halo")).to_have_count(2)
     assert [await badge.text_content() for badge in await page.locator(".badge").all()] == ["A1", "A2"]
+    # The question mark shows the keys.
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("zoom in, zoom out")
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+    # A narrow window scrolls nothing sideways.
+    await page.set_viewport_size({"width": 390, "height": 800})
+    await page.goto(broken)
+    assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 async def test_a_long_timeline_begins_at_its_violation(page: Page, long_one: str) -> None:
@@ -175,15 +181,6 @@ async def test_tab_goes_through_the_violations_and_shows_each(page: Page, long_o
     await expect(first.locator(".violation")).to_be_focused()
 
 
-async def test_the_question_mark_shows_the_keys(page: Page, broken: str) -> None:
-    await page.goto(broken)
-    await expect(page.get_by_role("dialog")).to_be_hidden()
-    await page.keyboard.press("?")
-    await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("zoom in, zoom out")
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("dialog")).to_be_hidden()
-
-
 @pytest.fixture
 def long_tokens(tmp_path: Path) -> str:
     """Give the address of a report with a violation, whose tokens are those of a later generation: of 18 digits."""
@@ -196,11 +193,8 @@ def long_tokens(tmp_path: Path) -> str:
     return (tmp_path / "report.html").as_uri()
 
 
-@pytest.mark.parametrize("report", ["long_one", "long_tokens"])
-async def test_labels_do_not_cover_each_other_at_any_zoom(
-    page: Page, report: str, request: pytest.FixtureRequest
-) -> None:
-    await page.goto(request.getfixturevalue(report))
+async def test_labels_do_not_cover_each_other_at_any_zoom(page: Page, long_tokens: str) -> None:
+    await page.goto(long_tokens)
     chart = page.locator(".chart").first
     await chart.focus()
     for key in ("Home", "+", "+", "+"):
@@ -251,14 +245,14 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_colours_follow_the_scheme_and_have_contrast(page: Page, broken: str, scheme: str) -> None:
-    await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    await page.goto(broken)
-    found, paper = await page.evaluate(CONTRASTS)
-    assert (paper < 0.1) == (scheme == "dark")
+async def test_colours_follow_the_scheme_and_have_contrast(page: Page, broken: str) -> None:
     least = {"text": TEXT_CONTRAST, "mark": MARK_CONTRAST}
-    assert [each for each in found if each[1] < least[each[2]]] == []
+    for dark in (False, True):
+        await page.emulate_media(color_scheme="dark" if dark else "light")
+        await page.goto(broken)
+        found, paper = await page.evaluate(CONTRASTS)
+        assert (paper < 0.1) == dark
+        assert [each for each in found if each[1] < least[each[2]]] == [], dark
 
 
 async def test_everything_has_a_name_and_focus_is_visible(page: Page, broken: str) -> None:
@@ -292,9 +286,3 @@ async def test_without_script_the_timeline_is_still_there(page: Page, broken: st
     box = await still.locator(".chart .halo").first.bounding_box()
     assert box is not None
     assert box["width"] == pytest.approx(box["height"], rel=0.1)
-
-
-async def test_a_narrow_window_scrolls_nothing_sideways(page: Page, broken: str) -> None:
-    await page.set_viewport_size({"width": 390, "height": 800})
-    await page.goto(broken)
-    assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -47,6 +47,13 @@ NARROW_WAYS = (
     Way("patch of an array", "PATCH", "data/orders", [{"order_id": "b", **FEW}], "orders/a", "orders/*", MINIMAL),
 )  # fmt: skip
 
+OF_A_ROLE = [way for way in WAYS if way.name in (
+    "patch of an integer", "patch of a numeric", "put of a new row", "post of several", "patch by filter",
+    "patch of an array", "claim", "claim of a scope", "patch in a scope", "post in a scope", "delete",
+    "delete by filter", "delete that takes other rows",
+)]  # fmt: skip
+"""A way for each statement that the role runs."""
+
 
 @pytest.fixture(scope="module")
 def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
@@ -72,21 +79,23 @@ async def refused_and_written(shop: SealedShop, api: Api, way: Way) -> None:
     held, before = await lease(api, f"job-{way.name}", writes=[way.covering]), await shop.state()
     try:
         answer = await way.go(api, held["sealed_token"])
-        assert answer.is_success, answer.text
-        assert await shop.state() != before
+        assert answer.is_success, (way.name, answer.text)
+        assert await shop.state() != before, way.name
     finally:
         await release(api, held)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-async def test_a_caller_with_a_role_writes_what_its_seal_is_for(shop: SealedShop, api: Api, way: Way) -> None:
-    await refused_and_written(shop, api, way)
+async def test_a_caller_with_a_role_writes_what_its_seal_is_for(shop: SealedShop, api: Api) -> None:
+    for way in OF_A_ROLE:
+        await shop.reset()
+        await refused_and_written(shop, api, way)
 
 
-@pytest.mark.parametrize("way", NARROW_WAYS, ids=lambda way: way.name)
-async def test_a_seal_needs_no_privilege_that_the_write_does_not(shop: SealedShop, api: Api, way: Way) -> None:
+async def test_a_seal_needs_no_privilege_that_the_write_does_not(shop: SealedShop, api: Api) -> None:
     api.http.headers.update(bearer("bob", role=NARROW))
-    await refused_and_written(shop, api, way)
+    for way in NARROW_WAYS:
+        await shop.reset()
+        await refused_and_written(shop, api, way)
 
 
 async def test_a_seal_gives_no_privilege(shop: SealedShop, api: Api) -> None:

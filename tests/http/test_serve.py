@@ -81,7 +81,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @workers
-async def test_ctrl_c_stops_everything_and_the_next_start_finds_the_data(
+async def test_neither_ctrl_c_nor_kill_9_leaves_a_process_or_loses_a_write(
     short_dir: Path, client: httpx.AsyncClient, workers: str
 ) -> None:
     async with serving(short_dir, "--workers", workers) as gateway:
@@ -93,10 +93,20 @@ async def test_ctrl_c_stops_everything_and_the_next_start_finds_the_data(
         assert "Traceback" not in gateway.errors.read_text()
     async with serving(short_dir, "--workers", workers) as gateway:
         assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
-    assert "not properly shut down" not in (short_dir / "data" / "postgresql.log").read_text()
+        assert "not properly shut down" not in (short_dir / "data" / "postgresql.log").read_text()
+        assert (await patch_order(client, gateway.url, 35, "paid")).status_code == 200
+        left = gateway.processes()
+        assert len(left) >= 2 + (int(workers) if workers != "1" else 0)
+        gateway.process.kill()
+        gateway.process.wait()
+        await all_gone(left)
+    async with serving(short_dir) as gateway:
+        assert (await client.get(gateway.url + ORDER)).json()["status"] == "paid"
 
 
-async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done(short_dir: Path) -> None:
+async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done_and_a_first_start_greets(
+    short_dir: Path,
+) -> None:
     process = launch("--port", "0", "--data-dir", str(short_dir / "data"), errors=short_dir / "stderr")
     with process:
 
@@ -110,11 +120,7 @@ async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done(
         assert process.wait() == 0
     assert (short_dir / "stderr").read_text() == ""
     assert not (short_dir / "data" / "pgdata").exists()
-    async with serving(short_dir) as gateway:
-        assert gateway.url
-
-
-async def test_the_greeting_names_the_docs_and_a_request_that_works(short_dir: Path) -> None:
+    # The next start is the first one: its greeting names the docs and a request that works.
     async with serving_as_it_is(short_dir) as gateway:
         assert f"{gateway.url}/docs" in gateway.greeting
         curl = gateway.greeting.rpartition("try")[2].strip()
@@ -122,21 +128,6 @@ async def test_the_greeting_names_the_docs_and_a_request_that_works(short_dir: P
             subprocess.run, f"{curl} -s", shell=True, capture_output=True, text=True, check=True
         )
         assert '"shipped"' in answer.stdout
-
-
-@workers
-async def test_kill_9_leaves_no_process_and_loses_no_write(
-    short_dir: Path, client: httpx.AsyncClient, workers: str
-) -> None:
-    async with serving(short_dir, "--workers", workers) as gateway:
-        assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
-        left = gateway.processes()
-        assert len(left) >= 2 + (int(workers) if workers != "1" else 0)
-        gateway.process.kill()
-        gateway.process.wait()
-        await all_gone(left)
-    async with serving(short_dir) as gateway:
-        assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
 
 
 @workers

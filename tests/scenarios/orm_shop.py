@@ -24,8 +24,6 @@ CREATE TABLE lines (
   order_id text NOT NULL REFERENCES orders ON DELETE CASCADE,
   what     text NOT NULL DEFAULT 'thing'
 );
-CREATE TABLE leased (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
-CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
 """
 
 
@@ -87,9 +85,7 @@ async def _make(shop: OrmShop, owner: str, plain: str, sql: str) -> None:
         await connection.execute("RESET ROLE")
         for table in ("orders", "lines"):
             await protect(connection, table)
-        await protect(connection, "leased", rule="epoch")
-        await protect(connection, "issued", source="builtin")
-        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines, leased, issued TO {plain}")
+        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines TO {plain}")
     finally:
         await connection.close()
 

@@ -26,17 +26,6 @@ class Line(models.Model):  # type: ignore[misc]
         return str(self.what)
 
 
-class Leased(models.Model):  # type: ignore[misc]
-    id = models.TextField(primary_key=True)
-    n = models.IntegerField(default=0)
-
-    class Meta:
-        db_table = "leased"
-
-    def __str__(self) -> str:
-        return str(self.id)
-
-
 class MarkedOrder(models.Model):  # type: ignore[misc]
     """Has the mark as a field, as `inspectdb` writes it: save() echoes it."""
 

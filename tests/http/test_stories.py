@@ -1,0 +1,70 @@
+"""Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conformance.redis_bench import redis_server
+from tests.support.serving import serving
+
+from fencepost.embedded.server import embedded_bin_dir
+from fencepost.testing.servers.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}"
+
+
+def story(page: str) -> list[tuple[str, str]]:
+    """Read (command, expected output) from the page's console blocks."""
+    steps = []
+    for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, expected = step.partition("\n")
+            steps.append((command, expected))
+    return steps
+
+
+async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database: Path | None = None) -> None:
+    """Run steps where the gateway and its database are, and compare what they print."""
+    variables = "" if database is None else f'export FENCEPOST_DATABASE_URL="$(cat {database})"; '
+    for command, expected in steps:
+        here = command.replace("http://127.0.0.1:8080", url).replace(".fencepost/url", str(database))
+        done = await asyncio.to_thread(
+            subprocess.run, ["bash", "-c", variables + here], capture_output=True, text=True, check=True, cwd=cwd,
+            env=os.environ | {"PATH": PATH},
+        )  # fmt: skip
+        assert done.stdout.rstrip("\n") == expected.rstrip("\n"), command
+
+
+@pytest.mark.parametrize(("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8)])
+async def test_the_story_in_a_page_is_true(short_dir: Path, tmp_path: Path, page: str, at_least: int) -> None:
+    steps = story(page)
+    assert len(steps) >= at_least
+    async with serving(short_dir) as gateway:
+        await take(steps, tmp_path, gateway.url, short_dir / "data" / "url")
+
+
+async def test_the_story_of_sources_is_true_with_a_redis(short_dir: Path, tmp_path: Path) -> None:
+    steps = story("docs/sources.md")
+    assert len(steps) >= 12
+    port = free_port()
+    here = [(command.replace("-p 6379", f"-p {port}"), expected) for command, expected in steps]
+    with redis_server(tmp_path / "redis", port):
+        async with serving(short_dir, FENCEPOST_SOURCES=f"redis=redis://127.0.0.1:{port}") as gateway:
+            await take(here, tmp_path, gateway.url, short_dir / "data" / "url")
+
+
+async def test_the_story_of_authentication_is_true(short_dir: Path, tmp_path: Path) -> None:
+    examples = f"{sys.executable} {ROOT}/examples"
+    found = story("docs/authentication.md")
+    steps = [(command.replace(".venv/bin/python examples", examples), expected) for command, expected in found]
+    assert len(steps) >= 6
+    await take(steps[:1], tmp_path)
+    given = ("--jwt-secret-file", str(tmp_path / "jwt-secret"), "--jwt-role-claim-key", "")
+    async with serving(short_dir, *given) as gateway:
+        await take(steps[1:], tmp_path, gateway.url)
+        assert 'Authorization: Bearer $JWT"' in gateway.greeting
