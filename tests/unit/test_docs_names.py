@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
@@ -99,10 +97,10 @@ def test_functions_that_are_named_with_their_file_exist() -> None:
     assert missing == set()
 
 
-@pytest.mark.parametrize("page", pages(), ids=str)
-def test_words_in_brackets_after_a_file_stand_in_it(page: Path) -> None:
+def test_words_in_brackets_after_a_file_stand_in_it() -> None:
     """`gateway/preconditions.py` (`require_token`). Of SQL: the file makes the function or table."""
-    for name, kind, words in WORDS.findall((ROOT / page).read_text("utf-8")):
+    named = {each for page in pages() for each in WORDS.findall((ROOT / page).read_text("utf-8"))}
+    for name, kind, words in named:
         of_the_name = [path for path in tracked() if f"{name}.{kind}" in endings(path)]
         texts = [(ROOT / path).read_text("utf-8") for path in of_the_name]
         for word in re.findall(r"`(\w+)`", words):
@@ -126,22 +124,22 @@ def test_nothing_names_a_document_that_is_not_here() -> None:
     assert named == set()
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The fragments of a page's headings, as code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", pages(), ids=str)
-def test_links_lead_to_files_and_headings(path: Path) -> None:
-    page = ROOT / path
-    for target in LINK.findall(FENCED.sub("", page.read_text("utf-8"))):
+def test_links_lead_to_files_and_headings() -> None:
+    links = [(ROOT / path, each) for path in pages() for each in LINK.findall(FENCED.sub("", prose(path)))]
+    for page, target in links:
         url = urlsplit(target)
         if url.scheme:
             continue
         leads_to = (page.parent / unquote(url.path)).resolve() if url.path else page
-        assert leads_to.exists(), target
-        assert not url.fragment or url.fragment in anchors(leads_to), target
+        assert leads_to.exists(), f"{page}: {target}"
+        assert not url.fragment or url.fragment in anchors(leads_to), f"{page}: {target}"
 
 
 def test_each_page_is_linked_from_another() -> None:

@@ -1,12 +1,10 @@
 """docs/proof.md names tests, commands and workloads that exist, and has the figures of docs/proof.json."""
 
-import ast
 import json
 import re
 import shlex
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from tools import long_run
 
@@ -17,29 +15,19 @@ from fencepost.torture.workloads import WORKLOADS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/proof.md").read_text()
 COMMANDS = sorted(set(re.findall(r"`((?:\.venv/bin/|fencepost )[^`]+)`", PAGE)))
-FILES = sorted(set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE)))
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_that_is_named_exists(file: str) -> None:
-    assert (ROOT / file).is_file()
-
-
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "pytest" in command])
-def test_a_test_that_shows_a_bug_again_exists(command: str) -> None:
-    program, node = shlex.split(command)
-    assert program == ".venv/bin/pytest"
-    file, test = node.split("::")
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    assert test in {each.name for each in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(each, functions)}
-
-
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("fencepost torture ")])
-def test_a_run_has_options_that_exist(command: str) -> None:
-    """A seed that is no number is the last thing that is looked at: every option before it exists."""
-    words = shlex.split(command)[1:]
+def test_commands_that_show_a_bug_again_can_be_run() -> None:
+    """Tests that are named with their file exist: tests/unit/test_docs_names.py."""
     known = CliRunner().invoke(main, ["torture", "--help"]).output
-    assert [word for word in words if word.startswith("--") and word not in known] == []
+    for command in COMMANDS:
+        program, *words = shlex.split(command)
+        if "pytest" in command:
+            assert program == ".venv/bin/pytest"
+            assert re.fullmatch(r"tests/\S+\.py::\w+", words[0]), command
+            assert len(words) == 1, command
+        if command.startswith("fencepost torture "):
+            assert [word for word in words if word.startswith("--") and word not in known] == []
 
 
 def test_each_workload_on_each_source_is_a_part_of_the_long_run() -> None:

@@ -4,7 +4,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
 from tests.unit.test_docs_names import ROOT, defined_in, tracked
 
 PAGE = Path("docs/rules.md")
@@ -44,34 +43,20 @@ def test_each_rule_on_the_page_is_named_in_the_code() -> None:
     assert named == set(BUILT), "name each rule where it stands in app/ or migrations/, as (R12); no planned one"
 
 
-@pytest.mark.parametrize("number", BUILT)
-def test_a_rule_has_an_interleaving_a_place_and_a_test(number: int) -> None:
-    text = SECTIONS[number]
-    assert re.match(r"\n\*\*[A-Z][^*]+\*\* ", text), "it begins with its name"
-    assert re.search(r"^```\nA|^```\nB", text, re.MULTILINE), "an interleaving in ```, whose first line is A's or B's"
-    assert "\n**Where**: " in text, "**Where**: and the modules"
-    assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE), "**Shown by** and a list of tests"
-
-
-@pytest.mark.parametrize("number", BUILT)
-def test_the_mutants_that_show_a_rule_exist(number: int) -> None:
-    shown = SECTIONS[number].partition("**Shown by**")[2]
-    for path, mutants in re.findall(r"^- `(tests/[^`:]+)`: (.*?)(?=\n- |\n\n|\Z)", shown, re.MULTILINE | re.DOTALL):
-        for mutant in re.findall(r'"([^"]+)"', mutants):
-            assert " ".join(mutant.split()) in defined_in(path), f"{path} has no {mutant!r}"
-
-
-@pytest.mark.parametrize("number", BUILT)
-def test_the_functions_that_a_rule_names_are_in_its_modules(number: int) -> None:
-    """`gateway/preconditions.py` (`require_token`): the word in brackets stands in that module, or is made there."""
-    where = SECTIONS[number].partition("**Where**: ")[2].partition("**Shown by**")[0]
-    named = re.findall(r"`([\w/]+)\.(py|sql)`\s+\(([^()]*)\)", where)
-    for path, kind, words in named:
-        root = ROOT / ("app/fencepost" if kind == "py" else "migrations/schema")
-        text = (root / f"{path}.{kind}").read_text("utf-8")
-        for word in re.findall(r"`(\w+)`", words):
-            made = rf"\b{word}\b" if kind == "py" else rf"^CREATE \w+ fencepost\.{word}\b"
-            assert re.search(made, text, re.MULTILINE), f"{path}.{kind} has no {word}"
+def test_a_rule_has_an_interleaving_a_place_and_tests_and_its_mutants_exist() -> None:
+    for number in BUILT:
+        text = SECTIONS[number]
+        assert re.match(r"\n\*\*[A-Z][^*]+\*\* ", text), f"R{number} begins with its name"
+        assert re.search(r"^```\n[AB]", text, re.MULTILINE), (
+            f"R{number}: an interleaving in ``` that begins with A or B"
+        )
+        assert "\n**Where**: " in text, f"R{number}: **Where**: and the modules"
+        assert re.search(r"^\*\*Shown by\*\*\n- `tests/", text, re.MULTILINE), f"R{number}: **Shown by** and tests"
+        shown = text.partition("**Shown by**")[2]
+        of_files = re.findall(r"^- `(tests/[^`:]+)`: (.*?)(?=\n- |\n\n|\Z)", shown, re.MULTILINE | re.DOTALL)
+        for path, mutants in of_files:
+            for mutant in re.findall(r'"([^"]+)"', mutants):
+                assert " ".join(mutant.split()) in defined_in(path), f"{path} has no {mutant!r}"
 
 
 def test_a_word_is_explained_once() -> None:

@@ -7,14 +7,12 @@ from tests.unit.catalog_tables import SCALARS, column
 from fencepost.http.openapi.types import column_schema, value_schema
 
 
-@pytest.mark.parametrize("name", SCALARS)
-def test_every_type_takes_null_only_where_its_column_does(name: str) -> None:
-    anything = name in ("json", "jsonb")
-    for base in (name, f"_{name}"):
+def test_every_type_takes_null_only_where_its_column_does() -> None:
+    for base in (base for name in SCALARS for base in (name, f"_{name}")):
         takes = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
         refuses = jsonschema_rs.Draft202012Validator(value_schema(column("c", base, nullable=False)))
         assert takes.is_valid(None), base
-        assert refuses.is_valid(None) == (anything and base == name), base
+        assert refuses.is_valid(None) == (base in ("json", "jsonb")), base
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,15 @@ def test_a_url_is_taken_with_its_password_percent_encoded(url: str) -> None:
 
 
 @pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "1?ret=sec", "1/sec,ret", "sec[ret"])
-@pytest.mark.parametrize("url", [*SIGNED, *BROKEN, "kubernetes://user:{}@in-cluster/a?names=own"])
-def test_no_message_has_a_part_of_a_password_that_was_written_badly(url: str, password: str) -> None:
-    with pytest.raises(SourceConfigError, match=r"the URL of source locks|the URL cannot be read") as refused:
-        make(url.format(password), SourceContext("locks", ""))
-    words = str(refused.value).replace("seconds", "")
-    assert "sec" not in words
-    assert "ret" not in words
-    assert refused.value.__cause__ is None
-    assert refused.value.__suppress_context__
+def test_no_message_has_a_part_of_a_password_that_was_written_badly(password: str) -> None:
+    for url in (*SIGNED, *BROKEN, "kubernetes://user:{}@in-cluster/a?names=own"):
+        with pytest.raises(SourceConfigError, match=r"the URL of source locks|the URL cannot be read") as refused:
+            make(url.format(password), SourceContext("locks", ""))
+        words = str(refused.value).replace("seconds", "")
+        assert "sec" not in words, url
+        assert "ret" not in words, url
+        assert refused.value.__cause__ is None
+        assert refused.value.__suppress_context__
 
 
 @pytest.mark.parametrize("url", ["REDISS://one/0?ca=/c.pem", "Kubernetes://in-cluster?serviceaccount=/x"])
@@ -45,17 +45,11 @@ def test_an_option_is_known_whatever_the_case_of_the_scheme(url: str) -> None:
     assert make(url, SourceContext("locks", "")).capabilities is not None
 
 
-@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1_0", " 1", "\u0661", "100", "1\n"])
-def test_what_is_no_whole_number_in_its_bounds(text: str) -> None:
-    with pytest.raises(ValueError, match="a whole number from 1 to 99"):
-        whole(1, 99)(text)
-
-
-@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "1e1", "0.9", ".5", "1.", "10.01", "\u0661"])
-def test_what_is_no_number_of_seconds_in_its_bounds(text: str) -> None:
-    with pytest.raises(ValueError, match="seconds from 1 to 10"):
-        seconds(1, 10)(text)
-
-
-def test_numbers_in_their_bounds() -> None:
+def test_numbers_are_in_their_bounds() -> None:
+    for text in ("", "-1", "+1", "1.0", "1_0", " 1", "\u0661", "100", "1\n"):
+        with pytest.raises(ValueError, match="a whole number from 1 to 99"):
+            whole(1, 99)(text)
+    for text in ("", "-1", "nan", "inf", "1e1", "0.9", ".5", "1.", "10.01", "\u0661"):
+        with pytest.raises(ValueError, match="seconds from 1 to 10"):
+            seconds(1, 10)(text)
     assert (whole(1, 99)("99"), seconds(1, 10)("1"), seconds(1, 10)("2.5")) == (99, 1.0, 2.5)
