@@ -99,6 +99,31 @@ async def test_an_update_that_stays_in_its_partition_may_name_the_key(connect: C
     assert await race.delete(race.a, ("us", "1"), 33)
 
 
+async def test_a_partition_that_is_attached_later_is_judged(connect: Connect, database: str) -> None:
+    race = await partitions(connect, database)
+    db = race.observer
+    await db.execute("CREATE TABLE parts_new PARTITION OF parts FOR VALUES IN ('new')")
+    await db.execute("CREATE TABLE parts_old (LIKE parts INCLUDING ALL)")
+    await db.execute("INSERT INTO parts_old VALUES ('old', 1, 'brought', 0, 50), ('old', 2, 'brought', 0, DEFAULT)")
+    await db.execute("ALTER TABLE parts ATTACH PARTITION parts_old FOR VALUES IN ('old')")
+    assert await race.direct(race.a, "INSERT INTO parts_new VALUES ('new', 1)") == "FP428"
+    assert await race.direct(race.a, "INSERT INTO parts VALUES ('new', 1)", 31) == "ok"
+    assert await race.direct(race.a, "UPDATE parts_old SET n = 1") == "FP428"
+    # Rows bring the marks with them that stand in their columns.
+    assert await race.direct(race.a, "UPDATE parts_old SET n = 1 WHERE id = 1", 49) == "FP409"
+    assert await race.direct(race.a, "UPDATE parts SET n = 1 WHERE region = 'old' AND id = 1", 51) == "ok"
+    assert await race.direct(race.a, "UPDATE parts SET n = 1 WHERE region = 'old' AND id = 2", 1) == "ok"
+    assert await race.direct(race.a, "DELETE FROM parts WHERE region = 'old'", 51) == "FP409"
+    # A table that lacks our column, or its check, cannot be attached by accident.
+    await db.execute("CREATE TABLE parts_bare (region text, id int, v text, n int, PRIMARY KEY (region, id))")
+    attach = "ALTER TABLE parts ATTACH PARTITION parts_bare FOR VALUES IN ('bare')"
+    assert await outcome(db.execute(attach)) == "42804"
+    # Who is detached is free, and takes its marks along.
+    await db.execute("ALTER TABLE parts DETACH PARTITION parts_old")
+    assert await race.direct(race.a, "UPDATE parts_old SET n = 2") == "ok"
+    assert await db.fetchval("SELECT max(last_fence_token) FROM parts_old") == 51
+
+
 async def test_a_token_names_its_table_as_the_resources_do(connect: Connect) -> None:
     db = await owner(connect)
     await db.execute("""
