@@ -1,4 +1,4 @@
-"""Every statement that requests send for tables of all kinds, compared with tests/statements/sent/: who changes a
+"""Every statement that requests send for tables of several kinds, compared with tests/statements/sent/: who changes a
 statement changes it there too, and looks at each line.
 
 `FENCEPOST_WRITE_STATEMENTS=1 pytest tests/integration/test_statements_sent.py -k embedded` writes the files anew.
@@ -18,9 +18,9 @@ from tests.support.in_process import in_process
 from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.databases import clone, in_database
 
-ON_BOTH = frozenset({"orders", "items", "readings"})
-"""One without a scope, one in which the key has two columns, and one with partitions: on both servers. The texts are
-made of what the gateway has read from the catalog, which other tests look at on both.
+ON_BOTH = frozenset({"orders", "items"})
+"""One whose key has one column, and one whose key has two: on both servers. The texts are made of what the gateway has
+read from the catalog, which other tests look at on both.
 """
 EACH_TABLE = [
     pytest.param(rows, id=rows.path, marks=[pytest.mark.versions] if rows.path in ON_BOTH else []) for rows in TABLES

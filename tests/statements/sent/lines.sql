@@ -70,7 +70,7 @@ SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_c
 -- claim of a scope, stale: 409
 -- GET of a scope's mark: 200
 --   $1 = ['43']
-SELECT 'account/' || fencepost.enc((CAST(x.k0 AS pg_catalog.int8))::text COLLATE pg_catalog."C") AS scope
+SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
