@@ -51,7 +51,7 @@ async def test_what_is_on_which_port(short_dir: Path, workers: str) -> None:
             figures = (await admin.get("/metrics")).text
             return 'fencepost_http_request_seconds_count{method="GET",route="/readyz",status="200"} 2.0' in figures
 
-        await eventually(counted, within=10, what="that what all workers did is counted")
+        await eventually(counted, what="that what all workers did is counted")
         # Names, addresses and pages.
         for host, status in (
             ("localhost", 200),
