@@ -49,7 +49,10 @@ def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str,
 
 @pytest.mark.parametrize("hole", SABOTAGE)
 def test_the_oracle_sees_a_fence_with_a_hole(hole: str, short_dir: Path, seed: int) -> None:
-    """The control."""
-    storm = storm_over("embedded-18", short_dir, seed, CONTROL, SABOTAGE[hole])
-    answer = "\n".join([f"FENCEPOST_STORM_SEED={seed}", *storm.wrong[:5], str(storm.answers), str(storm.ddl)])
-    assert any("was accepted after" in each for each in storm.wrong), answer
+    """The control: one of three storms goes through the hole."""
+    for number in range(3):
+        (directory := short_dir / str(number)).mkdir()
+        storm = storm_over("embedded-18", directory, seed + number, CONTROL, SABOTAGE[hole])
+        if any("was accepted after" in each for each in storm.wrong):
+            return
+    pytest.fail("\n".join([f"FENCEPOST_STORM_SEED={seed}", *storm.wrong[:5], str(storm.answers), str(storm.ddl)]))

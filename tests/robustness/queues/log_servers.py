@@ -1,10 +1,13 @@
 """The servers of a queue's log, each of which can be killed."""
 
 import asyncio
+import json
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from tests.conformance.queues.kafka_bench import make_topic, url_of
 from tests.conformance.queues.kafka_secured import secured_broker
 from tests.conformance.redis_bench import DURABLE, redis_server
@@ -14,6 +17,7 @@ from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import redis
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.waiting import PATIENCE
 
 PARTITIONS = 6
 THREE = "kafka-three"
@@ -35,6 +39,28 @@ class LogServers:
     servers: dict[str, Server] = field(default_factory=dict)
     kafka: Kafka | None = None
     spare: int = 0
+
+    def places(self) -> dict[str, set[int]]:
+        """Read at which offsets of Kafka's topic each tag stands; nothing of other logs, which have each once."""
+        if self.kafka is None:
+            return {}
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        settings = {"group.id": "oracle", "enable.auto.commit": False, "enable.partition.eof": True}
+        reader = Consumer({**settings, "bootstrap.servers": self.kafka.bootstrap})
+        reader.assign([TopicPartition("orders", number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+        left = set(range(PARTITIONS))
+        while left:
+            message = reader.poll(PATIENCE)
+            assert message is not None, f"partitions {left} were not read to their ends"
+            error, value, offset = message.error(), message.value(), message.offset()
+            if error is None:
+                assert value is not None
+                assert offset is not None
+                found[json.loads(value)["tag"]].add(offset)
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - that is its name
+                left.discard(message.partition())
+        reader.close()
+        return found
 
 
 async def log_servers(kind: str, directory: Path, stack: ExitStack) -> LogServers:

@@ -5,7 +5,7 @@ with the product; of its interface it knows what a token is made of (R12), and t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,10 +64,15 @@ async def effects_of(connection: asyncpg.Connection) -> list[Effect]:
     return [Effect(row["key"], row["tag"], row["token"]) for row in rows]
 
 
-def judge(submissions: Iterable[Submission], effects: Sequence[Effect]) -> list[str]:
-    """List what is wrong; empty: each acknowledged submission has one effect, in the order of its row."""
+def judge(
+    submissions: Iterable[Submission], effects: Sequence[Effect], places: Mapping[str, Collection[int]] | None = None
+) -> list[str]:
+    """List what is wrong; empty: each acknowledged submission has one effect, in the order of its row. `places`: the
+    offsets at which the tag of a submission stands in the log, of which Kafka's producer may make two and tell one.
+    """
     known = {each.tag: each for each in submissions}
-    return [*_wrong_counts(known, effects), *_wrong_tokens(known, effects), *_wrong_orders(known, effects)]
+    tokens = _wrong_tokens(known, effects, places or {})
+    return [*_wrong_counts(known, effects), *tokens, *_wrong_orders(known, effects)]
 
 
 def _wrong_counts(known: dict[str, Submission], effects: Sequence[Effect]) -> Iterable[str]:
@@ -84,7 +89,9 @@ def _wrong_counts(known: dict[str, Submission], effects: Sequence[Effect]) -> It
             yield f"{effect.tag} was submitted for {known[effect.tag].key}, and changed {effect.key}"
 
 
-def _wrong_tokens(known: dict[str, Submission], effects: Sequence[Effect]) -> Iterable[str]:
+def _wrong_tokens(
+    known: dict[str, Submission], effects: Sequence[Effect], places: Mapping[str, Collection[int]]
+) -> Iterable[str]:
     last: dict[str, int] = {}
     for effect in effects:
         if effect.token is None or effect.token <= last.get(effect.key, 0):
@@ -93,7 +100,8 @@ def _wrong_tokens(known: dict[str, Submission], effects: Sequence[Effect]) -> It
         submitted = known.get(effect.tag)
         if submitted is None or submitted.offset is None or submitted.repeated:
             continue
-        if last[effect.key] % 2**48 != submitted.offset + 1:
+        stands_at = places.get(effect.tag, (submitted.offset,))
+        if submitted.offset not in stands_at or last[effect.key] % 2**48 - 1 not in stands_at:
             yield f"{effect.tag} is at offset {submitted.offset}, and was done under token {effect.token}"
 
 

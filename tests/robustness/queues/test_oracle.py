@@ -17,6 +17,13 @@ def test_each_once_and_in_order_is_right() -> None:
     assert judge(SUBMITTED, [*DONE, Effect("k0", "d", 8)]) == []
 
 
+def test_an_effect_may_have_the_token_of_the_other_place_of_a_message_that_was_appended_twice() -> None:
+    twice = [Effect("k0", "a", 3), DONE[1]]
+    assert judge(SUBMITTED, twice, {"a": {2, 4}, "b": {6}}) == []
+    for places in ({"a": {4}}, {"a": {2}}, {}):
+        assert judge(SUBMITTED, twice, places) == ["a is at offset 4, and was done under token 3"]
+
+
 @pytest.mark.parametrize(
     ("effects", "because"),
     [

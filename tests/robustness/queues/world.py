@@ -134,7 +134,7 @@ class World:
         """Judge."""
         connection = await self.connect()
         try:
-            return judge(submissions, await effects_of(connection))
+            return judge(submissions, await effects_of(connection), await asyncio.to_thread(self.log.places))
         finally:
             await connection.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from tests.torture.bugs.marks import JUDGE_DELETE, JUDGE_UPDATE, NO_TRIGGER
-from tests.torture.bugs.settings import ROWS
+from tests.torture.bugs.settings import ROWS, SCOPES
 from tests.torture.planted import Line, Planted, TableLine, replaced, swap
 
 from fencepost.gateway import read
@@ -179,7 +179,7 @@ BUGS: Final = [
     ),
     Planted("a write that reaches no row is answered as stale", "register", ROWS, gateway=_zero_rows_is_stale),
     Planted(
-        "why a write reached no row is asked of an old snapshot", "register", ROWS, gateway=_question_is_remembered
+        "why a write reached no row is asked of an old snapshot", "register", SCOPES, gateway=_question_is_remembered
     ),
     Planted(
         "an array is judged by its first row alone",
