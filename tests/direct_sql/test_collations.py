@@ -1,9 +1,11 @@
 """Text keys whatever their collation: one name for one key, and one order in which everybody takes rows."""
 
 import json
+from urllib.parse import quote as percent
 
 import asyncpg
 import pytest
+from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
@@ -143,6 +145,37 @@ async def test_a_domain_has_the_collation_of_its_type(connect: Connect, database
     locked = [row[0] for row in await race.observer.fetch("SELECT k0 FROM words ORDER BY k0")]
     keys = [(key,) for key in KEYS]
     assert [keys[n][0] for n, _ in await in_key_order(race.a, race.table, keys)] == locked
+
+
+async def test_the_gateway_reads_and_writes_keys_of_any_collation(connect: Connect, database: str) -> None:
+    db = await owner(connect)
+    some = await collations(db)
+    key = f"a text COLLATE {some[-1]}, b varchar COLLATE {some[1]}"
+    await db.execute(f"CREATE TABLE public.words ({key}, n int DEFAULT 0, PRIMARY KEY (a, b))")
+    await protect(db, "words")
+    async with in_process(database) as client:
+        for key in KEYS:
+            path = f"/v1/data/words/{percent(key, safe='')},x"
+            steps = (
+                ("POST", "/v1/data/words", 30, {"a": key, "b": "x"}, 201),
+                ("PATCH", path, 30, {"n": 1}, 409),
+                ("PATCH", path, 31, {"n": 1}, 200),
+                ("PUT", path, 32, {"n": 2}, 200),
+                ("DELETE", path, 31, None, 409),
+                ("DELETE", path, 33, None, 204),
+                ("PUT", path, 33, {"n": 2}, 409),
+                ("PUT", path, 34, {"n": 2}, 201),
+            )
+            for method, where, token, body, status in steps:
+                answer = await client.request(method, where, json=body, headers={"X-Fence-Token": str(token)})
+                assert answer.status_code == status, (key, method, token, answer.text)
+        answer = await client.patch("/v1/data/words?b=eq.x", json={"n": 3}, headers={"X-Fence-Token": "40"})
+        assert answer.status_code in (200, 204), answer.text
+        body = {"resource": f"words/{KEYS[1]},x"}
+        answer = await client.post("/v1/claims", json=body, headers={"X-Fence-Token": "41"})
+        assert (answer.status_code, answer.json()["mark"]) == (200, "41"), answer.text
+        rows = (await client.get("/v1/data/words?select=a&order=a")).json()
+        assert [row["a"] for row in rows] == [row[0] for row in await db.fetch("SELECT a FROM words ORDER BY a")]
 
 
 async def test_a_nondeterministic_collation_is_in_the_way(connect: Connect, database: str) -> None:

@@ -122,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _lacking(reporter: pytest.TerminalReporter) -> set[str]:
-    """Give why tests were skipped, but for those about what a lock service or an older PostgreSQL does not promise."""
+    """Give why tests were skipped, but for those about what a lock service does not promise: these run nowhere."""
     skipped = reporter.stats.get("skipped", [])
     reasons = {str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped}
     return {reason for reason in reasons if not reason.startswith("capability: ")}

@@ -68,7 +68,7 @@ def judge(
     submissions: Iterable[Submission], effects: Sequence[Effect], places: Mapping[str, Collection[int]] | None = None
 ) -> list[str]:
     """List what is wrong; empty: each acknowledged submission has one effect, in the order of its row. `places`: the
-    offsets at which the tag of a submission stands in the log, of which Kafka's producer may make two and tell one.
+    offsets at which a tag stands in the log. Kafka's producer may append a message twice, and report either place.
     """
     known = {each.tag: each for each in submissions}
     tokens = _wrong_tokens(known, effects, places or {})

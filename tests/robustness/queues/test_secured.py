@@ -22,4 +22,4 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
         assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())
-        assert set(submitters.answers) <= {"202", "503 FP026"}, "a busy machine's log may not answer in time"
+        assert set(submitters.answers) == {"202"}

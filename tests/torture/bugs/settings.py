@@ -72,5 +72,5 @@ CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500
 CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
 CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
 FAILOVERS: Final = Setting(
-    "failovers", "mutex", operations=2500, faults="failover", resources=1, own_servers=True, around=_lagging_standby
+    "failovers", "mutex", operations=5000, faults="failover", resources=1, own_servers=True, around=_lagging_standby
 )
