@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from fencepost.election.watching import Watches
 from fencepost.gateway.results import Results
-from fencepost.identity.api_keys import NOTE_EVERY, Announcements, ApiKeys
+from fencepost.identity.api_keys import Announcements, ApiKeys
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.observe.caller_refusals import CallerRefusals
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
@@ -23,22 +23,7 @@ from fencepost.storage.errors import StorageError
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.upkeep.pruning import Pruner, prune_records
 from fencepost.storage.upkeep.refusals import add
-
-RELOAD_EVERY: Final = 30.0
-"""Seconds. What was not announced and no request stumbles over, for example a new column, is seen after this time at
-most.
-"""
-LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at which database this is: for a restore under open connections, and so that the position
-of the WAL that the gateway remembers is no older (origin.py)."""
-SWEEP_EVERY: Final = 60.0
-"""Seconds, more or less, between two removals of what ended leases left."""
-PRUNE_EVERY: Final = 60.0
-"""Seconds, more or less, between two passes over marks and idempotency records."""
-
-
-RECORD_EVERY: Final = 5.0
-"""Seconds between two times that refusals of callers are written down."""
+from fencepost.times import TIMES, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +68,7 @@ class Upkeep:
     keys: Keys | None = None
     """None: the gateway takes no API keys."""
     seal_keys: SealKeys | None = None
+    times: Times = TIMES
 
     async def reload(self) -> None:
         """Read the keys of seals and the catalog anew, and see whether this is still the database to write to."""
@@ -98,13 +84,13 @@ class Upkeep:
     async def reload_now_and_then(self) -> None:
         """Reload for ever."""
         while True:
-            await asyncio.sleep(RELOAD_EVERY)
+            await self.times.clock.sleep(self.times.upkeep.reload_every)
             await self.reload()
 
     async def look_now_and_then(self) -> None:
         """See whether this is still the database to write to, and whether keys of seals have changed, for ever."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await self.times.clock.sleep(self.times.upkeep.look_every)
             if self.seal_keys is not None:
                 self.seal_keys.look()
             with suppress(StorageError):
@@ -113,14 +99,14 @@ class Upkeep:
     async def note_uses_now_and_then(self, keys: ApiKeys) -> None:
         """Note which API keys are used, for ever. Where that fails (the database may be a standby), a note is lost."""
         while True:
-            await asyncio.sleep(_about(NOTE_EVERY))
+            await self.times.clock.sleep(_about(self.times.upkeep.note_keys_about_every))
             with suppress(StorageError):
                 await keys.note_uses()
 
     async def sweep_now_and_then(self) -> None:
         """Remove what ended leases left, for ever."""
         while True:
-            await asyncio.sleep(_about(SWEEP_EVERY))
+            await self.times.clock.sleep(_about(self.times.upkeep.sweep_about_every))
             try:
                 await self.locks.sweep(self.retention.leases)
             except StorageError as error:
@@ -130,7 +116,7 @@ class Upkeep:
         """Forget old marks and idempotency records, for ever."""
         pruner = Pruner(self.database)
         while True:
-            await asyncio.sleep(_about(PRUNE_EVERY))
+            await self.times.clock.sleep(_about(self.times.upkeep.prune_about_every))
             try:
                 if pruned := await pruner.run(self.retention.marks):
                     self.emit(Pruned("marks", pruned))
@@ -141,7 +127,9 @@ class Upkeep:
 
 
 @asynccontextmanager
-async def recording(database: Database, refusals: CallerRefusals, emit: Emit) -> AsyncIterator[None]:
+async def recording(
+    database: Database, refusals: CallerRefusals, emit: Emit, times: Times = TIMES
+) -> AsyncIterator[None]:
     """Write down now and then, and at the end, what callers were refused for who they are."""
 
     async def record() -> None:
@@ -155,7 +143,7 @@ async def recording(database: Database, refusals: CallerRefusals, emit: Emit) ->
 
     async def record_now_and_then() -> None:
         while True:
-            await asyncio.sleep(RECORD_EVERY)
+            await times.clock.sleep(times.upkeep.record_every)
             await record()
 
     task = asyncio.create_task(record_now_and_then())
@@ -176,13 +164,14 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     """Run all of it until the block ends."""
     queue = upkeep.locks.queue
     listener = Listener(
-        dsn,
-        upkeep.reload,
-        lambda reason: upkeep.emit(ListenerLost(reason)),
+        dsn=dsn,
+        reload=upkeep.reload,
+        lost=lambda reason: upkeep.emit(ListenerLost(reason)),
         channel=queue.channel,
         woken=queue.on_notify,
         connected=queue.on_listening,
         keys=upkeep.keys.announcements if upkeep.keys else None,
+        times=upkeep.times,
     )
     of_keys = (
         (upkeep.note_uses_now_and_then(upkeep.keys.verifier), upkeep.keys.announcements.forget_while_unheard())

@@ -43,6 +43,7 @@ from fencepost.storage.errors import SessionError, StorageError
 from fencepost.storage.schema import versions
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Catalog, Served
+from fencepost.times import TIMES, Times
 
 
 async def check_database(dsn: str) -> None:
@@ -78,6 +79,7 @@ async def open_gateway(
     configured_queues: Sequence[ConfiguredQueue],
     seal_keys: SealKeys | None,
     keys: background.Keys | None = None,
+    times: Times = TIMES,
 ) -> AsyncIterator[Gateway]:
     """Connect, read the catalog, start what runs beside the requests; all of it ends with the block. Raises
     StartupError.
@@ -88,18 +90,19 @@ async def open_gateway(
         _limits(settings),
         lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
         lambda trouble: emit(ConnectionTrouble(trouble)),
+        times,
     )
-    roles = AllowedRoles(_listed(settings.roles))
+    roles = AllowedRoles(_listed(settings.roles), times)
 
     def on_load(catalog: Catalog) -> None:
         roles.forget()
         emit(_loaded(catalog))
 
     catalog = CatalogCache(database, on_load, _served(settings))
-    queue = Queue(database, lambda reason: emit(QueueFailed(reason)))
+    queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
     seals = Seals(seal_keys, settings.seal_lifetime)
     file = None if settings.seal_keys_file is None else SealKeysFile(settings.seal_keys_file, seals, emit)
-    gateway = replace(_assemble(settings, database, catalog, queue, emit, seals), roles=roles)
+    gateway = replace(_assemble(settings, database, catalog, queue, emit, times), roles=roles, seals=seals)
     stopping = Stopping(settings.shutdown_timeout)
     try:
         try:
@@ -125,6 +128,7 @@ async def open_gateway(
                     stopping,
                     keys,
                     file,
+                    times,
                 ),
             ),
             sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
@@ -167,7 +171,7 @@ def _limits(settings: Settings) -> Limits:
 
 
 def _assemble(
-    settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit, seals: Seals
+    settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit, times: Times
 ) -> Gateway:
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
@@ -177,6 +181,7 @@ def _assemble(
         most_waiting=settings.max_waiting,
         wait_at_most=settings.pool_timeout,
         on_setup_error=lambda reason: emit(BatchesFail(reason)),
+        times=times,
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     reads = Reads(most_of(settings.pool_size), settings.pool_timeout, settings.max_waiting)
@@ -189,12 +194,14 @@ def _assemble(
         group,
         turns,
         reads,
-        GatheredReads(database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout),
+        GatheredReads(
+            database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout, times=times
+        ),
         settings.max_answer_bytes,
-        seals=seals,
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),
-        watches=Watches(_watchers(settings)),
-        results=Results(_watchers(settings)),
+        watches=Watches(_watchers(settings), times),
+        results=Results(_watchers(settings), times),
+        times=times,
     )
 
 

@@ -1,14 +1,14 @@
-"""What /readyz and /metrics show, and how long they wait for PostgreSQL's answer: WAIT seconds, whatever it does.
+"""What /readyz and /metrics show, and how long they wait for PostgreSQL's answer (HealthTimes), whatever it does.
 
 Each asks PostgreSQL anew. All that want the same at one time share the question, so probes do not pile up on a server
-that does not answer. When it has not answered within WAIT, the answer is made of what is known: not ready, and for how
+that does not answer. When it has not answered in time, the answer is made of what is known: not ready, and for how
 long PostgreSQL has been silent; or the metrics without what only the database knows. The question goes on for
-ASKED_FOR seconds, and its answer counts for those who ask until then.
+`ask_for` seconds, and its answer counts for those who ask until then.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import asyncpg
 
@@ -23,11 +23,7 @@ from fencepost.storage.connections.origin import OriginStatus
 from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.schema import versions
 from fencepost.storage.upkeep import pruning
-
-WAIT: Final = 1.5
-"""Seconds that an answer waits for PostgreSQL's."""
-ASKED_FOR: Final = 10.0
-"""Seconds after which a question is given up, and the next caller asks anew."""
+from fencepost.times import TIMES, Times
 
 T = TypeVar("T")
 
@@ -35,8 +31,13 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """Something to be asked, once at a time. None is no answer."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T | None]]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[T | None]],
+        times: Times = TIMES,
+    ) -> None:
         self._ask = ask
+        self._times, self._clock = times.health, times.clock
         self._asking: asyncio.Task[T | None] | None = None
         self._silent_since: float | None = None
 
@@ -45,13 +46,13 @@ class Question(Generic[T]):
         """For how many seconds it has not been answered; 0: it was, or is not asked."""
         if self._silent_since is None:
             return 0.0
-        return asyncio.get_running_loop().time() - self._silent_since
+        return self._clock.monotonic() - self._silent_since
 
     async def answer(self) -> T | None:
-        """Give the answer; None: there is none within WAIT."""
+        """Give the answer; None: there is none in time."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_in_time())
-        await asyncio.wait([self._asking], timeout=WAIT)
+        await asyncio.wait([self._asking], timeout=self._times.answer_within)
         return self._asking.result() if self._asking.done() else None
 
     async def close(self) -> None:
@@ -62,9 +63,9 @@ class Question(Generic[T]):
 
     async def _ask_in_time(self) -> T | None:
         if self._silent_since is None:
-            self._silent_since = asyncio.get_running_loop().time()
+            self._silent_since = self._clock.monotonic()
         try:
-            async with asyncio.timeout(ASKED_FOR):
+            async with asyncio.timeout(self._times.ask_for):
                 answer = await self._ask()
         except TimeoutError:
             return None
@@ -83,8 +84,8 @@ class Health:
         self._gateway = gateway
         self._consumers = consumers or {}
         self._metrics = metrics
-        self._readiness: Question[wire.Readiness] = Question(self._ask_readiness)
-        self._figures: Question[Literal[True]] = Question(self._ask_figures)
+        self._readiness: Question[wire.Readiness] = Question(self._ask_readiness, gateway.times)
+        self._figures: Question[Literal[True]] = Question(self._ask_figures, gateway.times)
 
     async def close(self) -> None:
         """Give up what is being asked: the connections go."""

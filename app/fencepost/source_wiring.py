@@ -21,12 +21,11 @@ from fencepost.stopping import Stopping
 from fencepost.storage.errors import RefusedError, StorageError, map_errors
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.sources import KnownSource
+from fencepost.times import Times
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 _RESERVED: Final = frozenset({"builtin", "external"})
 _NO_PRIVILEGE: Final = "42501"
-_SWEPT_EVERY: Final = 60.0
-"""Seconds, more or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ async def sources_opened(
             except RefusedError as error:
                 raise StartupError(f"FENCEPOST_SOURCES: {each.name}: {error}. {_mend(error)}") from error
             opened[each.name] = locks
-        sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit))
+        sweeping = asyncio.create_task(_sweep_now_and_then(list(opened.values()), history, emit, gateway.times))
         try:
             yield opened
         finally:
@@ -116,12 +115,13 @@ def _locks(configured: ConfiguredSource, gateway: Gateway, emit: Emit) -> Source
         limits=gateway.locks.limits,
         failed=lambda reason: emit(SourceTrouble(name, reason)),
         quarantined=lambda reason: emit(SourceQuarantined(name, reason)),
+        times=gateway.times,
     )
 
 
-async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emit: Emit) -> None:
+async def _sweep_now_and_then(opened: Sequence[SourceLocks], history: float, emit: Emit, times: Times) -> None:
     while opened:
-        await asyncio.sleep(_SWEPT_EVERY * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
+        await times.clock.sleep(times.sources.sweep_about_every * random.uniform(0.5, 1.5))  # noqa: S311 - so that gateways take turns
         try:
             await opened[0].sweep(history)  # those of all sources
         except StorageError as error:

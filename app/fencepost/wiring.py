@@ -34,9 +34,8 @@ from fencepost.settings import Settings
 from fencepost.source_wiring import read_sources
 from fencepost.startup import StartupError
 from fencepost.storage.errors import UnavailableError
+from fencepost.times import TIMES, Times
 
-PUBLISHED_EVERY: Final = 1.0
-"""Seconds between two looks at what each worker has in use."""
 GC_THRESHOLD: Final = 20_000
 """How many more objects may be there before Python looks for garbage; a busy gateway has thousands in use."""
 GC_THRESHOLD_OF_CONSUMERS: Final = 100_000
@@ -70,7 +69,7 @@ class Runtime:
         return self.health
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAPI:
     """Build the application. Without settings it reads FENCEPOST_* from the environment, as a worker process does."""
     settings = settings or Settings()
     if settings.database_url is None:
@@ -101,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, object]]:
-        async with open_gateway(settings, dsn, emit, *configured, keys) as gateway:
+        async with open_gateway(settings, dsn, emit, *configured, keys, times) as gateway:
             consumers = consumers_here(gateway, settings)
             if authentication is not None and authentication.names_roles:
                 await _require_roles(gateway)
@@ -111,8 +110,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 async with (
                     authentication.running() if authentication else nullcontext(),
                     consuming(gateway, consumers, settings),
-                    background.recording(gateway.database, refusals, emit),
-                    _publish(runtime.health, metrics, log),
+                    background.recording(gateway.database, refusals, emit, times),
+                    _publish(runtime.health, metrics, log, times),
                 ):
                     yield guards
             finally:
@@ -181,14 +180,14 @@ async def consumer_gateway(settings: Settings, queues: Sequence[ConfiguredQueue]
 
 
 @asynccontextmanager
-async def _publish(health: Health, metrics: Metrics, log: logs.EventLog) -> AsyncIterator[None]:
+async def _publish(health: Health, metrics: Metrics, log: logs.EventLog, times: Times) -> AsyncIterator[None]:
     """Publish again and again what another worker may be asked for, and what was not logged."""
 
     async def publish() -> None:
         while True:
             health.publish()
             log.log_withheld()
-            await asyncio.sleep(PUBLISHED_EVERY)
+            await times.clock.sleep(times.upkeep.publish_every)
 
     publishing = asyncio.create_task(publish())
     try:

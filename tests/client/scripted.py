@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import httpx
-from tests.client.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.fence_token import FenceToken

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import anyio
 import pytest
 from tests.client.idle import lock_is_free
+from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("calls that are cancelled at any moment")
 
@@ -18,13 +19,15 @@ ORDER = "orders/order-123"
 
 
 async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(link: Link, faults: ExitStack) -> None:
-    async with Client(link.url) as c:
+    clock = ManualClock()
+    async with Client(link.url, clock=clock) as c, AsyncExitStack() as time:
         task = asyncio.current_task()
         assert task is not None
 
         async def work() -> None:
-            async with c.lock("job", ttl=0.5, cancel_on_loss=True):
+            async with c.lock("job", ttl=60, cancel_on_loss=True):
                 faults.enter_context(partitioned(link))
+                await time.enter_async_context(clock.running())
                 await asyncio.get_running_loop().create_future()
 
         with pytest.raises(LeaseLost) as lost:
@@ -35,14 +38,16 @@ async def test_cancel_on_loss_cancels_the_body_and_raises_lease_lost(link: Link,
 
 
 async def test_of_two_nested_leases_the_outer_one_raises_when_both_are_lost(link: Link, faults: ExitStack) -> None:
-    async with Client(link.url) as c:
+    clock = ManualClock()
+    async with Client(link.url, clock=clock) as c, AsyncExitStack() as time:
 
         async def work() -> None:
             async with (
-                c.lock("outer", ttl=0.5, cancel_on_loss=True),
-                c.lock("inner", ttl=0.5, cancel_on_loss=True) as inner,
+                c.lock("outer", ttl=60, cancel_on_loss=True),
+                c.lock("inner", ttl=60, cancel_on_loss=True) as inner,
             ):
                 faults.enter_context(partitioned(link))
+                await time.enter_async_context(clock.running())
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
@@ -152,7 +157,7 @@ async def test_a_cancel_scope_of_anyio_is_obeyed_at_any_moment(gateway_url: str)
             async with Client(gateway_url) as c:
                 with anyio.CancelScope() as scope:
                     canceller = asyncio.create_task(_after(turns, scope.cancel))
-                    async with asyncio.timeout(8), c.lock("job", wait=None):
+                    async with asyncio.timeout(PATIENCE), c.lock("job", wait=None):
                         raise AssertionError("the lock was held")
                 await canceller
                 assert scope.cancelled_caught
@@ -160,7 +165,7 @@ async def test_a_cancel_scope_of_anyio_is_obeyed_at_any_moment(gateway_url: str)
             async def queue_is_empty() -> bool:
                 return not (await direct.locks("job"))[0].waiters
 
-            await eventually(queue_is_empty, within=5, what=f"an empty queue, cancelled after {turns} turns")
+            await eventually(queue_is_empty, what=f"an empty queue, cancelled after {turns} turns")
 
 
 async def _after(turns: int, act: Callable[[], None]) -> None:

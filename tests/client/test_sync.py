@@ -8,6 +8,7 @@ import pytest
 from tests.client.counting import Counting
 
 from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
+from fencepost.testing.servers.waiting import PATIENCE
 
 ORDER = "orders/order-123"
 
@@ -75,25 +76,25 @@ def _renewals(counting: Counting, lease: SyncLease) -> int:
 
 
 def test_the_lease_is_renewed_while_its_holder_computes(gateway_url: str) -> None:
-    """The main thread never gives up the processor by itself; the lease outlives several of its TTLs."""
+    """The main thread never gives up the processor by itself; the lease outlives its TTL."""
     counting = Counting()
-    with SyncClient(gateway_url, transport=counting) as client, client.lock("job", ttl=1.0) as lease:
+    with SyncClient(gateway_url, transport=counting) as client, client.lock("job", ttl=10) as lease:
         primes = (n for n in range(2, 100_000_000) if all(n % divisor for divisor in range(2, int(n**0.5) + 1)))
-        while _renewals(counting, lease) < 6:
+        while _renewals(counting, lease) < 4:
             next(primes)
             assert lease.trusted
         assert client.locks("job")[0].lease_id == lease.id
 
 
 def test_a_loss_is_seen_in_any_thread(client: SyncClient, gateway_url: str) -> None:
-    with client.lock("job", ttl=1.0) as lease:
+    with client.lock("job", ttl=10) as lease:
         assert lease.wait_lost(0.001) is None
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(lease.wait_lost)
             httpx.delete(
                 f"{gateway_url}/v1/leases/{lease.id}", headers={"X-Lease-Secret": lease.secret}, trust_env=False
             )
-            lost = waiting.result(20)
+            lost = waiting.result(PATIENCE)
         assert lost is not None
         assert lost.reason == "gone"
         assert not lease.trusted

@@ -10,10 +10,12 @@ from pydantic import SecretStr
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.live_gateway import serving
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
+from fencepost.times import Times
 
 StartGateway = Callable[..., Awaitable[str]]
 
@@ -23,9 +25,9 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
     """Give what starts a gateway on a database, with settings by name. All are stopped afterwards."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(database: str, **changes: object) -> str:
+        async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
             settings = Settings.model_validate({"database_url": SecretStr(database), "port": 0, **changes})
-            running = serving(settings)
+            running = serving(settings, times)
             base_url = await asyncio.to_thread(running.__enter__)
             stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
             return base_url

@@ -12,10 +12,10 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 from tests.http.conftest import StartGateway
 
-from fencepost import background
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import Times, UpkeepTimes
 
 SECRET = "a secret of a test, of more than 32 bytes"
 ROLE = "callers_web"
@@ -190,11 +190,9 @@ async def test_callers_of_one_role_share_their_keys(http: httpx.AsyncClient) -> 
     assert again.headers["idempotent-replayed"] == "true"
 
 
-async def test_refusals_for_who_the_caller_is_are_recorded_as_counts(
-    served: str, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "RECORD_EVERY", 0.05)
-    url = await start_gateway(served, jwt_secret=SECRET, roles=ROLE)
+async def test_refusals_for_who_the_caller_is_are_recorded_as_counts(served: str, start_gateway: StartGateway) -> None:
+    times = Times(upkeep=UpkeepTimes(record_every=0.05))
+    url = await start_gateway(served, times, jwt_secret=SECRET, roles=ROLE)
     async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
         for _ in range(3):
             await lease(http, bearer("ann", locks=["orders/*"]), "payments/1")

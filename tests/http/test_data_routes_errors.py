@@ -1,24 +1,26 @@
 """Errors over real HTTP: PostgreSQL's refusals, bodies, media types, methods and routes."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.gateway.outcomes import Outcome
 from fencepost.http.routes import data
 from fencepost.testing.servers.waiting import eventually
 
 
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, lock_timeout=0.3, statement_timeout=1.5) as shop:
-        yield shop
+@pytest.fixture
+async def hurried(shop: Shop, start_gateway: StartGateway) -> AsyncIterator[Api]:
+    """Give what asks another gateway of the shop, which soon gives up to wait for a lock, or for a statement."""
+    async with Api.open(
+        await start_gateway(shop.dsn, serve_unprotected=True, lock_timeout=0.3, statement_timeout=1.5)
+    ) as api:
+        yield api
 
 
 REFUSED = [
@@ -119,13 +121,13 @@ async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gat
         await owner.close()
 
 
-async def test_a_row_that_is_locked_is_503(api: Api, shop: Shop) -> None:
+async def test_a_row_that_is_locked_is_503(api: Api, hurried: Api, shop: Shop) -> None:
     key = await shop.order(mark=10)
     holder = await asyncpg.connect(shop.dsn)
     try:
         await holder.execute("BEGIN")
         await holder.execute("SELECT FROM public.orders WHERE order_id = $1 FOR UPDATE", key)
-        answer = await api.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)
+        answer = await hurried.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)
         assert code(answer) == (503, "55P03")
         await holder.execute("ROLLBACK")
     finally:
@@ -133,10 +135,10 @@ async def test_a_row_that_is_locked_is_503(api: Api, shop: Shop) -> None:
     assert (await api.ask("PATCH", f"data/orders/{key}", {"status": "x"}, token=11)).status_code == 200
 
 
-async def test_a_statement_that_takes_too_long_is_503(api: Api, shop: Shop) -> None:
+async def test_a_statement_that_takes_too_long_is_503(hurried: Api, shop: Shop) -> None:
     await shop.sql("CREATE VIEW public.slow AS SELECT 1 AS id, pg_sleep(60)::text AS nap")
     # Not seen by NOTIFY yet: an unknown table is looked for once more.
-    assert code(await api.ask("GET", "data/slow")) == (503, "57014")
+    assert code(await hurried.ask("GET", "data/slow")) == (503, "57014")
 
 
 async def test_the_refusal_of_a_tables_own_trigger_is_answered(api: Api, shop: Shop) -> None:

@@ -2,24 +2,18 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.schema.revisions import newest
 from fencepost.testing.servers.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, pool_timeout=0.3) as shop:
-        yield shop
 
 
 @pytest.mark.parametrize("given", ["abc-123", "x" * 128, "!~", "a/b:c=d"])
@@ -147,7 +141,11 @@ async def test_an_exhausted_pool_is_503(demo_database: str, start_gateway: Start
             assert code(answer) == (503, "FP010")
             await holder.execute("ROLLBACK")
             assert (await waiting).status_code == 200
-            assert (await api.ask("GET", "data/orders/order-124")).status_code == 200
+
+            async def served() -> bool:
+                return (await api.ask("GET", "data/orders/order-124")).status_code == 200
+
+            await eventually(served, what="a connection that was given back")
     finally:
         await holder.close()
 

@@ -13,6 +13,7 @@ from tests.support.events import streaming
 from tests.support.lease_http import post, release, running
 from tests.support.serving import serving as serve
 
+from fencepost.testing.servers.databases import run_on
 from fencepost.testing.servers.waiting import eventually
 
 
@@ -105,11 +106,14 @@ async def test_a_stream_of_another_election_gets_nothing(http: httpx.AsyncClient
         assert (await of_a.next()).owner == "leader of a"
 
 
-async def test_a_leader_whose_time_runs_out_is_gone(http: httpx.AsyncClient) -> None:
+async def test_a_leader_whose_time_runs_out_is_gone(http: httpx.AsyncClient, demo_database: str) -> None:
     async with streaming(http, "scheduler") as events:
         await events.next()
-        await post(http, "election/scheduler", owner="mortal", ttl_ms=700)
+        mortal = await elected(http, "scheduler", "mortal")
         assert (await events.next()).owner == "mortal"
+        await run_on(
+            demo_database, f"UPDATE fencepost.leases SET expires_at = now() WHERE lease_id = {mortal['lease_id']}"
+        )
         assert (await events.next()).kind == "vacant"
 
 

@@ -178,9 +178,9 @@ async def test_a_key_is_not_kept_for_long_while_announcements_are_not_heard(
 
     async with cutting_proxy(database, lambda: None, 1) as (proxy, through):
         listener = Listener(
-            through,
-            reload,
-            lambda _reason: lost.set(),
+            dsn=through,
+            reload=reload,
+            lost=lambda _reason: lost.set(),
             channel="x",
             woken=lambda _payload: None,
             connected=heard.set,

@@ -1,4 +1,4 @@
-"""The protocol of group commit, on real connections: what a queue runs is the test's own."""
+"""The protocol of group commit, on real connections. What a queue runs is the test's own, and time stands still."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -8,12 +8,15 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.interleave import Connect
+from tests.support.manual_clock import ManualClock
 
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Connection, Limits
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, map_errors
+from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import TIMES, Times
 
 Words = Sequence[str]
 
@@ -24,6 +27,7 @@ class Stage:
 
     database: Database
     group: GroupCommit
+    clock: ManualClock
     batches: list[list[str]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,16 +56,25 @@ class Stage:
 
         self.answer = answer
 
+    async def has_begun(self, batches: int) -> None:
+        """Return once so many batches have begun."""
+
+        async def so_many() -> bool:
+            return len(self.batches) >= batches
+
+        await eventually(so_many, what=f"{batches} batches")
+
     def send(self, queue: BatchQueue[str, str], *words: str) -> list[asyncio.Task[Any]]:
         return [asyncio.create_task(self.group.write(queue, word)) for word in words]
 
 
 @pytest.fixture
 async def stage(database: str) -> AsyncIterator[Stage]:
-    opened = await Database.open(database, Limits(batch_pool_size=2, pool_timeout=1))
-    group = GroupCommit(opened, most_waiting=6, wait_at_most=0.5)
+    clock = ManualClock()
+    opened = await Database.open(database, Limits(batch_pool_size=2, pool_timeout=PATIENCE))
+    group = GroupCommit(opened, most_waiting=6, wait_at_most=0.5, times=Times(clock=clock))
     try:
-        yield Stage(opened, group)
+        yield Stage(opened, group, clock)
     finally:
         await group.close()
         assert group.waiting == 0
@@ -152,6 +165,9 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
         await stage.group.write(queue, "g")
     # The first of them go after a moment, on the other connection, and then there is none left.
+    await stage.clock.advance(TIMES.batches.sweep_every)
+    await stage.has_begun(2)
+    await stage.clock.advance(0.5)
     for late in waiting[2:]:
         with pytest.raises(UnavailableError, match=r"not sent within 0\.5 s: nothing was written"):
             await late
@@ -241,9 +257,11 @@ async def test_a_slow_batch_keeps_only_itself_waiting(stage: Stage) -> None:
     queue = stage.queue()
     slow = stage.send(queue, "slow")
     await stage.begun.wait()
-    stage.begun.clear()
     later = stage.send(queue, "later")
-    await stage.begun.wait()  # on another connection, while the first one is still in flight
+    await asyncio.sleep(0)
+    assert stage.batches == [["slow"]]
+    await stage.clock.advance(TIMES.batches.sweep_every)
+    await stage.has_begun(2)  # on another connection, while the first one is still in flight
     assert stage.batches == [["slow"], ["later"]]
     stage.gate.set()
     assert await asyncio.gather(*slow, *later) == ["SLOW", "LATER"]
@@ -256,16 +274,17 @@ async def test_what_one_write_has_no_room_for_is_no_neighbours_matter(stage: Sta
 
 
 async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(stage: Stage) -> None:
-    group = GroupCommit(stage.database, wait_at_most=60)
-
-    stage.refuse("bad", "SELECT pg_sleep(0.02), 1 / 0")
+    group = GroupCommit(stage.database, times=Times(clock=stage.clock))
+    stage.refuse("bad", "SELECT 1 / 0")
     stage.gate.set()
-    busy: list[BatchQueue[str, Any]] = [
-        stage.queue(most=2) for _ in range(2)
-    ]  # as many as there are connections, each for longer than pool_timeout
+    busy = [stage.queue(most=2) for _ in range(2)]  # as many as there are connections
+    order: list[Any] = []
+
+    async def write(queue: BatchQueue[str, str], word: str) -> None:
+        order.append(await group.write(queue, word))
+
     numbers = [f"{number:03}" for number in range(140)]
-    works = [asyncio.create_task(group.write(queue, word)) for queue in busy for word in ("000", "bad", *numbers)]
-    answered = await asyncio.gather(*works, return_exceptions=True)
-    assert [each for each in answered if each is not ALONE and not isinstance(each, str)] == []
-    assert answered.count(ALONE) == 2
+    await asyncio.gather(*(write(queue, word) for queue in busy for word in ("000", "bad", *numbers)))
+    assert order.count(ALONE) == 2
+    assert max(at for at, each in enumerate(order) if each is ALONE) < len(order) / 2, "they waited for all others"
     await group.close()

@@ -12,7 +12,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
 from fencepost.gateway.use_cases import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 MINUTE = 60_000
 
@@ -153,11 +153,11 @@ async def test_a_waiter_whose_claim_is_refused_lets_the_next_one_in(race: Race) 
         await eventually(lambda: race.observer.fetchval(waits, 2), what="the second in line")
         await expire(race, holder)
         gateway.locks.queue.on_listening()  # as after every reconnection: everybody looks
-        refused = await asyncio.wait_for(first, 5)
+        refused = await asyncio.wait_for(first, PATIENCE)
         assert isinstance(refused, Problem)
         assert refused.name == "FP008"
         gateway.locks.queue.on_listening()
-        assert isinstance(await asyncio.wait_for(second, 5), Granted)
+        assert isinstance(await asyncio.wait_for(second, PATIENCE), Granted)
         await gateway.locks.queue.close()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.interleave import Connect, Connection, blocked
-from tests.support.lease_gateways import Side, in_line, open_side
+from tests.support.lease_gateways import HOUR, Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import builtin as leases
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 
@@ -71,7 +71,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
     foreign = await connect()
     await foreign.execute("BEGIN")
     await leases.acquire(foreign, plainly("x", "holder"), None, None, 0)
-    waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=20_000))
+    waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     pid = await eventually(lambda: observer.fetchval(f"{GATEWAYS} AND wait_event_type = 'Lock'"), what="a blocked try")
     assert await observer.fetchval("SELECT pg_terminate_backend($1, 5000)", pid)
     again = await eventually(
@@ -79,7 +79,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
     )
     await blocked(again, observer)
     await foreign.execute("ROLLBACK")
-    assert (await asyncio.wait_for(waiting, 5)).verdict == "granted"
+    assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
     assert await observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
 
 
@@ -92,10 +92,10 @@ async def test_a_place_whose_answer_got_lost_is_one_place(
 ) -> None:
     holder = await side.acquire("x", secret="holder")
     lost = losing_answers(monkeypatch, "acquire", 1)
-    waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=20_000))
+    waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     await in_line(observer, "waiter")
     await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
-    assert (await asyncio.wait_for(waiting, 5)).verdict == "granted"
+    assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
     assert [answer.verdict for answer in lost] == ["queued"]
     assert await observer.fetchval("SELECT last_value FROM fencepost.tickets") == 1
     await eventually(lambda: observer.fetchval("SELECT count(*) = 0 FROM fencepost.waiters"), what="an empty queue")
@@ -128,7 +128,7 @@ async def test_waiters_of_a_release_whose_answer_got_lost_are_served(
     with pytest.raises(OutcomeUnknownError):
         await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
     assert len(lost[0]) == 1, "whom it was to wake"
-    assert (await asyncio.wait_for(waiting, 3)).verdict == "granted"
+    assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
 
 
 async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(

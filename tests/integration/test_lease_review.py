@@ -17,7 +17,7 @@ from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.statements.asking import in_key_order
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(ra
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
         await blocks_another_session(race.a, race.observer)
         assert mine.lease.lease_id is not None
-        renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hash_secret("mine"), None), 2)
+        renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hash_secret("mine"), None), PATIENCE)
         assert renewed is not None
         await writing.rollback()
         assert sum(isinstance(answer, Granted) for answer in await asyncio.gather(*stuck)) == 1
@@ -165,7 +165,7 @@ async def test_a_request_that_does_not_wait_learns_that_the_lock_is_being_grante
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = asyncio.create_task(ask(gateway, asking("x", secret="first", claims=("orders/k",))))
         await blocks_another_session(race.a, race.observer)
-        refused = await asyncio.wait_for(ask(gateway, asking("x", secret="second")), 5)
+        refused = await asyncio.wait_for(ask(gateway, asking("x", secret="second")), PATIENCE)
         assert isinstance(refused, Problem)
         assert (refused.name, refused.extra["lock"], refused.extra["holder"]) == ("FP011", "x", None)
         assert "being granted" in refused.detail

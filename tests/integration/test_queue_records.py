@@ -24,6 +24,7 @@ from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.storage.connections.connection import GatewayConnection
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import OF_QUEUES
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 def message(name: str) -> IdempotentRequest:
@@ -115,7 +116,7 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         pid = await gateway_pid(one)
         first = await race.waits_at(pid, patch(one, of_queue("k", 31, "id-k", n=1)))
-        second = await asyncio.wait_for(patch(two, of_queue("k", 31, "id-k", n=1)), 5)
+        second = await asyncio.wait_for(patch(two, of_queue("k", 31, "id-k", n=1)), PATIENCE)
         assert result_of(second) == "FP013", "in flight: it comes again"
         await holder.commit()
         assert isinstance(await first, Done)

@@ -16,6 +16,8 @@ from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import RequestTimes, Times
 
 pytestmark = pytest.mark.versions
 
@@ -88,9 +90,9 @@ async def test_a_lookup_that_hangs_does_not_hold_the_answer(race: Race, monkeypa
         await asyncio.Event().wait()
 
     monkeypatch.setattr(superseded, "issued_to", never)
-    monkeypatch.setattr(superseded, "WITHIN", 0.01)
-    async with open_gateway(race.dsn) as gateway:
-        answer, events = await asyncio.wait_for(refused(gateway, race), 5)
+    hurried = Times(requests=RequestTimes(explain_within=0.01))
+    async with open_gateway(race.dsn, times=hurried) as gateway:
+        answer, events = await asyncio.wait_for(refused(gateway, race), PATIENCE)
         assert "superseded_by" not in answer.extra
         assert [getattr(each, "reason", "") for each in events] == ["no answer within 0.01 s", ""]
         connections, idle = gateway.database.sizes()

@@ -11,7 +11,16 @@ import pytest
 from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
-from tests.support.lost_answers import RULES_AND_BATCHES, TOKEN, cut, cut_off, lock_k, swallowed, waiting_instead_of
+from tests.support.lost_answers import (
+    IN_A_HURRY,
+    RULES_AND_BATCHES,
+    TOKEN,
+    cut,
+    cut_off,
+    lock_k,
+    swallowed,
+    waiting_instead_of,
+)
 from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
@@ -19,11 +28,11 @@ from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes import operation
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections import backends
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import ConnectionTimes
 
 
 @pytest.fixture(params=RULES_AND_BATCHES)
@@ -171,11 +180,8 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
     await assert_applied(race, 0)
 
 
-async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
-    async with cut_off(race) as (gateway, proxy):
+async def test_a_database_that_stays_away_leaves_the_outcome_unknown(race: Race) -> None:
+    async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, patch(gateway, keyed("k", 31, n=1)))
@@ -195,11 +201,8 @@ async def test_a_database_that_stays_away_leaves_the_outcome_unknown(
         await eventually(landed, what="the old backend's write: unknown was the truth")
 
 
-async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
-    async with cut_off(race) as (gateway, proxy):
+async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(race: Race) -> None:
+    async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
@@ -216,11 +219,8 @@ async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(
     await assert_applied(race, 1)
 
 
-async def test_a_transaction_that_broke_before_its_commit_was_not_written(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
-    async with cut_off(race) as (gateway, proxy):
+async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: Race) -> None:
+    async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
         write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
@@ -237,11 +237,8 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(
         await assert_applied(race, 0)
 
 
-async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 2)
-    async with cut_off(race) as (gateway, proxy):
+async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(race: Race) -> None:
+    async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
         await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
@@ -255,12 +252,9 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
     await assert_applied(race, 1)
 
 
-async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
-    monkeypatch.setattr(backends, "END_WITHIN_MS", 200)
-    async with cut_off(race) as (gateway, proxy):
+async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(race: Race) -> None:
+    hurried = replace(IN_A_HURRY, connections=ConnectionTimes(end_backend_within=0.2))
+    async with cut_off(race, times=hurried) as (gateway, proxy):
         pid = await gateway_pid(gateway)
         assert result_of(await patch(gateway, keyed("k", 29, n=1))) == "FP001", "the statement is prepared now"
         os.kill(pid, signal.SIGSTOP)  # its statement stays unread in its socket

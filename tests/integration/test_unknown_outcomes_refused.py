@@ -9,13 +9,12 @@ import pytest
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect
-from tests.support.lost_answers import TOKEN, cut, cut_off, swallowed
+from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.use_cases import insert, patch, put
-from fencepost.gateway.writes import operation
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Backend
 from fencepost.testing.servers.waiting import PATIENCE
@@ -68,10 +67,9 @@ async def test_a_row_whose_key_a_trigger_made_is_not_made_again(race: Race, key:
 
 @pytest.mark.parametrize("with_key", [True, False])
 async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal_of_the_write(
-    race: Race, monkeypatch: pytest.MonkeyPatch, with_key: bool
+    race: Race, with_key: bool
 ) -> None:
-    monkeypatch.setattr(operation, "RESOLVED_WITHIN", 0.5)
-    async with cut_off(race, lock_timeout=0.3) as (gateway, proxy):
+    async with cut_off(race, lock_timeout=0.3, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;" if with_key else TOKEN
         write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once() if with_key else None)))
         await landed(race, proxy)

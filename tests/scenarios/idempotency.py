@@ -12,6 +12,7 @@ from fencepost.gateway.use_cases import patch
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import Recorded
+from fencepost.testing.servers.waiting import PATIENCE
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);
@@ -86,7 +87,7 @@ async def two_racers_with_one_key_land_once(race: Race) -> None:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
-        second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), once=once())), 5)
+        second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), once=once())), PATIENCE)
         assert result_of(second) == "FP013", "it does not wait"
         await holder.commit()
         assert isinstance(await first, Done)

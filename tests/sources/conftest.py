@@ -18,6 +18,7 @@ from tests.support.racing import open_gateway
 
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.protecting.protect import protect
+from fencepost.times import TIMES, Times
 
 OF_EACH_KIND = [
     "redis",
@@ -109,11 +110,14 @@ def make(connect: Connect, database: str) -> Callable[..., Any]:
     """Give a function that opens leases over a scripted service; its arguments are those of `Scripted`."""
 
     @asynccontextmanager
-    async def staged(**service: Any) -> AsyncIterator[Stage]:
+    async def staged(times: Times = TIMES, **service: Any) -> AsyncIterator[Stage]:
         scripted, troubles, quarantined = Scripted(**service), list[str](), list[str]()
         async with open_gateway(database, pool_size=4) as gateway:
             locks = SourceLocks(
-                NAME, "mock", scripted, gateway.database, failed=troubles.append, quarantined=quarantined.append
+                *(NAME, "mock", scripted, gateway.database),
+                failed=troubles.append,
+                quarantined=quarantined.append,
+                times=times,
             )
             await locks.open()
             try:

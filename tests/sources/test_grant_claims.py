@@ -9,8 +9,8 @@ from tests.support.interleave import Connection
 
 from fencepost.locks.leases import Overtaken
 from fencepost.locks.source import SourceError
-from fencepost.locks.source_leases import claims as source_claims
 from fencepost.testing.servers.waiting import eventually
+from fencepost.times import SourceTimes, Times
 
 
 async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:
@@ -67,10 +67,7 @@ async def waits_for_advisory_lock(observer: Connection) -> None:
 
 
 @pytest.mark.parametrize("harm", ["renewed no more", "generation raised"])
-async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
-    monkeypatch.setattr(source_claims, "LATE", 0.0)
+async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(make: Callable[..., Any], harm: str) -> None:
     tries: list[int] = []
 
     async def claim(_connection: object, token: int, _repeated: bool) -> str:
@@ -82,7 +79,7 @@ async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(
             stage.service.held.clear()
         return "claimed"
 
-    async with make() as stage:
+    async with make(Times(sources=SourceTimes(late_share=0))) as stage:
         attempted = await stage.acquire("a", claim=claim)
         assert attempted.acquired.verdict == "granted"
         assert attempted.acquired.lease_id == 2**47 + 2, "the second lease; the first came to nothing"

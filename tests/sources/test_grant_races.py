@@ -12,9 +12,10 @@ from tests.sources.scripted import NAME, Scripted
 from tests.support.interleave import Connect
 
 from fencepost.locks.source import Capabilities, SourceError, SourceQuarantinedError
-from fencepost.locks.source_leases import grants as source_grants
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.leases.builtin import LockRequest
+from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import SourceTimes, Times
 
 
 async def test_a_generation_that_is_raised_under_way_makes_the_grant_void(make: Callable[..., Any]) -> None:
@@ -102,12 +103,9 @@ async def test_a_mint_that_repeats_an_earlier_mint_quarantines_the_source(make: 
             await stage.locks.mint(granted.lease_id, stage.secret, 3)
 
 
-async def test_a_grant_that_waited_is_judged_by_what_is_known_when_it_came(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_grant_that_waited_is_judged_by_what_is_known_when_it_came(make: Callable[..., Any]) -> None:
     """The service was restored while it waited: numbers that others were given meanwhile would come again."""
-    monkeypatch.setattr(source_grants, "FRESH", 0.0)
-    async with make(waits={"a"}) as stage:
+    async with make(Times(sources=SourceTimes(fresh=0)), waits={"a"}) as stage:
         waiting = asyncio.create_task(stage.acquire("a"))
         await stage.service.asked.wait()
         for lock in "bcd":
@@ -138,7 +136,7 @@ async def test_a_gateway_starts_while_a_grant_holds_the_sources_row(make: Callab
         holder = await connect()
         await holder.execute("BEGIN; SELECT FROM fencepost.sources FOR UPDATE")
         again = SourceLocks(NAME, "mock", Scripted(), stage.database)
-        await asyncio.wait_for(again.open(), 5)
+        await asyncio.wait_for(again.open(), PATIENCE)
         await again.close()
         await holder.execute("ROLLBACK")
 

@@ -4,15 +4,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.settings import Settings
+from fencepost.times import Times
 from fencepost.wiring import create_app
 
 
 @asynccontextmanager
-async def in_process(database: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+async def in_process(database: str, times: Times = UNHURRIED, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
     """Serve a database until the block ends."""
-    app = create_app(Settings.model_validate({"database_url": database, "log_level": "error", **settings}))
+    app = create_app(Settings.model_validate({"database_url": database, "log_level": "error", **settings}), times)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,

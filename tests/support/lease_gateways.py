@@ -17,19 +17,22 @@ from fencepost.storage.connections.listen import Listener
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, LockRequest
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
     from fencepost.locks.leases import AcquireResult
 
 T = TypeVar("T")
 
+HOUR = 3_600_000  # ms
+
 
 class Side:
     """One gateway's token source. `failures`: what it reported of its queue and its listener."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, times: Times = TIMES) -> None:
         self.failures: list[str] = []
-        self.queue = Queue(database, self.failures.append)
+        self.queue = Queue(database, self.failures.append, times)
         self.locks = PostgresLocks(database, self.queue)
         self.listening = asyncio.Event()
         self._asked: set[asyncio.Task[AcquireResult]] = set()
@@ -43,7 +46,7 @@ class Side:
         return attempted.acquired
 
     async def wait(
-        self, observer: Connection, *names: str, secret: str, wait_ms: int = 20_000, **asked: Any
+        self, observer: Connection, *names: str, secret: str, wait_ms: int = HOUR, **asked: Any
     ) -> asyncio.Task[Acquired]:
         """Start waiting; return once the place in the queue is taken."""
         task = asyncio.create_task(self.acquire(*names, secret=secret, wait_ms=wait_ms, **asked))
@@ -59,6 +62,14 @@ async def in_line(observer: Connection, secret: str) -> None:
     )
 
 
+async def let_gateways_be_silent(observer: Connection) -> None:
+    """Let the waiters of a gateway count that has not beaten for an hour, and not for three seconds only."""
+    view: str = await observer.fetchval("SELECT pg_get_viewdef('fencepost.live_waiters'::regclass)")
+    assert view.count("'00:00:03'::interval") == 2
+    longer = view.replace("'00:00:03'::interval", "'01:00:00'::interval")
+    await observer.execute(f"CREATE OR REPLACE VIEW fencepost.live_waiters AS {longer}")
+
+
 async def out_of_line(observer: Connection, secret: str, *, within: float = 5.0) -> None:
     """Return once this waiter's place is gone."""
     await eventually(
@@ -69,10 +80,10 @@ async def out_of_line(observer: Connection, secret: str, *, within: float = 5.0)
 
 
 @asynccontextmanager
-async def open_side(dsn: str, *, pool_size: int = 4) -> AsyncIterator[Side]:
+async def open_side(dsn: str, *, pool_size: int = 4, times: Times = TIMES) -> AsyncIterator[Side]:
     """Run one gateway's token source until the block ends; afterwards no request of it waits."""
     database = await Database.open(dsn, Limits(pool_size=pool_size))
-    side = Side(database)
+    side = Side(database, times)
 
     def listening() -> None:
         side.listening.set()
@@ -82,9 +93,9 @@ async def open_side(dsn: str, *, pool_size: int = 4) -> AsyncIterator[Side]:
         pass
 
     listener = Listener(
-        dsn,
-        reload,
-        side.failures.append,
+        dsn=dsn,
+        reload=reload,
+        lost=side.failures.append,
         channel=side.queue.channel,
         woken=lambda payload: side.queue.on_notify(payload),  # noqa: PLW0108 - looked up late: tests replace it
         connected=listening,

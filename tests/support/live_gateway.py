@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import uvicorn
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.settings import Settings
+from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import Times
 from fencepost.wiring import create_app
-
-START_SECONDS = 20.0
-STOP_SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings, times: Times = UNHURRIED) -> Iterator[str]:
     """Run a gateway until the block ends; yields its base URL. A start that fails raises."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(settings)
+        app = create_app(settings, times)
         config = uvicorn.Config(
             app, http=GuardedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
         )
@@ -34,16 +34,16 @@ def serving(settings: Settings) -> Iterator[str]:
             yield base_url
         finally:
             server.should_exit = True
-            thread.join(STOP_SECONDS)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "the gateway did not stop"
 
 
 def _wait_until_it_answers(base_url: str, thread: threading.Thread) -> None:
     # The listener takes connections from the start, so one request waits for the server: no polling.
     with httpx.Client(base_url=base_url, timeout=0.25, trust_env=False) as client:
-        for _ in range(int(START_SECONDS / 0.25)):
+        for _ in range(int(PATIENCE / 0.25)):
             assert thread.is_alive(), "the gateway did not start"
             with contextlib.suppress(httpx.TransportError):
                 if client.get("/healthz").is_success:
                     return
-    pytest.fail(f"the gateway did not answer within {START_SECONDS} seconds")
+    pytest.fail(f"the gateway did not answer within {PATIENCE} seconds")

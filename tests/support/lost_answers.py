@@ -13,20 +13,28 @@ from tests.support.racing import Race, gateway_pid, open_gateway
 
 from fencepost.gateway.gateway import Gateway
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import TIMES, RequestTimes, Times
 
 RULES_AND_BATCHES = [
     pytest.param(("strict", "alone"), id="strict-alone"),
     pytest.param(("epoch", "in batches"), id="epoch-in batches"),
 ]
 """Parameters of a race: its rule, and whether a write has its transaction alone or shares it, each once."""
+IN_A_HURRY = Times(requests=RequestTimes(resolve_within=0.5))
+"""Times of a gateway that soon gives up to look what became of a write."""
 TOKEN = b"\x00\x00\x00\x1f"
 """How the token 31 is sent, in binary."""
 
 
 @asynccontextmanager
-async def cut_off(race: Race, lock_timeout: float = 10) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
+async def cut_off(
+    race: Race, lock_timeout: float = 10, times: Times = TIMES
+) -> AsyncIterator[tuple[Gateway, CuttingProxy]]:
     """Give a gateway behind a proxy, with its one connection made."""
-    async with cutting_proxy(race.dsn) as (proxy, url), open_gateway(url, lock_timeout=lock_timeout) as gateway:
+    async with (
+        cutting_proxy(race.dsn) as (proxy, url),
+        open_gateway(url, lock_timeout=lock_timeout, times=times) as gateway,
+    ):
         await gateway_pid(gateway)
         yield gateway, proxy
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import asyncpg
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
@@ -52,6 +53,7 @@ from fencepost.storage.statements.query import Condition, Field
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
 from fencepost.storage.tables.load import load
+from fencepost.times import Times
 
 T = TypeVar("T")
 Key = str | tuple[str, ...]
@@ -292,20 +294,28 @@ async def protected_table(connection: Connection, name: str) -> ProtectedTable:
 
 @asynccontextmanager
 async def open_gateway(
-    dsn: str, *, pool_size: int = 1, max_rows: int = 100, lock_timeout: float = 10.0, batch_pool_size: int = 4
+    dsn: str,
+    *,
+    pool_size: int = 1,
+    max_rows: int = 100,
+    lock_timeout: float = 10.0,
+    batch_pool_size: int = 4,
+    times: Times = UNHURRIED,
 ) -> AsyncIterator[Gateway]:
     """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
     limits = Limits(pool_size=pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size)
-    database = await Database.open(dsn, limits)
+    database = await Database.open(dsn, limits, times=times)
     try:
         catalog = CatalogCache(database)
         await catalog.reload()
-        locks = PostgresLocks(database, Queue(database, print))
+        locks = PostgresLocks(database, Queue(database, print, times))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
         reads = Reads(pool_size, lock_timeout)
-        gathered = GatheredReads(database, reads)
-        group = GroupCommit(database)
-        yield Gateway(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7)
+        gathered = GatheredReads(database, reads, times=times)
+        group = GroupCommit(database, times=times)
+        yield Gateway(
+            database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7, times=times
+        )
     finally:
         await database.close()
 

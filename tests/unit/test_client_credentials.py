@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.client.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 from fencepost.client import (
     Client,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.client.counting import Mock, problem
-from tests.client.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 from fencepost.client import (
     ApiError,

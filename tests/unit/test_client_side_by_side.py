@@ -5,7 +5,7 @@ have a mark each.
 import asyncio
 
 import httpx
-from tests.client.manual_clock import ManualClock, settled
+from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import Client
 from fencepost.client.leases.lease import Lease

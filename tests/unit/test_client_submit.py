@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import httpx
 import pytest
 from tests.client.counting import Mock, problem
-from tests.client.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.unit.test_client_retry import Hurried
 
 from fencepost.client import (

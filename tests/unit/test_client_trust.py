@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.client.manual_clock import ManualClock, settled
 from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client.leases.trust import Timings, Trust
 from fencepost.client.leases.watchdog import keep

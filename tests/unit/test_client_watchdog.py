@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.client.manual_clock import ManualClock, settled
 from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import LeaseLost, Retry
 from fencepost.client.leases.lease import Lease

@@ -13,6 +13,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.quota import Quota
 from fencepost.storage.leases.builtin import LeaseId
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import Times, WatchTimes
 
 E: Key = ("builtin", "e")
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")
@@ -37,13 +38,17 @@ class Polls:
         return dict.fromkeys(asked, answer)
 
 
-def quota(most: int = 100, of_one: int = 100) -> Quota:
+def quota_of(most: int = 100, of_one: int = 100) -> Quota:
     return Quota(most, of_one, "FENCEPOST_MAX_WATCHERS")
 
 
+def watches_of(quota: Quota | None = None, **times: float) -> Watches:
+    """Look all the time, unless `times` say otherwise."""
+    return Watches(quota or quota_of(), Times(watches=WatchTimes(**{"elections_every": 0, **times})))
+
+
 @pytest.fixture
-def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
-    monkeypatch.setattr("fencepost.election.watching.EVERY", 0)
+def polls() -> Polls:
     return Polls()
 
 
@@ -52,7 +57,7 @@ async def soon(what: Awaitable[object]) -> object:
 
 
 async def test_all_elections_that_are_watched_are_asked_about_by_one_question(polls: Polls) -> None:
-    watches = Watches(quota())
+    watches = watches_of()
     async with AsyncExitStack() as stack:
         subscriptions = [await stack.enter_async_context(watches.subscribe(E, polls.look)) for _ in range(50)]
         others = [await stack.enter_async_context(watches.subscribe(("etcd", str(n)), polls.look)) for n in range(20)]
@@ -66,11 +71,8 @@ async def test_all_elections_that_are_watched_are_asked_about_by_one_question(po
     assert (watches.count, watches.watched) == (0, 0)
 
 
-async def test_who_begins_to_watch_another_one_does_not_wait_for_the_next_look(
-    polls: Polls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fencepost.election.watching.EVERY", 3600)
-    watches = Watches(quota())
+async def test_who_begins_to_watch_another_one_does_not_wait_for_the_next_look(polls: Polls) -> None:
+    watches = watches_of(elections_every=3600)
     async with watches.subscribe(E, polls.look) as one:
         polls.answers.put_nowait(led(1))
         assert await soon(one.next()) == led(1)
@@ -82,7 +84,7 @@ async def test_who_begins_to_watch_another_one_does_not_wait_for_the_next_look(
 
 
 async def test_only_another_leader_is_news_and_who_comes_late_gets_the_latest(polls: Polls) -> None:
-    watches = Watches(quota())
+    watches = watches_of()
     async with watches.subscribe(E, polls.look) as one:
         polls.answers.put_nowait(led(1))
         assert await soon(one.next()) == led(1)
@@ -115,7 +117,7 @@ async def ended_by_stop(_polls: Polls, watches: Watches) -> None:
 async def test_when_the_leader_cannot_be_known_any_more_every_subscription_ends(
     polls: Polls, end: Callable[[Polls, Watches], Awaitable[None]]
 ) -> None:
-    watches = Watches(quota())
+    watches = watches_of()
     async with watches.subscribe(E, polls.look) as one, watches.subscribe(E, polls.look) as other:
         polls.answers.put_nowait(led(1))
         for each in (one, other):
@@ -127,7 +129,7 @@ async def test_when_the_leader_cannot_be_known_any_more_every_subscription_ends(
 
 
 async def test_after_a_problem_the_next_subscriber_asks_anew(polls: Polls) -> None:
-    watches = Watches(quota())
+    watches = watches_of()
     async with watches.subscribe(E, polls.look) as one:
         polls.answers.put_nowait(AWAY)
         assert await soon(one.next()) == AWAY
@@ -138,20 +140,19 @@ async def test_after_a_problem_the_next_subscriber_asks_anew(polls: Polls) -> No
 
 
 async def test_a_look_that_fails_fails_all_who_watch(polls: Polls) -> None:
-    async with Watches(quota()).subscribe(E, polls.look) as one:
+    async with watches_of().subscribe(E, polls.look) as one:
         polls.answers.put_nowait(ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             await soon(one.next())
 
 
-async def test_a_look_that_takes_too_long_is_a_problem(polls: Polls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.election.watching.LOOK_WITHIN", 0)
-    async with Watches(quota()).subscribe(E, polls.look) as one:
+async def test_a_look_that_takes_too_long_is_a_problem(polls: Polls) -> None:
+    async with watches_of(look_within=0).subscribe(E, polls.look) as one:
         assert isinstance(await soon(one.next()), Problem)
 
 
 async def test_too_many_and_too_late_are_refused(polls: Polls) -> None:
-    watches = Watches(quota(1))
+    watches = watches_of(quota_of(1))
     async with watches.subscribe(E, polls.look), watches.subscribe(E, polls.look) as refused:
         assert isinstance(await refused.next(), Problem)
         assert watches.count == 1
@@ -164,7 +165,7 @@ async def test_too_many_and_too_late_are_refused(polls: Polls) -> None:
 
 
 async def test_one_caller_leaves_room_for_others(polls: Polls) -> None:
-    watches = Watches(quota(3, 2))
+    watches = watches_of(quota_of(3, 2))
     async with AsyncExitStack() as stack:
 
         async def subscribed(caller: str) -> bool:

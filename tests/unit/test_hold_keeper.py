@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.client.manual_clock import ManualClock, settled
+from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.locks.source import SourceUnavailableError
-from fencepost.locks.source_leases.hold_keeper import LOOKS_AT_LEAST, HoldKeeper
+from fencepost.locks.source_leases.hold_keeper import HoldKeeper
 from fencepost.storage.leases import source_leases
+from fencepost.times import TIMES, Times
 
 
 class Stage:
@@ -29,8 +30,7 @@ class Stage:
             self,  # type: ignore[arg-type]
             self._ask,
             self.troubles.append,
-            now=self.clock.now,
-            sleep=self.clock.sleep,
+            Times(clock=self.clock),
         )
 
     def hold(self, lease_id: int, seconds: float) -> None:
@@ -61,7 +61,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 async def test_a_short_lease_is_ended_on_time_beside_a_long_one(stage: Stage) -> None:
     stage.hold(1, 3600)
-    await stage.clock.advance(2 * LOOKS_AT_LEAST + 1)
+    await stage.clock.advance(2 * TIMES.sources.look_at_least_every + 1)
     looked = len(stage.looks)
     stage.hold(2, 0.5)
     await settled()
@@ -75,7 +75,7 @@ async def test_a_short_lease_is_ended_on_time_beside_a_long_one(stage: Stage) ->
 
 async def test_a_renewal_that_shortens_a_lease_is_heeded(stage: Stage) -> None:
     stage.hold(1, 3600)
-    await stage.clock.advance(LOOKS_AT_LEAST + 1)
+    await stage.clock.advance(TIMES.sources.look_at_least_every + 1)
     stage.over_at[1] = stage.clock.now() + 0.2
     stage.keeper.due(1, 200)
     await stage.clock.advance(0.2)
@@ -97,7 +97,7 @@ async def test_a_lease_that_was_renewed_elsewhere_is_not_ended(stage: Stage) -> 
 async def test_a_lease_that_was_ended_elsewhere_is_seen_by_the_next_look(stage: Stage) -> None:
     stage.hold(1, 3600)
     stage.over_at[1] = 0
-    await stage.clock.advance(LOOKS_AT_LEAST - 0.01)
+    await stage.clock.advance(TIMES.sources.look_at_least_every - 0.01)
     assert stage.released == []
     await stage.clock.advance(0.01)
     assert stage.released == ["lock-1"]

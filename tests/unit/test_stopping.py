@@ -1,7 +1,7 @@
 """How much time is left for the end."""
 
 import pytest
-from tests.client.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 from fencepost.stopping import LEAST, Stopping
 

@@ -15,15 +15,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from fencepost.clock import wait_until_set
 from fencepost.election.state import Election
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.quota import UNKNOWN, Quota
+from fencepost.times import TIMES, Times
 
-EVERY: Final = 0.5
-"""Seconds between two looks."""
-LOOK_WITHIN: Final = 5.0
-"""Seconds that a look may take."""
 RETRY_AFTER: Final = 1
 
 Key: TypeAlias = tuple[str, str]
@@ -88,8 +86,9 @@ class Subscription:
 class Watches:
     """The elections that are watched at this process."""
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, times: Times = TIMES) -> None:
         self._quota = quota
+        self._times, self._clock = times.watches, times.clock
         self._watches: dict[Key, _Watch] = {}
         self._poller: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
@@ -145,12 +144,12 @@ class Watches:
             self._poller = None
 
     async def _poll(self, look: Look) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = self._clock.monotonic()
         while True:
-            all_of_them = loop.time() >= due
+            now = self._clock.monotonic()
+            all_of_them = now >= due
             if all_of_them:
-                due = loop.time() + EVERY
+                due = now + self._times.elections_every
             self._new.clear()
             asked = {
                 key: watch
@@ -159,20 +158,17 @@ class Watches:
             }
             if asked:
                 await self._ask(look, asked)
-            try:
-                async with asyncio.timeout_at(due):
-                    await self._new.wait()
-            except TimeoutError:
-                continue
+            await wait_until_set(self._new, due - self._clock.monotonic(), self._clock)
 
     async def _ask(self, look: Look, asked: Mapping[Key, _Watch]) -> None:
         found: Mapping[Key, Election | Problem]
+        within = self._times.look_within
         try:
-            async with asyncio.timeout(LOOK_WITHIN):
+            async with asyncio.timeout(within):
                 found = await look(list(asked))
         except TimeoutError:
             silent = Problem(
-                DATABASE_UNAVAILABLE, f"PostgreSQL did not answer within {LOOK_WITHIN:g} s who leads.", retry_after=1
+                DATABASE_UNAVAILABLE, f"PostgreSQL did not answer within {within:g} s who leads.", retry_after=1
             )
             found = dict.fromkeys(asked, silent)
         except Exception as error:  # noqa: BLE001 - it is raised to all who watch

@@ -8,17 +8,15 @@ from dataclasses import replace
 from typing import Final
 
 from fencepost.fencing.problems import Problem
-from fencepost.storage.connections.engine import Database
+from fencepost.gateway.gateway import Gateway
 from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.tables.catalog import Table
 from fencepost.storage.upkeep import prepared
 
-WITHIN: Final = 1.0
-"""Seconds that an answer is held back for the look, at most."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
-async def with_blocker(database: Database, table: Table | None, refused: Problem) -> Problem:
+async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) -> Problem:
     """Add to a lock timeout which prepared transactions hold locks on the table, or where to look for others. Without
     a table: on any table, for a grant may have claimed rows of several.
     """
@@ -27,7 +25,7 @@ async def with_blocker(database: Database, table: Table | None, refused: Problem
     hint = f"A transaction has held the row, or a lock on the table, all the while: see {prepared.WHERE_TO_LOOK}."
     name = table.fence.name if table is not None and table.fence is not None else None
     try:
-        async with asyncio.timeout(WITHIN), database.connection() as connection:
+        async with asyncio.timeout(gateway.times.requests.explain_within), gateway.database.connection() as connection:
             with map_errors(writing=False):
                 found = await prepared.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy: no more can be found out

@@ -26,6 +26,7 @@ from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.tables.cache import CatalogCache
+from fencepost.times import TIMES, Times
 
 DEFAULT_QUEUE: Final = "postgres:default"
 
@@ -60,6 +61,7 @@ class Gateway:
     """Where a write goes that is to be queued, to a table without a queue of its own."""
     roles: AllowedRoles = field(default_factory=AllowedRoles)
     """As whose roles it acts."""
+    times: Times = TIMES
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
 

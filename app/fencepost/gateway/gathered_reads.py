@@ -28,6 +28,7 @@ from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import Select
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 from fencepost.storage.tables.key_texts import is_canonical
+from fencepost.times import TIMES, Times
 
 MOST: Final = 64
 """Reads in a statement."""
@@ -92,13 +93,20 @@ class GatheredReads:
     """All of them, of a gateway process, on connections that are for reads."""
 
     def __init__(
-        self, database: Database, reads: Reads, *, most_waiting: int = 1000, wait_at_most: float = 5.0
+        self,
+        database: Database,
+        reads: Reads,
+        *,
+        most_waiting: int = 1000,
+        wait_at_most: float = 5.0,
+        times: Times = TIMES,
     ) -> None:
         self._reads = reads
         self._group = GroupCommit(
             database,
             most_waiting=most_waiting,
             wait_at_most=wait_at_most,
+            times=times,
             read_connection=lambda queue: reads.connection(
                 database, queue.caller, self._whose_turn(queue), counted=True
             ),

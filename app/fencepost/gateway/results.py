@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
+from fencepost.clock import wait_until_set
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.quota import UNKNOWN, Quota
 from fencepost.storage.errors import StorageError
 from fencepost.storage.statements.idempotency import Recorded
+from fencepost.times import TIMES, Times
 
 State = Literal["applied", "refused", "failed"]
 """applied: as a synchronous write that succeeded. refused: the fence refused the token that the client gave. failed:
@@ -31,14 +33,6 @@ IN_HAND: Final = "in hand"
 DROPPED: Final = "dropped"
 RETRIED_AS: Final = "retried as "
 
-SOON: Final = 0.02
-"""Seconds between two looks while a request began to wait in the last ..."""
-NEW: Final = 0.2
-"""... so many seconds."""
-EVERY: Final = 0.2
-"""Seconds between two looks later."""
-LOOK_WITHIN: Final = 5.0
-"""Seconds that a look may take."""
 RETRY_AFTER: Final = 1
 
 Look: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Recorded]]]
@@ -62,8 +56,9 @@ def letter_of(answer: Recorded) -> str | None:
 class Results:
     """Those who wait at this process."""
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, times: Times = TIMES) -> None:
         self._quota = quota
+        self._times, self._clock = times.watches, times.clock
         self._waiting: dict[str, list[asyncio.Future[Recorded | Problem]]] = {}
         self._newest = 0.0
         self._poller: asyncio.Task[None] | None = None
@@ -85,10 +80,9 @@ class Results:
             return await self._wait(look, write_id, within) if full is None else _too_many(full)
 
     async def _wait(self, look: Look, write_id: str, within: float) -> Recorded | Problem | None:
-        loop = asyncio.get_running_loop()
-        news: asyncio.Future[Recorded | Problem] = loop.create_future()
+        news: asyncio.Future[Recorded | Problem] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(write_id, []).append(news)
-        self._newest = loop.time()
+        self._newest = self._clock.monotonic()
         self._wake.set()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(look))
@@ -112,31 +106,27 @@ class Results:
             del self._waiting[write_id]
 
     async def _poll(self, look: Look) -> None:
-        loop = asyncio.get_running_loop()
+        within = self._times.look_within
         while self._waiting:
             asked = list(self._waiting)
             self._wake.clear()
             try:
-                async with asyncio.timeout(LOOK_WITHIN):
+                async with asyncio.timeout(within):
                     found = await look(asked)
             except TimeoutError:
-                self._answer(asked, unavailable(f"PostgreSQL did not answer within {LOOK_WITHIN:g} s"))
+                self._answer(asked, unavailable(f"PostgreSQL did not answer within {within:g} s"))
             except StorageError as error:
                 self._answer(asked, unavailable(str(error)))
             else:
                 for write_id, answer in found.items():
                     self._answer([write_id], answer)
-            await self._pause(loop)
+            await self._pause()
 
-    async def _pause(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop.time() - self._newest < NEW:
-            await asyncio.sleep(SOON)
-            return
-        try:
-            async with asyncio.timeout(EVERY):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+    async def _pause(self) -> None:
+        if self._clock.monotonic() - self._newest < self._times.results_new_for:
+            await self._clock.sleep(self._times.results_soon)
+        else:
+            await wait_until_set(self._wake, self._times.results_every, self._clock)
 
     def _answer(self, write_ids: Iterable[str], news: Recorded | Problem) -> None:
         for write_id in write_ids:

@@ -11,22 +11,20 @@ from typing import Final
 from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
-from fencepost.observe.events import Emit, HolderUnknown
+from fencepost.gateway.gateway import Gateway
+from fencepost.observe.events import HolderUnknown
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.leases.issued import Issued, issued_to
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import Table
 
-WITHIN: Final = 1.0
-"""Seconds that an answer is held back for the explanation, at most."""
 _NAMED: Final = 3
 """How many locks the sentence names; `locks` has them all."""
 
 
-async def with_holder(database: Database, emit: Emit, caller: Caller, table: Table | None, refused: Problem) -> Problem:
-    """Add what is known of the mark's token to a stale or spent refusal."""
+async def with_holder(gateway: Gateway, table: Table | None, refused: Problem) -> Problem:
+    """Add what is known of the mark's token to a stale or spent refusal, if PostgreSQL says it soon (RequestTimes)."""
     mark = refused.current_token
     fence = table.fence if table is not None else None
     if fence is None or not fence.pinned or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
@@ -34,15 +32,16 @@ async def with_holder(database: Database, emit: Emit, caller: Caller, table: Tab
     name = fence.name if fence.scope is None else fence.scope.prefix
     if not (refused.resource or "").startswith(encode_name(name) + "/"):
         return refused  # another table's trigger refused, and its marks may be another source's
+    within = gateway.times.requests.explain_within
     try:
-        async with asyncio.timeout(WITHIN), database.connection() as connection:
+        async with asyncio.timeout(within), gateway.database.connection() as connection:
             found = await holder_of(connection, mark, fence.source)
     except (StorageError, TimeoutError) as error:
         # The verdict is certain, for marks never fall; only its story is missing. Answering 503 instead would invite
         # the caller to try again, with a token that can never be accepted.
-        emit(HolderUnknown(fence.name, str(error) or f"no answer within {WITHIN:g} s"))
+        gateway.emit(HolderUnknown(fence.name, str(error) or f"no answer within {within:g} s"))
         return refused
-    return refused if found is None or not is_visible(found, caller) else _add_holder(refused, found)
+    return refused if found is None or not is_visible(found, gateway.caller) else _add_holder(refused, found)
 
 
 def is_visible(found: Issued, caller: Caller) -> bool:

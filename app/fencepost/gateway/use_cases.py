@@ -150,8 +150,8 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
-        outcome = await with_holder(gateway.database, gateway.emit, gateway.caller, table, outcome)
-        outcome = await with_blocker(gateway.database, table, outcome)
+        outcome = await with_holder(gateway, table, outcome)
+        outcome = await with_blocker(gateway, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
     _report(gateway, table.name if table is not None else "", verb, outcome)
     return outcome

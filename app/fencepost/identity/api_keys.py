@@ -4,7 +4,7 @@ A key that was verified is kept by the Authenticator (authenticator.py). What ch
 database, and everything kept is forgotten then. An announcement can be lost with the connection that listens:
 
 - while the gateway knows that it does not hear the announcements, it forgets every UNHEARD_FOR seconds;
-- when it does not know (a connection that has ended without a sign), a key is kept for KEPT_FOR seconds at most.
+- when it does not know (a connection that has ended without a sign), a key is kept for a minute at most.
 """
 
 import asyncio
@@ -27,8 +27,6 @@ STREAMS_END_AFTER: Final = 300.0
 """Seconds after which a stream of a caller with a key ends; clients open it anew."""
 UNHEARD_FOR: Final = 2.0
 """Seconds that a verified key is kept while announcements are not heard."""
-NOTE_EVERY: Final = 60.0
-"""Seconds between two notes of which keys are used."""
 _FORM: Final = re.compile(rf"{PREFIX}([0-9a-z]{{1,32}})_([0-9a-zA-Z]{{1,128}})", re.ASCII)
 _NO_HASH: Final = bytes(32)
 """The hash of no secret: an unknown id costs as much as a wrong secret."""

@@ -9,7 +9,7 @@ from tests.conformance.etcd_bench import EtcdBench
 from fencepost.locks.etcd.api import EtcdApi
 from fencepost.locks.etcd.url import parse
 from fencepost.locks.source import Holder, Source
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of etcd")
 
@@ -24,7 +24,7 @@ async def test_a_waiter_goes_on_when_the_revision_that_it_watches_from_is_compac
     assert more is not None
     await node.ctl("compact", str(more[-1]))
     await source.release(lock, grant.handle)
-    assert (await asyncio.wait_for(waiter, 5)).tokens[0] > more[-1]
+    assert (await asyncio.wait_for(waiter, PATIENCE)).tokens[0] > more[-1]
 
 
 async def test_a_watch_from_before_a_compaction_is_no_error(node: EtcdBench) -> None:

@@ -20,7 +20,7 @@ from fencepost.gateway.turns import Turns
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 WAITING = """
 SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""
@@ -82,7 +82,7 @@ async def test_who_is_refused_does_not_wait_for_those_who_wait_for_others(race: 
             return bool(await race.observer.fetchval(WAITING) == 2)
 
         await eventually(both_wait, what="there is no room for a third")
-        assert result_of(await asyncio.wait_for(patch(few, keyed("c", 40, status="bad")), 5)) == "23514"
+        assert result_of(await asyncio.wait_for(patch(few, keyed("c", 40, status="bad")), PATIENCE)) == "23514"
         third = asyncio.create_task(patch(few, keyed("a", 41, n=1)))
 
         async def it_waits() -> bool:
@@ -160,7 +160,7 @@ async def test_a_key_whose_write_waits_is_in_flight_at_once(race: Race) -> None:
                 return bool(await race.observer.fetchval(WAITING) == 1)
 
             await eventually(waits, what="the first one waits for the row")
-            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), once=once())), 5)
+            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), once=once())), PATIENCE)
             assert result_of(await again) == "FP013", "it must not wait for its turn"
         assert result_of(await first) == "ok"
 

@@ -14,17 +14,17 @@ from fencepost.gateway.outcomes import Done
 from fencepost.gateway.read import ReadOne
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.use_cases import read_one
-from fencepost.storage.batches import group_commit
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.query import Field, Selected
 from fencepost.testing.servers.waiting import eventually
+from fencepost.times import TIMES
 
 
 async def test_a_slow_statement_keeps_no_later_read_waiting(gateway: Gateway, sent: Statements) -> None:
     sent.stop = "before"
     slow = reading(gateway, "k0")
     await sent.stopped.wait()
-    await asyncio.sleep(group_commit.SLOW * 1.5)  # the time that it is given is what is tested
+    await asyncio.sleep(TIMES.batches.slow * 1.5)  # the time that it is given is what is tested
     assert await shown_of(reading(gateway, "k1")) == [(['{"order_id":"k1","status":"new","n":1}'], 31)]
     sent.go.set()
     await shown_of(slow)

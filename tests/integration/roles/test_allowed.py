@@ -9,6 +9,7 @@ from tests.integration.roles.conftest import GRANTED
 from tests.integration.test_lease_claims import ask, asking
 from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
 from tests.support.interleave import Connect
+from tests.support.manual_clock import ManualClock
 from tests.support.racing import keyed, open_gateway, open_race
 
 from fencepost.fencing.problems import Problem
@@ -16,6 +17,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.use_cases import patch
 from fencepost.storage.connections import allowed_roles
 from fencepost.storage.connections.allowed_roles import NO_LIST, AllowedRoles
+from fencepost.times import TIMES, Times
 
 MADE = f"""
 {GRANTED};
@@ -117,15 +119,18 @@ async def test_a_role_that_is_revoked_is_refused_by_postgresql_before_the_answer
     await stage.assert_own_name()
 
 
-async def test_an_answer_is_asked_for_anew_after_a_while(stage: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_asked_for_anew_after_a_while(stage: Acting) -> None:
     assert await refused(stage.of("t_plain"))
     await stage.owner.execute(f"GRANT t_plain TO {LOGIN}")
     assert await refused(stage.of("t_plain")), "known"
-    stage.gateway.roles.forget()
-    monkeypatch.setattr(allowed_roles, "KEPT_FOR", 0.0)
-    assert await stage.gateway.roles.why_not(stage.gateway.database, "t_plain") is None
+    clock = ManualClock()
+    roles = AllowedRoles(times=Times(clock=clock))
+    assert await roles.why_not(stage.gateway.database, "t_plain") is None
     await stage.owner.execute(f"REVOKE t_plain FROM {LOGIN}")
-    assert await stage.gateway.roles.why_not(stage.gateway.database, "t_plain") is not None
+    await clock.advance(TIMES.connections.roles_known_for - 1)
+    assert await roles.why_not(stage.gateway.database, "t_plain") is None, "known"
+    await clock.advance(2)
+    assert await roles.why_not(stage.gateway.database, "t_plain") is not None
 
 
 async def test_a_leases_claims_are_refused_too_and_a_lock_by_itself_is_none_of_the_databases(stage: Acting) -> None:

@@ -19,6 +19,7 @@ from fencepost.gateway.read import ReadOne
 from fencepost.gateway.use_cases import explain, insert, patch, put, read_one
 from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import GatewayConnection
+from fencepost.times import QueueTimes, Times
 
 Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
@@ -175,10 +176,8 @@ async def test_a_batch_whose_connection_breaks_leaves_no_role_behind(
     await stage.assert_own_name()
 
 
-async def test_no_grant_keeps_the_callers_role_for_the_gateways_own_statements(
-    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fencepost.locks.builtin.leases.LATE", -1.0)  # begin_now follows the claims
+async def test_no_grant_keeps_the_callers_role_for_the_gateways_own_statements(stage: Acting, race: Race) -> None:
+    stage.gateway.locks.queue.times = Times(queue=QueueTimes(late_share=-1))  # begin_now follows the claims
     await race.insert(race.a, "k", 30)
     await race.observer.execute("SELECT fencepost.issue_beyond(100)")
     answer = await WAYS["lease"](stage.of(WEB))

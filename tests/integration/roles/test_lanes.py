@@ -20,6 +20,7 @@ from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import BatchTimes, Times
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -148,10 +149,16 @@ async def test_what_a_table_runs_says_whether_it_can_see_the_caller(stage: Actin
     assert not tables["orders"].shows_caller
 
 
+def in_batches(stage: Acting, **times: float) -> None:
+    """Let the stage's gateway have these times for its batches."""
+    group = GroupCommit(stage.gateway.database, times=Times(batches=BatchTimes(**times)))
+    stage.gateway = replace(stage.gateway, group=group)
+
+
 async def test_a_lane_that_waits_for_its_next_write_gives_its_connection_to_one_that_wants_it(
-    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+    stage: Acting, race: Race
 ) -> None:
-    monkeypatch.setattr(group_commit, "LINGERS", 3600.0)
+    in_batches(stage, linger=3600)
     await race.insert(race.a, "k", 30)
     for number in range(8):
         role = (WEB, OTHER, WEB, WEB)[number % 4]
@@ -200,7 +207,7 @@ async def patches(stage: Acting, role: str, *, with_key: bool) -> list[str]:
 async def test_a_privilege_that_a_role_lacks_is_answered_to_the_whole_batch_at_once(
     stage: Acting, monkeypatch: pytest.MonkeyPatch, *, with_key: bool
 ) -> None:
-    monkeypatch.setattr(group_commit, "SLOW", 60.0)  # on a busy machine a batch takes longer, and others go beside it
+    in_batches(stage, slow=3600)  # on a busy machine a batch takes longer, and others go beside it
     # What PostgreSQL says of the role is known then: the writes do not wait for it one after the other.
     assert await stage.gateway.roles.why_not(stage.gateway.database, READER) is None
     counted = Counting(stage, monkeypatch)

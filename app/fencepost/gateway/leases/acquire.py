@@ -133,7 +133,7 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
             again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
-        outcome = await with_blocker(gateway.database, None, outcome)
+        outcome = await with_blocker(gateway, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         gateway.report_if_forbidden(outcome)
         return outcome

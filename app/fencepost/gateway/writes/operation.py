@@ -17,7 +17,6 @@ connection; it may be run several times, each time from the start:
      the echo of the write itself.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +44,6 @@ from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.tables.catalog import ProtectedTable
 
-RESOLVED_WITHIN: Final = 10.0
-"""Seconds that an unknown outcome is looked into before the answer is that it is unknown."""
-PAUSE: Final = 0.1
-"""Seconds before the database is asked again when it could not be reached, or ended the connection again."""
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
 
 
@@ -134,16 +129,16 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
 
     `after`: it was tried in a batch already, which broke.
     """
-    loop = asyncio.get_running_loop()
+    times, clock = gateway.times.requests, gateway.times.clock
     unknown: OutcomeUnknownError | None = after.error if after is not None else None
     broken: GatewayConnection | None = after.connection if after is not None else None
-    deadline = 0.0 if after is None else loop.time() + RESOLVED_WITHIN
+    deadline = 0.0 if after is None else clock.monotonic() + times.resolve_within
     while True:
         try:
             async with gateway.connection(writing=True) as connection:
                 if unknown is not None and broken is not None:
                     async with as_gateway(connection, gateway.caller):  # whose backend it was
-                        ended = await _end(connection, unknown, broken)
+                        ended = await _end(gateway, connection, unknown, broken)
                     if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
                         return settled
                     broken = None  # only now: whatever breaks before is asked again
@@ -154,27 +149,29 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
                     broken = mine
                     raise
         except OutcomeUnknownError as error:
-            pause = 0.0 if unknown is None else PAUSE
-            deadline = deadline or loop.time() + RESOLVED_WITHIN
+            pause = 0.0 if unknown is None else times.resolve_pause
+            deadline = deadline or clock.monotonic() + times.resolve_within
             # With a key, what came before is settled only by a look-up that was answered.
             if unknown is None or operation.once is None or not isinstance(error, UncommittedError):
                 unknown = error
         except UnavailableError:
             if unknown is None:
                 raise
-            pause = PAUSE
-        if loop.time() > deadline:
+            pause = times.resolve_pause
+        if clock.monotonic() > deadline:
             return _give_up(unknown, operation)
-        await asyncio.sleep(pause)
+        await clock.sleep(pause)
 
 
-async def _end(connection: Connection, unknown: OutcomeUnknownError, broken: GatewayConnection) -> bool:
+async def _end(
+    gateway: Gateway, connection: Connection, unknown: OutcomeUnknownError, broken: GatewayConnection
+) -> bool:
     """End the backend of the broken connection. False: it is one of another history, where nothing can be asked."""
     uncommitted = isinstance(unknown, UncommittedError)
     if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
         return False
     try:
-        await backends.end(connection, broken.backend)
+        await backends.end(connection, broken.backend, gateway.times.connections.end_backend_within)
     except RefusedError as error:
         raise UnavailableError(_NOT_ASKED.format(error)) from error
     return True

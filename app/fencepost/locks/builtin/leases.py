@@ -7,7 +7,6 @@ fenced, before the new one's first write. Order and clock are the database's; se
 import asyncio
 import functools
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,16 +30,8 @@ REPEATS: Final = 3
 LOCK_NOT_AVAILABLE: Final = "55P03"
 BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
 """A lock or time limit: another client's claim waits for a row, for example. A waiting request waits on."""
-PAUSE: Final = 0.5
-"""Seconds before a waiter tries again when the database cannot be asked."""
-
-
 OVERTAKEN: Final = 10
 """How often a grant is tried anew whose claim a younger token got ahead of."""
-SLOT_WITHIN: Final = 5.0
-"""Seconds that an acquire waits for others at this gateway to be through with PostgreSQL."""
-LATE: Final = 0.1
-"""Share of the TTL that claims may take before the lease is made to begin after them."""
 
 
 class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
@@ -84,11 +75,11 @@ class PostgresLocks(Leases):
     async def _wait(
         self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
     ) -> AcquireResult:
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
+        clock, pause = self.queue.times.clock, self.queue.times.queue.pause
+        arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
         while True:
-            began = loop.time()
+            began = clock.monotonic()
             visit.woken.clear()  # this try is what it was to be woken for
             left_ms = max(math.ceil((deadline - began) * 1000), 0)
             try:
@@ -97,9 +88,9 @@ class PostgresLocks(Leases):
             except StorageError as error:
                 if isinstance(error, RefusedError) and error.sqlstate not in BUSY:
                     raise
-                if loop.time() + PAUSE > deadline or gone.done() or self.queue.stopping:
+                if clock.monotonic() + pause > deadline or gone.done() or self.queue.stopping:
                     raise
-                await visit.wait(PAUSE, gone)
+                await visit.wait(pause, gone)
                 if gone.done():
                     raise
                 continue
@@ -109,7 +100,7 @@ class PostgresLocks(Leases):
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
             if acquired.first and acquired.due_ms is not None:
                 visit.wake_in(acquired.due_ms / 1000)
-            await visit.wait(deadline - loop.time(), gone)
+            await visit.wait(deadline - clock.monotonic(), gone)
             if gone.done():  # no more tries: no client would get the grant, and a repeat may have taken the place over
                 return AcquireResult(acquired, claims, int((began - arrived) * 1000))
 
@@ -143,12 +134,13 @@ class PostgresLocks(Leases):
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
+        within = self.queue.times.queue.slot_within
         try:
-            async with asyncio.timeout(SLOT_WITHIN if self._slots.locked() else None):
+            async with asyncio.timeout(within if self._slots.locked() else None):
                 await self._slots.acquire()
         except TimeoutError as error:
             raise UnavailableError(
-                f"other requests for locks kept this one from PostgreSQL for {SLOT_WITHIN:g} s"
+                f"other requests for locks kept this one from PostgreSQL for {within:g} s"
             ) from error
         try:
             yield
@@ -180,10 +172,14 @@ class PostgresLocks(Leases):
                 acquired = await acquire()
                 if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
                     return acquired, None
-                began = time.monotonic()
+                began = self.queue.times.clock.monotonic()
                 claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
-                took_ms = (time.monotonic() - began) * 1000
-                if acquired.verdict == "granted" and took_ms > LATE * wanted.ttl_ms and acquired.lease_id is not None:
+                took_ms = (self.queue.times.clock.monotonic() - began) * 1000
+                if (
+                    acquired.verdict == "granted"
+                    and took_ms > self.queue.times.queue.late_share * wanted.ttl_ms
+                    and acquired.lease_id is not None
+                ):
                     granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
                     acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
                 return acquired, claims

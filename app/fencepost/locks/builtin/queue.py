@@ -19,14 +19,12 @@ from contextlib import suppress
 from typing import Final
 from uuid import UUID, uuid4
 
+from fencepost.clock import Clock, Timer
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
+from fencepost.times import TIMES, Times
 
-BEAT: Final = 1.0
-"""Seconds between two heartbeats of a gateway that has waiters; the database passes it over after three."""
-LINGER: Final = 30.0
-"""Seconds for which a gateway without waiters goes on beating: its next one needs no word ahead."""
 REPEATS: Final = 30
 """Beats that repeat who has left where that is in doubt: longer than a statement may run."""
 KEEP_PLACE_MS: Final = 3000
@@ -35,17 +33,18 @@ KEEP_PLACE_MS: Final = 3000
 class Visit:
     """One request that waits. `woken` is set when it is to try again."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.id = uuid4()
         self.woken = asyncio.Event()
         self.in_doubt = False
         """Whether an answer got lost, so that PostgreSQL may still be at work on an earlier try."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def wake_in(self, seconds: float) -> None:
         """Wake it later, unless something else does before."""
         self.cancel_timer()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.woken.set)
+        self._timer = self._clock.call_later(seconds, self.woken.set)
 
     def cancel_timer(self) -> None:
         """Forget about waking it later."""
@@ -55,9 +54,11 @@ class Visit:
     async def wait(self, seconds: float, gone: "asyncio.Future[None]") -> None:
         """Sleep until woken, until the caller has gone, or for this long."""
         waking = asyncio.ensure_future(self.woken.wait())
+        timer = self._clock.call_later(seconds, self.woken.set)
         try:
-            await asyncio.wait((waking, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waking, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            timer.cancel()
             waking.cancel()
         self.woken.clear()
 
@@ -65,7 +66,13 @@ class Visit:
 class Queue:
     """The waiters of one gateway process."""
 
-    def __init__(self, database: Database, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        failed: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
+        self.times = times
         self.gateway = uuid4()
         self.channel = f"fencepost_{self.gateway.hex}"
         self._database = database
@@ -81,7 +88,7 @@ class Queue:
         """Let a request in. UnavailableError when the database cannot be reached."""
         if self.stopping:
             raise UnavailableError("this gateway is stopping")
-        visit = Visit()
+        visit = Visit(self.times.clock)
         self._visits[visit.id] = visit
         try:
             if not self._registered:  # before the first ticket, or it would not count
@@ -97,7 +104,7 @@ class Queue:
         """See a request off. `queued`: it may have a place in the queue, which goes, or is kept for a while."""
         visit.cancel_timer()
         del self._visits[visit.id]
-        self._last = asyncio.get_running_loop().time()
+        self._last = self.times.clock.monotonic()
         if visit.in_doubt and not keep:
             self._left[visit.id] = REPEATS
         if queued:
@@ -165,10 +172,13 @@ class Queue:
                 else:
                     visit.woken.set()
 
+    def _beats_on(self) -> bool:
+        return self.times.clock.monotonic() < self._last + self.times.queue.beats_on_for
+
     async def _beat_on(self) -> None:
         try:
-            while self._visits or self._left or asyncio.get_running_loop().time() < self._last + LINGER:
-                await asyncio.sleep(BEAT)
+            while self._visits or self._left or self._beats_on():
+                await self.times.clock.sleep(self.times.queue.beat_every)
                 try:
                     await self._beat()
                 except StorageError as error:

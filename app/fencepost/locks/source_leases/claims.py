@@ -20,8 +20,6 @@ from fencepost.storage.leases import source_leases
 from fencepost.storage.leases.builtin import Lease
 from fencepost.storage.leases.source_leases import SourceLease
 
-LATE: Final = 0.1
-"""Share of the TTL that claims may take before the lease is renewed after them."""
 OVERTAKEN_TRIES: Final = 10
 
 
@@ -58,7 +56,7 @@ class SourceClaims:
         asked = time.monotonic()
         try:
             made = await self._newest(lease, secret_hash, claim)
-            if made is not None and time.monotonic() - asked > LATE * lease.ttl_ms / 1000:
+            if made is not None and time.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
                 late = await self._leases.renew(lease.lease_id, secret_hash, None)
                 made = None if late is None else (made[0], _later(made[1], late, asked))
         except OutcomeUnknownError:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceQuarantinedError
 from fencepost.storage.connections.connection import Connection, gateway_connection
@@ -15,11 +15,9 @@ from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
 from fencepost.storage.leases.sources import SourceState
+from fencepost.times import TIMES, Times
 
 T = TypeVar("T")
-
-FRESH: Final = 1.0
-"""Seconds after which a grant is too old to be judged by what was known when it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,11 @@ class Grants:
         database: Database,
         failed: Callable[[str], None],
         quarantined: Callable[[str], None],
+        times: Times = TIMES,
     ) -> None:
         self.name, self.source = name, source
         self._database, self._failed, self._quarantined = database, failed, quarantined
+        self.times = times.sources
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
@@ -58,7 +58,7 @@ class Grants:
             return grant
         try:
             numbered = self.source.capabilities.order != "database"
-            if numbered and time.monotonic() - since < FRESH:
+            if numbered and time.monotonic() - since < self.times.fresh:
                 return Held(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
             since = time.monotonic()
             if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):

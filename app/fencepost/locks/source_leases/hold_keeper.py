@@ -1,45 +1,37 @@
 """Ends holds that live by this process's session (Capabilities.ttl_from_server is False) when their leases are over.
 
 The lease's record has the time: any gateway may have renewed it, or released it. So the record is read when a lease is
-due by what this process knows of it, and every LOOKS_AT_LEAST seconds. Should PostgreSQL not be there to be asked, the
+due by what this process knows of it, and every few seconds. Should PostgreSQL not be there to be asked, the
 hold stays: a lock that is kept for too long delays others, and does no other harm.
 """
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 from fencepost.locks.source import Source
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError
 from fencepost.storage.leases import source_leases
-
-LOOKS_AGAIN: Final = 1.0
-"""Seconds until it is tried again when PostgreSQL or the service could not be asked."""
-LOOKS_AT_LEAST: Final = 5.0
-"""Seconds between two looks: another gateway may have shortened a lease, or an operator ended all of them."""
-
+from fencepost.times import TIMES, Times
 
 Ask = Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]]
 """Runs a statement on a connection to PostgreSQL."""
 
 
 class HoldKeeper:
-    """The holds of one source that this process acquired. `now` and `sleep` are a monotonic clock's, in seconds."""
+    """The holds of one source that this process acquired."""
 
     def __init__(
         self,
         source: Source,
         ask: Ask,
         failed: Callable[[str], None],
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        times: Times = TIMES,
     ) -> None:
         self._source, self._ask, self._failed = source, ask, failed
-        self._now, self._sleep = now, sleep
+        self._times, self._clock = times.sources, times.clock
         self._holds: dict[int, tuple[str, str]] = {}
         self._next_look = math.inf
         self._watching: asyncio.Task[None] | None = None
@@ -54,7 +46,7 @@ class HoldKeeper:
 
     def due(self, lease_id: int, remaining_ms: int) -> None:
         """A lease is over in `remaining_ms`: look then, if no look is due before that."""
-        at = self._now() + min(remaining_ms / 1000, LOOKS_AT_LEAST)
+        at = self._clock.monotonic() + min(remaining_ms / 1000, self._times.look_at_least_every)
         if lease_id in self._holds and at < self._next_look:
             self._next_look = at
             if self._resting is not None:
@@ -86,16 +78,16 @@ class HoldKeeper:
 
     async def _watch(self) -> None:
         while self._holds:
-            if (left := self._next_look - self._now()) > 0:
+            if (left := self._next_look - self._clock.monotonic()) > 0:
                 await self._rest(left)
                 continue
             self._next_look = math.inf  # what becomes due during the look lowers it again
             pause = await self._look()
-            self._next_look = min(self._next_look, self._now() + pause)
+            self._next_look = min(self._next_look, self._clock.monotonic() + pause)
         self._next_look = math.inf
 
     async def _rest(self, seconds: float) -> None:
-        self._resting = asyncio.ensure_future(self._sleep(seconds))
+        self._resting = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
             await asyncio.wait((self._resting,))
         finally:
@@ -108,14 +100,14 @@ class HoldKeeper:
             due: dict[int, int] = await self._ask(lambda c: source_leases.due_in(c, list(self._holds)))
         except StorageError as error:
             self._failed(f"which leases are over cannot be asked: {error}")
-            return LOOKS_AGAIN
+            return self._times.look_again
         over = [lease_id for lease_id, due_ms in due.items() if due_ms == 0]
         ended = await asyncio.gather(*(self._end(lease_id) for lease_id in over), return_exceptions=True)
-        pause = min([LOOKS_AT_LEAST, *(due_ms / 1000 for due_ms in due.values() if due_ms > 0)])
+        pause = min([self._times.look_at_least_every, *(due_ms / 1000 for due_ms in due.values() if due_ms > 0)])
         for failure in ended:  # one hold that cannot be ended keeps no other
             if failure is not None:
                 self._failed(f"a hold whose lease is over could not be ended yet: {failure!r}")
-                pause = min(pause, LOOKS_AGAIN)
+                pause = min(pause, self._times.look_again)
         return pause
 
     async def _end(self, lease_id: int) -> None:

@@ -30,6 +30,7 @@ from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.builtin import Lease, LockRequest, LockState, LostLease
 from fencepost.storage.leases.source_leases import SourceLease
+from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
     from fencepost.storage.leases.sources import SourceState
@@ -54,6 +55,7 @@ class SourceLocks(Leases):
         limits: LeaseLimits | None = None,
         failed: Callable[[str], None] = lambda _reason: None,
         quarantined: Callable[[str], None] = lambda _reason: None,
+        times: Times = TIMES,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -62,8 +64,8 @@ class SourceLocks(Leases):
         self.source = source
         self.limits = limits or LeaseLimits()
         self._database = database
-        self._grants = Grants(name, source, database, failed, quarantined)
-        self._keeper = HoldKeeper(source, self._grants.ask, failed)
+        self._grants = Grants(name, source, database, failed, quarantined, times)
+        self._keeper = HoldKeeper(source, self._grants.ask, failed, times)
 
     async def open(self) -> None:
         """Register the source, and get it ready. The service need not be there, nor need the database take writes: then

@@ -2,7 +2,7 @@
 
 The protocol of one queue (the writes that one statement can carry: a table, a verb, a set of columns, a role):
 
-1. Nothing is in flight, or only what has been for SLOW seconds: a write is sent at once. An idle gateway adds no wait,
+1. Nothing is in flight, or only what is slow (BatchTimes): a write is sent at once. An idle gateway adds no wait,
    and a slow statement keeps only its own batch waiting.
 2. While a batch is in flight, writes gather. When it is answered, all that have gathered are the next one, up to
    `most` of them and MOST_BYTES, and those that clash (the same Idempotency-Key, the same scope) one after the other
@@ -22,7 +22,7 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
    whose backend has to be ended before it can be known what landed.
 
 A queue of a role has its connection act as that for as long as it has it: taken in one statement, given back in one
-(roles.py). So that these are few, it keeps the connection for LINGERS seconds after an answer, unless another queue
+(roles.py). So that these are few, it keeps the connection for a moment after an answer, unless another queue
 wants one: those that were answered write again, often. A privilege that the role lacks for the statement as such is the
 answer to each write of the batch, at once.
 
@@ -34,21 +34,24 @@ what has not been sent has not happened, so both are a plain 503.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, Waiting
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.times import TIMES, Times
+
+if TYPE_CHECKING:
+    from fencepost.clock import Timer
 
 W = TypeVar("W")
 R = TypeVar("R")
 Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Connection]]
 
-SWEPT_EVERY: Final = 0.25
-"""Seconds between two looks for writes that have waited too long."""
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
 LOCKED: Final = "55P03"
@@ -57,14 +60,8 @@ LOCK_WAITS: Final = frozenset({LOCKED, "57014"})
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 SETUP_ERRORS: Final = frozenset({INSUFFICIENT_PRIVILEGE, "42883"})
 """SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the queue will fail."""
-REPORTED_EVERY: Final = 60.0
-"""Seconds between two reports of that."""
-SLOW: Final = 0.05
-"""Seconds after which a batch in flight no longer keeps the next one of its queue waiting."""
-LINGERS: Final = 0.005
-"""Seconds that a queue with a role keeps its connection for the next write."""
 MOST_AT_ONCE: Final = 3
-"""How many batches of a queue may be in flight then."""
+"""How many batches of a queue may be in flight when they are slow."""
 
 
 class GroupCommit:
@@ -78,6 +75,7 @@ class GroupCommit:
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
         read_connection: Lend | None = None,
+        times: Times = TIMES,
     ) -> None:
         """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may.
         `read_connection`: batches are of reads, on connections that it lends, which wait for locks as long as others.
@@ -87,7 +85,8 @@ class GroupCommit:
         self._accepts = database.is_accepted if read_connection is None else (lambda _connection: True)
         self._unsent = "it was not read" if self._reads else "nothing was written"
         self._on_setup_error = on_setup_error
-        self._reported = -REPORTED_EVERY
+        self._times, self._clock = times.batches, times.clock
+        self._reported = -math.inf
         self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._queues: set[BatchQueue[Any, Any]] = set()
@@ -96,7 +95,7 @@ class GroupCommit:
         self._wanting = 0
         self.waiting = 0
         """How many writes are in queues or in flight."""
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: Timer | None = None
 
     async def write(self, queue: BatchQueue[W, R], write: W) -> R | Alone | Broken:
         """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
@@ -117,19 +116,23 @@ class GroupCommit:
 
     def _queued(self, queue: BatchQueue[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
         loop = asyncio.get_running_loop()
-        waiting: Waiting[W, R] = Waiting(write, loop.create_future(), loop.time() + self._wait_at_most)
+        waiting: Waiting[W, R] = Waiting(write, loop.create_future(), self._clock.monotonic() + self._wait_at_most)
         queue.pending.append(waiting)
         queue.wake()
-        if not queue.running or (queue.running < MOST_AT_ONCE and loop.time() - queue.sent > SLOW):
+        if not queue.running or self._is_slow(queue):
             self._send(queue)
         if self._sweeper is None:
-            self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep)
+            self._sweeper = self._clock.call_later(self._times.sweep_every, self._sweep)
         return waiting.answer
+
+    def _is_slow(self, queue: BatchQueue[Any, Any]) -> bool:
+        """Whether what is in flight has been for so long that more may be sent beside it."""
+        return queue.running < MOST_AT_ONCE and self._clock.monotonic() - queue.sent > self._times.slow
 
     def _send(self, queue: BatchQueue[Any, Any]) -> None:
         """Begin to send what waits, beside what is in flight."""
         queue.running += 1
-        queue.sent = asyncio.get_running_loop().time()
+        queue.sent = self._clock.monotonic()
         self._queues.add(queue)
         self._start(self._drain(queue))
 
@@ -159,13 +162,12 @@ class GroupCommit:
         """Send batches on one connection for as long as it serves and no other queue wants one."""
         batch: list[Waiting[Any, Any]] = []
         behind: GatewayConnection | None = None
-        loop = asyncio.get_running_loop()
         try:
             async with self._connection(queue) as connection:
                 behind = gateway_connection(connection)
                 while await self._has_work(queue) and not behind.is_closed() and self._accepts(connection):
                     batch = queue.take()
-                    queue.sent = loop.time()
+                    queue.sent = self._clock.monotonic()
                     if batch:
                         await _run_batch(queue, connection, behind, batch)
                     batch = []
@@ -178,10 +180,9 @@ class GroupCommit:
         """Whether something waits in a queue. One of a role waits for that a moment, on one of its connections."""
         if queue.pending or queue.caller.role is None or self._wanting or queue in self._lingering:
             return bool(queue.pending)
-        loop = asyncio.get_running_loop()
-        queue.lingering = loop.create_future()
+        queue.lingering = asyncio.get_running_loop().create_future()
         self._lingering.add(queue)
-        timer = loop.call_later(LINGERS, queue.wake)
+        timer = self._clock.call_later(self._times.linger, queue.wake)
         try:
             await queue.lingering
         finally:
@@ -242,8 +243,8 @@ class GroupCommit:
                 _raise_to(batch, error)
 
     def _report(self, error: RefusedError) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._reported >= REPORTED_EVERY:
+        now = self._clock.monotonic()
+        if now - self._reported >= self._times.report_every:
             self._reported = now
             self._on_setup_error(str(error))
 
@@ -259,17 +260,16 @@ class GroupCommit:
 
     def _sweep(self) -> None:
         """Take out what has waited too long. Each queue is in the order of its deadlines."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._clock.monotonic()
         for queue in tuple(self._queues):
-            if queue.pending and queue.running < MOST_AT_ONCE and now - queue.sent > SLOW:
+            if queue.pending and self._is_slow(queue):
                 self._send(queue)
             while queue.pending and (queue.pending[0].deadline <= now or queue.pending[0].answer.done()):
                 late = queue.pending.popleft()
                 if not late.answer.done():
                     error = f"the request was not sent within {self._wait_at_most:g} s: {self._unsent}"
                     late.answer.set_exception(UnavailableError(error))
-        self._sweeper = loop.call_later(SWEPT_EVERY, self._sweep) if self._queues else None
+        self._sweeper = self._clock.call_later(self._times.sweep_every, self._sweep) if self._queues else None
 
 
 async def _run_batch(

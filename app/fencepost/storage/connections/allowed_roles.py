@@ -4,7 +4,7 @@ Never one that would be more than a caller: a superuser, a role that row level s
 (`pg_…`), the gateway's login, the owner of the schema fencepost, and any member of these two. What a token says is only
 a name, so this is asked before anything is sent as a role.
 
-PostgreSQL is asked once per role and KEPT_FOR seconds, or until the catalog is read again. SET ROLE asks it anew.
+PostgreSQL is asked once per role and ten seconds, or until the catalog is read again. SET ROLE asks it anew.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from typing import Final
 
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import map_errors
+from fencepost.times import TIMES, Times
 
-KEPT_FOR: Final = 10.0
-"""Seconds for which an answer counts."""
 MOST_KEPT: Final = 1000
 """How many answers are kept: which roles are asked for, tokens say."""
 
@@ -49,7 +48,12 @@ NO_LIST: Final = (
 class AllowedRoles:
     """What is known of roles at this gateway. `listed` empty: there is no list."""
 
-    def __init__(self, listed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        listed: Collection[str] = (),
+        times: Times = TIMES,
+    ) -> None:
+        self._times, self._clock = times.connections, times.clock
         self._listed = frozenset(listed)
         self._known: dict[str, tuple[str | None, float]] = {}
         self._asking: dict[str, asyncio.Lock] = {}
@@ -58,7 +62,7 @@ class AllowedRoles:
         """Say why the gateway does not act as this role; None: it does. Raises UnavailableError."""
         if self._listed and role not in self._listed:
             return "it is none of those that the operator lists (FENCEPOST_ROLES)"
-        now = asyncio.get_running_loop().time()
+        now = self._clock.monotonic()
         found = self._known.get(role)
         if found is not None and found[1] > now:
             return found[0]
@@ -74,7 +78,7 @@ class AllowedRoles:
                 self._asking.pop(role, None)
 
     async def _ask(self, database: Database, role: str) -> str | None:
-        known, until = self._known, asyncio.get_running_loop().time() + KEPT_FOR
+        known, until = self._known, self._clock.monotonic() + self._times.roles_known_for
         async with database.connection() as connection:
             with map_errors(writing=False):
                 reason: str | None = await connection.fetchval(_WHY_NOT, role, bool(self._listed))

@@ -8,22 +8,20 @@ from typing import Final
 
 from fencepost.storage.connections.connection import Backend, Connection
 from fencepost.storage.errors import UnavailableError, map_errors
-
-END_WITHIN_MS: Final = 5000
-"""How long a backend is waited for: one that is asked to end does so at its next interrupt, after its last commit."""
+from fencepost.times import TIMES
 
 _END: Final = """
 SELECT pg_terminate_backend(a.pid, $3) FROM pg_stat_activity a WHERE a.pid = $1 AND a.backend_start = $2"""
 _ALIVE: Final = "SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = $1 AND a.backend_start = $2)"
 
 
-async def end(connection: Connection, backend: Backend) -> None:
+async def end(connection: Connection, backend: Backend, within: float = TIMES.connections.end_backend_within) -> None:
     """Make sure that a backend is gone, on another connection to the same server.
 
-    UnavailableError when it cannot be ended in time: what it was doing may still land.
+    UnavailableError when it cannot be ended within so many seconds: what it was doing may still land.
     """
     with map_errors(writing=False):
-        await connection.execute(_END, backend.pid, backend.started, END_WITHIN_MS)
+        await connection.execute(_END, backend.pid, backend.started, round(within * 1000))
         # Its entry goes after its transaction has ended.
         if await connection.fetchval(_ALIVE, backend.pid, backend.started):
             raise UnavailableError(f"PostgreSQL's process {backend.pid} does not end")

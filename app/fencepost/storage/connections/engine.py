@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
@@ -19,7 +19,7 @@ from fencepost.storage.connections.connection import (
     session_settings,
 )
 from fencepost.storage.connections.origin import OriginStatus, Watch
-from fencepost.storage.connections.pool import CLOSED_WITHIN, ClosedError, Pool
+from fencepost.storage.connections.pool import ClosedError, Pool
 from fencepost.storage.connections.read_only import REASON, ReadOnly, look
 from fencepost.storage.connections.session import BackendRegistry
 from fencepost.storage.errors import (
@@ -32,6 +32,10 @@ from fencepost.storage.errors import (
     map_login_errors,
     may_be_running,
 )
+from fencepost.times import TIMES, Times
+
+if TYPE_CHECKING:
+    from fencepost.clock import Timer
 
 T = TypeVar("T")
 
@@ -54,25 +58,23 @@ class Database:
     def __init__(
         self,
         opened: Callable[[], Awaitable[GatewayConnection]],
-        pool: Pool,
-        batch_pool: Pool,
-        lease_pool: Pool,
+        pools: tuple[Pool, Pool, Pool],
         limits: Limits,
         watch: Watch,
         read_only: ReadOnly,
         report: Callable[[str], None],
+        times: Times = TIMES,
     ) -> None:
         self._opened = opened
-        self._pool = pool
-        self._batch_pool = batch_pool
-        self._lease_pool = lease_pool
-        self._pools = (pool, batch_pool, lease_pool)
+        self._pools = pools
+        self._pool, self._batch_pool, self._lease_pool = pools
         self._limits = limits
         self._watch = watch
         self._read_only = read_only
         self._report = report
+        self._times, self._clock = times.connections, times.clock
         self._waiting = dict.fromkeys(self._pools, 0)
-        self._ending: asyncio.TimerHandle | None = None
+        self._ending: Timer | None = None
 
     @classmethod
     async def open(
@@ -81,6 +83,7 @@ class Database:
         limits: Limits,
         changed: Callable[[OriginStatus], None] = lambda _standing: None,
         report: Callable[[str], None] = lambda _trouble: None,
+        times: Times = TIMES,
     ) -> "Database":
         """Connect; raise UnavailableError with the reason when that fails. `changed` is called when writes begin or
         cease to be let through (R19), `report` of trouble with connections that no caller gets.
@@ -91,10 +94,11 @@ class Database:
         def opened() -> Awaitable[GatewayConnection]:
             return open_connection(dsn, settings, limits, shared)
 
-        pool = Pool(opened, limits.pool_size, report)
-        batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report)
-        lease_pool = Pool(opened, limits.lease_pool_size, report)
-        database = cls(opened, pool, batch_pool, lease_pool, limits, shared.watch, ReadOnly(report), report)
+        pool = Pool(opened, limits.pool_size, report, times)
+        batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report, times)
+        lease_pool = Pool(opened, limits.lease_pool_size, report, times)
+        read_only = ReadOnly(report, times)
+        database = cls(opened, (pool, batch_pool, lease_pool), limits, shared.watch, read_only, report, times)
         try:
             with map_errors(writing=False):
                 for each in (pool, batch_pool, lease_pool):
@@ -115,7 +119,7 @@ class Database:
         """Have statements under way break then, for PostgreSQL may not answer: `close`, and requests that still ask
         something before it, wait no longer.
         """
-        self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
+        self._ending = self._clock.call_later(seconds, self._end)
 
     def _end(self) -> None:
         for pool in self._pools:
@@ -148,7 +152,7 @@ class Database:
             yield connection
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await connection.close(timeout=CLOSED_WITHIN)
+                await connection.close(timeout=self._times.close_within)
 
     @asynccontextmanager
     async def batch_connection(self, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:

@@ -4,16 +4,16 @@ own, made anew whenever it breaks.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import asyncpg
 
 from fencepost.storage.connections import session
 from fencepost.storage.errors import SessionError
+from fencepost.times import TIMES, Times
 
 CHANNEL: Final = "fencepost"
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 5.0
 KEYS: Final = "keys"
 """The payload that announces changed API keys (api_keys.sql)."""
 
@@ -31,6 +31,7 @@ class KeyListener(Protocol):
         """They are not announced any more."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Listener:
     """Calls `reload` for each `NOTIFY fencepost`, `woken` with each payload on the gateway's own channel.
 
@@ -38,63 +39,53 @@ class Listener:
     API keys, also while a reload is under way.
     """
 
-    def __init__(
-        self,
-        dsn: str,
-        reload: Callable[[], Awaitable[object]],
-        lost: Callable[[str], None],
-        *,
-        channel: str,
-        woken: Callable[[str], None],
-        connected: Callable[[], None],
-        keys: KeyListener | None = None,
-    ) -> None:
-        self._dsn = dsn
-        self._reload = reload
-        self._lost = lost
-        self._channel = channel
-        self._woken = woken
-        self._connected = connected
-        self._keys = keys
-        self._notified = asyncio.Event()
+    dsn: str
+    reload: Callable[[], Awaitable[object]]
+    lost: Callable[[str], None]
+    channel: str
+    woken: Callable[[str], None]
+    connected: Callable[[], None]
+    keys: KeyListener | None = None
+    times: Times = TIMES
+    _notified: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Run until cancelled."""
-        pause = FIRST_PAUSE
+        pause = self.times.connections.listen_pause
         while True:
             try:
                 await self._listen()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, SessionError) as error:
-                self._lost(str(error) or type(error).__name__)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+                self.lost(str(error) or type(error).__name__)
+            await self.times.clock.sleep(pause)
+            pause = min(pause * 2, self.times.connections.longest_listen_pause)
 
     async def _listen(self) -> None:
-        connection = await session.connect(self._dsn, session.PINNED, name="fencepost listener")
+        connection = await session.connect(self.dsn, session.PINNED, name="fencepost listener")
         try:
             connection.add_termination_listener(self._on_end)
             await connection.add_listener(CHANNEL, self._on_notification)
-            await connection.add_listener(self._channel, lambda *notification: self._woken(str(notification[-1])))
+            await connection.add_listener(self.channel, lambda *notification: self.woken(str(notification[-1])))
             self._notified.set()
-            self._connected()
-            if self._keys is not None:
-                self._keys.on_listening()
+            self.connected()
+            if self.keys is not None:
+                self.keys.on_listening()
             while not connection.is_closed():
                 await self._notified.wait()
                 self._notified.clear()
                 if not connection.is_closed():
-                    await self._reload()
-            self._lost("the connection was closed")
+                    await self.reload()
+            self.lost("the connection was closed")
         finally:
             connection.terminate()
 
     def _on_notification(self, *notification: object) -> None:
         if notification[-1] != KEYS:
             self._notified.set()
-        elif self._keys is not None:
-            self._keys.on_change()
+        elif self.keys is not None:
+            self.keys.on_change()
 
     def _on_end(self, _connection: object) -> None:
         self._notified.set()
-        if self._keys is not None:
-            self._keys.on_silence()
+        if self.keys is not None:
+            self.keys.on_silence()

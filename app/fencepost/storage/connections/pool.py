@@ -7,32 +7,27 @@ one that comes back.
   comes back. A connect that fails is the answer for the first in line.
 - PostgreSQL may have fewer connections left than the pool wants (53300: `max_connections`, or a limit of the role or
   the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
-  FULL_FOR seconds no more are asked for, and it is reported once.
+  a while no more are asked for, and it is reported once.
 - Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
   statement was interrupted, whose transaction is open, which has a caller's role still, or that is to be replaced, is
-  closed in the background. asyncpg waits there until the statement is cancelled, CLOSED_WITHIN seconds at most; what
-  goes wrong is reported.
+  closed in the background. asyncpg waits there until the statement is cancelled, for a few seconds at
+  most; what goes wrong is reported.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from fencepost.storage.connections.connection import GatewayConnection
 from fencepost.storage.connections.session import CONNECT_WITHIN
+from fencepost.times import TIMES, Times
 
-FULL_FOR: Final = 5.0
-"""Seconds before PostgreSQL is asked for one more connection than it had."""
-IDLE_FOR: Final = 300.0
-"""Seconds after which a connection that was not used is closed, but for the last one."""
-TRIMMED_EVERY: Final = 60.0
-"""Seconds between two looks for those."""
-CLOSED_WITHIN: Final = 5.0
-"""Seconds that closing a connection may take before its socket is closed without a word."""
+if TYPE_CHECKING:
+    from fencepost.clock import Timer
 
 NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
 
@@ -45,11 +40,16 @@ class Pool:
     """Up to `size` connections. `connect` opens one; `report` gets what concerns no caller, in a sentence."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[GatewayConnection]], size: int, report: Callable[[str], None]
+        self,
+        connect: Callable[[], Awaitable[GatewayConnection]],
+        size: int,
+        report: Callable[[str], None],
+        times: Times = TIMES,
     ) -> None:
         self._connect = connect
         self._size = size
         self._report = report
+        self._times, self._clock = times.connections, times.clock
         self._idle: deque[tuple[GatewayConnection, float]] = deque()
         self._lent: set[GatewayConnection] = set()
         self._outdated: set[GatewayConnection] = set()
@@ -60,7 +60,7 @@ class Pool:
         self._full_until = 0.0
         self._closing: dict[asyncio.Task[None], GatewayConnection] = {}
         self._closed = self._ended = False
-        self._trimmer: asyncio.TimerHandle | None = None
+        self._trimmer: Timer | None = None
 
     @property
     def size(self) -> int:
@@ -110,10 +110,9 @@ class Pool:
                 self._lent.add(connection)
                 waiting.set_result(connection)
                 return
-        loop = asyncio.get_running_loop()
-        self._idle.append((connection, loop.time()))
+        self._idle.append((connection, self._clock.monotonic()))
         if self._trimmer is None:
-            self._trimmer = loop.call_later(TRIMMED_EVERY, self._trim)
+            self._trimmer = self._clock.call_later(self._times.trim_every, self._trim)
 
     def expire(self) -> None:
         """Have all connections made anew: those that are idle now, others as they come back."""
@@ -153,13 +152,12 @@ class Pool:
         return None
 
     def _open_for_waiters(self) -> None:
-        loop = asyncio.get_running_loop()
         # With none open there is none to wait for.
-        full = self.size > 0 and loop.time() < self._full_until
+        full = self.size > 0 and self._clock.monotonic() < self._full_until
         while not (self._closed or full or self.size + len(self._opening) >= self._size):
             if len(self._opening) >= len(self._line):
                 break
-            task = loop.create_task(self._open_one(self._generation))
+            task = asyncio.create_task(self._open_one(self._generation))
             self._opening.add(task)
             task.add_done_callback(self._on_opened)
 
@@ -196,11 +194,11 @@ class Pool:
                 most -= 1
 
     def _is_full(self, error: asyncpg.PostgresError) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._full_until:
+        now = self._clock.monotonic()
+        if now < self._full_until:
             return
-        self._full_until = loop.time() + FULL_FOR
-        loop.call_later(FULL_FOR, self._open_for_waiters)
+        self._full_until = now + self._times.full_for
+        self._clock.call_later(self._times.full_for, self._open_for_waiters)
         self._report(
             f"PostgreSQL has no connection left for this gateway beside the {self.size} that are open here, of"
             f" {self._size} that it may have: {error}. Requests wait for those"
@@ -223,7 +221,7 @@ class Pool:
     async def _on_closed(self, connection: GatewayConnection) -> None:
         try:
             if not (self._ended or connection.is_closed()):
-                await connection.close(timeout=CLOSED_WITHIN)
+                await connection.close(timeout=self._times.close_within)
         except Exception as error:  # noqa: BLE001 - no caller waits for it
             reason = str(error) or type(error).__name__
             self._report(f"a connection to PostgreSQL could not be closed in order: {reason}")
@@ -232,7 +230,7 @@ class Pool:
 
     def _trim(self) -> None:
         """Close what has been idle for long. The oldest come first."""
-        loop = asyncio.get_running_loop()
-        while self._idle and self.size > 1 and self._idle[0][1] + IDLE_FOR < loop.time():
+        before = self._clock.monotonic() - self._times.idle_for
+        while self._idle and self.size > 1 and self._idle[0][1] < before:
             self._close(self._idle.popleft()[0])
-        self._trimmer = loop.call_later(TRIMMED_EVERY, self._trim) if self._idle else None
+        self._trimmer = self._clock.call_later(self._times.trim_every, self._trim) if self._idle else None

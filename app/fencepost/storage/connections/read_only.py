@@ -4,7 +4,7 @@ Managed databases set it when the disk is full, and operators for a switch-over.
 nothing of its own against it:
 
 - A write that PostgreSQL refuses for that (25006) has written nothing: 503 with Retry-After, in one sentence.
-- For HELD_FOR seconds after that was seen, writes are refused without asking PostgreSQL. The next one tries again, so
+- For a second after that was seen, writes are refused without asking PostgreSQL. The next one tries again, so
   writes go on within a second of its end, and meanwhile no connection is opened for each of them.
 - `ALTER SYSTEM` reaches open sessions, but what ALTER DATABASE and ALTER ROLE set counts for sessions that begin later,
   and stays there when it is lifted. So a session that was opened read-only, or refused a write as such, is replaced
@@ -12,17 +12,13 @@ nothing of its own against it:
   are not.
 """
 
-import asyncio
+import math
 from collections.abc import Callable
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection, GatewayConnection
 from fencepost.storage.errors import ReadOnlyError, map_errors
-
-HELD_FOR: Final = 1.0
-"""Seconds for which writes are refused without asking again."""
-REPORTED_AFTER: Final = 30.0
-"""Seconds without it after which it is reported anew."""
+from fencepost.times import TIMES, Times
 
 REASON: Final = (
     "PostgreSQL takes no writes: default_transaction_read_only is on (set by an operator, or by the provider when the"
@@ -50,24 +46,29 @@ _HERE: Final = "SELECT CAST(pg_catalog.current_setting('transaction_read_only') 
 class ReadOnly:
     """What a process knows of it, over all its connections. `report` gets its beginning, in a sentence."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._until = -REPORTED_AFTER - HELD_FOR
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
+        self._until = -math.inf
         self._report = report
+        self._times, self._clock = times.connections, times.clock
 
     def notice(self) -> None:
         """Take note that a session of now refuses writes."""
-        now = asyncio.get_running_loop().time()
-        if now > self._until + REPORTED_AFTER:
+        now = self._clock.monotonic()
+        if now > self._until + self._times.read_only_reported_after:
             self._report(REASON)
-        self._until = now + HELD_FOR
+        self._until = now + self._times.read_only_for
 
     def clear(self) -> None:
         """Take note that a session of now takes writes."""
-        self._until = min(self._until, asyncio.get_running_loop().time())
+        self._until = min(self._until, self._clock.monotonic())
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if that was just seen."""
-        if asyncio.get_running_loop().time() < self._until:
+        if self._clock.monotonic() < self._until:
             raise ReadOnlyError(REASON)
 
     def require_writable_session(self, connection: GatewayConnection) -> None:
