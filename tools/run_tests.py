@@ -2,8 +2,9 @@
 
     python -m tools.run_tests -n 3 --dist worksteal --all
 
-The arguments are pytest's. What failed in the first run, also because a worker died, runs again without workers, one
-test after another. What is red and what is green then: tests/support/second_look.py.
+The arguments are pytest's. Tests marked `realtime` run after the others, without workers: one after another. What
+failed in one of these runs, also because a worker died, runs again then, one after another too. What is red and what is
+green: tests/support/second_look.py.
 """
 
 import signal
@@ -19,20 +20,32 @@ import pytest
 from tests.support.second_look import MOST, Failures
 
 _ALONE: Final = ("-n0", "--last-failed", "--last-failed-no-failures=none", f"--maxfail={MOST}")
+_COMPLETE: Final = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run them. Returns pytest's exit code: of the second run, where there is one."""
+    """Run them. Returns pytest's exit code: of the last run that had tests."""
     # Ctrl-C reaches pytest, too, which ends its servers. Only then this process goes on.
     signal.signal(signal.SIGINT, lambda *_: None)
     with tempfile.TemporaryDirectory() as directory:
         # A cache of its own: pytest's may know failures of other tests, from runs before.
-        cache, first = f"--override-ini=cache_dir={directory}/cache", Path(directory, "first.json")
-        code = _pytest(*arguments, cache, f"--failures={first}")
-        if code != pytest.ExitCode.TESTS_FAILED or not (failures := Failures.read(first)).worth_a_second_look:
+        cache, file = f"--override-ini=cache_dir={directory}/cache", Path(directory, "failures.json")
+        code = _pytest(*arguments, cache, f"--failures={file}", "--realtime=without")
+        if code not in _COMPLETE:
             return code
+        failures = Failures.read(file)
+        if failures.later and (code != pytest.ExitCode.TESTS_FAILED or failures.worth_a_second_look):
+            click.echo(f"\nOne after another, by the clock: {failures.later} tests.")
+            later = _pytest(*arguments, cache, f"--failures={file}", "--realtime=only", "-n0")
+            if later not in _COMPLETE:
+                return later
+            failures = failures.and_of(Failures.read(file))
+            code = code if code == pytest.ExitCode.TESTS_FAILED else later
+        if code != pytest.ExitCode.TESTS_FAILED or not failures.worth_a_second_look:
+            return code
+        failures.write(file)
         click.echo(f"\nA second look, one after another, at the {len(failures.messages)} tests that failed:")
-        return _pytest(*arguments, cache, f"--first={first}", *_ALONE)
+        return _pytest(*arguments, cache, f"--first={file}", *_ALONE)
 
 
 def _pytest(*arguments: str) -> int:

@@ -20,10 +20,6 @@ from fencepost.queues.log import Received
 from fencepost.queues.registry import DEFAULT
 from fencepost.settings import Settings
 
-STARTED_AGAIN_AFTER: Final = 5.0
-"""Seconds after which a consumer that ended by a fault is started again."""
-GIVEN_UP_WITHIN: Final = 1.0
-"""Seconds that a step of a consumer's end may take after the time for it is over."""
 MOST_IN_HAND: Final = 1000
 SHARE: Final = 0.5
 """Which part of the writes that may wait in a process those of a consumer may be."""
@@ -79,7 +75,9 @@ def consumer_of(gateway: Gateway, name: str, settings: Settings, member: str) ->
     limits = ConsumerLimits(
         messages=max(min(MOST_IN_HAND, int(settings.max_waiting * SHARE)), 1), drain=_drain(settings)
     )
-    return QueueConsumer(log, member, ledger, decider, _EventReports(name, gateway.emit), limits)
+    return QueueConsumer(
+        log, member, ledger, decider, _EventReports(name, gateway.emit), limits, gateway.times.consuming
+    )
 
 
 def consumers_here(gateway: Gateway, settings: Settings) -> dict[str, QueueConsumer]:
@@ -100,15 +98,15 @@ async def consuming(
     finally:
         for each in consumers.values():
             each.stop()
-        await _end(tasks, _drain(settings))
+        await _end(tasks, _drain(settings), gateway.times.consuming.give_up_within)
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]], within: float) -> None:
+async def _end(tasks: Sequence[asyncio.Task[None]], within: float, step: float) -> None:
     """Wait for consumers that were stopped. Where the database or the log does not answer, each of the two steps of
     their end, deciding and leaving, is given up.
     """
     left: set[asyncio.Task[None]] = set(tasks)
-    for seconds in (within, GIVEN_UP_WITHIN, GIVEN_UP_WITHIN):
+    for seconds in (within, step, step):
         if left:
             _, left = await asyncio.wait(left, timeout=seconds)
         for task in left:
@@ -126,5 +124,5 @@ async def _run_for_ever(gateway: Gateway, name: str, consumer: QueueConsumer) ->
             await consumer.run()
         except Exception as error:  # noqa: BLE001 - requests must not suffer from it
             gateway.emit(ConsumerFailed(name, "".join(traceback.format_exception(error))))
-        if await consumer.stopped(STARTED_AGAIN_AFTER):
+        if await consumer.stopped(gateway.times.consuming.start_again_after):
             return

@@ -17,6 +17,7 @@ from fencepost.observe.events import Emit
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 from fencepost.storage.connections.engine import Database
+from fencepost.times import TIMES, Times
 
 _ANONYMOUS: frozenset[Access] = frozenset({"read", "write"})
 """What requests without a credential may ask for, if any: a lock is for one that can be told from others."""
@@ -42,7 +43,7 @@ class Authentication:
 
 
 def read_authentication(
-    settings: Settings, emit: Emit, database: Callable[[], Database] | None = None
+    settings: Settings, emit: Emit, database: Callable[[], Database] | None = None, times: Times = TIMES
 ) -> Authentication | None:
     """Read the settings; None: there is no authentication. `database`: where API keys are, once requests are there.
     Raises StartupError.
@@ -51,8 +52,8 @@ def read_authentication(
     if settings.jwt_secret is not None and settings.jwt_jwks:
         raise StartupError("a JWT secret and a JWT JWKS are given: give one of them")
     fixed = _fixed(settings)
-    jwks = _changing(settings.jwt_jwks, emit) if settings.jwt_jwks else None
-    api_keys = ApiKeys(database or _no_database) if settings.api_keys else None
+    jwks = _changing(settings.jwt_jwks, emit, times) if settings.jwt_jwks else None
+    api_keys = ApiKeys(database or _no_database, times) if settings.api_keys else None
     keys = jwks or fixed
     if keys is None and (expected.audience or expected.issuer):
         raise StartupError("JWT audience and JWT issuer are about JWTs: give --jwt-secret or --jwt-jwks, too")
@@ -64,7 +65,7 @@ def read_authentication(
             )
         return None
     verifiers = [each for each in (api_keys, JwtVerifier(keys, expected) if keys else None) if each is not None]
-    authenticator = Authenticator(verifiers, _anonymous(expected.anonymous_role))
+    authenticator = Authenticator(verifiers, _anonymous(expected.anonymous_role), times)
     if jwks is not None:
         jwks.changed = authenticator.forget
     names_roles = bool(expected.anonymous_role or (keys is not None and expected.role_path))
@@ -110,8 +111,8 @@ def _anonymous(role: str | None) -> Caller | None:
     return Caller(ANONYMOUS, role, claims, _ANONYMOUS)
 
 
-def _changing(where: str, emit: Emit) -> ChangingKeys:
-    load = read_place(where)
+def _changing(where: str, emit: Emit, times: Times) -> ChangingKeys:
+    load = read_place(where, times.identity.jwks_within)
     if isinstance(load, FromFile):  # a URL may be away for a while; a file that is not there is a mistake
         load.read()
-    return ChangingKeys(load, emit, secrets=isinstance(load, FromFile))
+    return ChangingKeys(load, emit, secrets=isinstance(load, FromFile), times=times)

@@ -142,6 +142,69 @@ class WatchTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeTimes:
+    """How requests arrive, and streams of answers leave (http)."""
+
+    head_within: float = 10.0
+    """Within these after its first byte the head of a request is there."""
+    body_within: float = 60.0
+    """Within these after its head the body of a request is there."""
+    body_rate: float = 1024.0
+    """Bytes of a body that arrive in a second, at least, on average; not looked at in the first `head_within`."""
+    look_every: float = 1.0
+    """Between two looks for connections whose requests take too long."""
+    heartbeat: float = 10.0
+    """A stream of events that has none sends a comment after so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityTimes:
+    """What is known of credentials (identity)."""
+
+    kept_for: float = 60.0
+    """After so long a credential is verified again: a key that was taken out of a JWKS ends within that time."""
+    streams_end_after: float = 300.0
+    """A stream of a caller with an API key ends after so long; clients open it anew."""
+    unheard_for: float = 2.0
+    """For so long a verified API key is kept while announcements of changes are not heard."""
+    jwks_every: float = 300.0
+    """Between two fetches of a JWKS."""
+    jwks_again: float = 10.0
+    """The same, after one that failed."""
+    jwks_asked_every: float = 30.0
+    """Between two fetches for JWTs of keys that are not in the set, at least."""
+    jwks_kept_for: float = 3600.0
+    """For so long a set is used when no newer one can be had."""
+    jwks_within: float = 5.0
+    """A fetch may take so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumingTimes:
+    """Consumers of queues (consuming, consumer_wiring.py). They wait by the event loop's clock."""
+
+    take_for: float = 0.5
+    """The log is waited for so long when it has no messages."""
+    alive_every: float = 1.0
+    """After so long a member calls the log again, whatever it waits for, so that the log keeps it as a member."""
+    blocked_after: float = 5.0
+    """After so long a message that cannot be decided is reported."""
+    pause: float = 0.05
+    """Before what failed is tried again; twice as long before each further try, up to ..."""
+    longest_pause: float = 5.0
+    note_every: float = 1.0
+    """Between two notes of what was done."""
+    committed_every: float = 10.0
+    """Between two questions to the log about what is committed."""
+    end_within: float = 2.0
+    """The last note may take so long."""
+    start_again_after: float = 5.0
+    """A consumer that ended by a fault is started again after so long."""
+    give_up_within: float = 1.0
+    """A step of a consumer's end may take so long after the time for it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """All of them, and the clock that they are measured by."""
 
@@ -154,6 +217,9 @@ class Times:
     upkeep: UpkeepTimes = field(default_factory=UpkeepTimes)
     health: HealthTimes = field(default_factory=HealthTimes)
     watches: WatchTimes = field(default_factory=WatchTimes)
+    edge: EdgeTimes = field(default_factory=EdgeTimes)
+    identity: IdentityTimes = field(default_factory=IdentityTimes)
+    consuming: ConsumingTimes = field(default_factory=ConsumingTimes)
 
 
 TIMES: Final = Times()

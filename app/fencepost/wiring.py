@@ -86,17 +86,19 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
         metrics.on_event(event)
         refusals.on_event(event)
 
-    authentication = read_authentication(settings, emit, lambda: runtime.require().database)
+    authentication = read_authentication(settings, emit, lambda: runtime.require().database, times)
     keys = None
     if authentication is not None and authentication.api_keys is not None:
-        keys = background.Keys(authentication.api_keys, Announcements(authentication.authenticator.forget))
+        keys = background.Keys(authentication.api_keys, Announcements(authentication.authenticator.forget, times))
 
-    guards: dict[str, object] = {GUARD: Guard(settings.max_connections, settings.max_connections_per_address, emit)}
+    guards: dict[str, object] = {
+        GUARD: Guard(settings.max_connections, settings.max_connections_per_address, emit, times.edge)
+    }
     admin = None
     if settings.admin_port is not None:
         sites = read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
         admin = Admin(settings.admin_port, sites)
-        guards[ADMIN_GUARD] = settings.admin_port, Guard(MOST_OF_ADMIN, MOST_OF_ADMIN, emit)
+        guards[ADMIN_GUARD] = settings.admin_port, Guard(MOST_OF_ADMIN, MOST_OF_ADMIN, emit, times.edge)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, object]]:
@@ -165,7 +167,9 @@ def _rest_from_garbage(threshold: int = GC_THRESHOLD) -> None:
 
 
 @asynccontextmanager
-async def consumer_gateway(settings: Settings, queues: Sequence[ConfiguredQueue]) -> AsyncIterator[Gateway]:
+async def consumer_gateway(
+    settings: Settings, queues: Sequence[ConfiguredQueue], times: Times = TIMES
+) -> AsyncIterator[Gateway]:
     """Open what a process needs that applies queued writes and answers no requests. Raises StartupError."""
     if settings.database_url is None:
         raise StartupError("FENCEPOST_DATABASE_URL is not set")
@@ -173,7 +177,7 @@ async def consumer_gateway(settings: Settings, queues: Sequence[ConfiguredQueue]
     log = logs.EventLog()
     dsn = settings.database_url.get_secret_value()
     async with open_gateway(
-        settings, dsn, log.on_event, read_sources(settings), queues, read_seal_keys(settings)
+        settings, dsn, log.on_event, read_sources(settings), queues, read_seal_keys(settings), times=times
     ) as gateway:
         _rest_from_garbage(GC_THRESHOLD_OF_CONSUMERS)
         yield gateway

@@ -18,6 +18,7 @@ from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = [
+    pytest.mark.realtime,
     pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
     pytest.mark.long("holders, leaders and gateways that are paused or killed"),
 ]
@@ -91,7 +92,6 @@ async def test_the_command_is_dead_before_another_gets_the_lock(
         assert successor.process.poll() is None
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_gateway_that_restarts_within_the_ttl_goes_unnoticed(
     lock: StartLock, demo_database: str, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ async def main(url: str, seconds: int) -> dict[str, object]:
             await c.patch("orders", "order-123", {"status": "shipped"}, lease=lease)
         except LeaseLost as lost:
             found["write"] = lost.reason
-        found["lost"] = (await asyncio.wait_for(lease.lost, 5)).reason
+        found["lost"] = (await asyncio.wait_for(lease.lost, 60)).reason
         found["status"] = (await c.get("orders", "order-123"))["status"]
         return found
 

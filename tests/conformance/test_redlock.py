@@ -117,6 +117,7 @@ async def test_three_dead_nodes_of_five_are_too_many_and_the_others_keep_nothing
     assert await having(bench.ports[3:]) == [None, None]
 
 
+@pytest.mark.realtime
 async def test_stopped_nodes_count_as_dead_and_do_not_eat_up_the_ttl(bench: RedisBench, source: Source) -> None:
     for server in bench.servers[:2]:
         server.pause()
@@ -131,6 +132,7 @@ async def test_stopped_nodes_count_as_dead_and_do_not_eat_up_the_ttl(bench: Redi
     assert await having(bench.ports[2:]) == [None] * 3
 
 
+@pytest.mark.realtime
 async def test_all_nodes_are_asked_at_once(bench: RedisBench, source: Source) -> None:
     await bench.pause()
     async with asyncio.timeout(5 * NODE_TIMEOUT_MS / 1000):  # to take and to release, and not ten time limits
@@ -146,6 +148,7 @@ async def test_a_stopped_node_that_wakes_up_keeps_the_lock_free(bench: RedisBenc
     await granted(source)
 
 
+@pytest.mark.realtime
 async def test_a_validity_that_is_used_up_is_no_grant(bench: RedisBench, source: Source) -> None:
     for server in bench.servers[:2]:
         server.pause()
@@ -156,6 +159,7 @@ async def test_a_validity_that_is_used_up_is_no_grant(bench: RedisBench, source:
     assert await having(bench.ports[2:]) == [None] * 3, "given back, not left to expire"
 
 
+@pytest.mark.realtime
 async def test_a_renewal_that_used_up_its_own_time_is_none(bench: RedisBench, source: Source) -> None:
     grant = await granted(source)
     for server in bench.servers[:2]:
@@ -207,7 +211,7 @@ async def test_a_node_that_took_the_lock_and_answered_nothing_is_released_too(
 
 async def test_rivals_who_split_the_nodes_are_both_without(bench: RedisBench, source: Source) -> None:
     for port, value in zip(bench.ports, ("a", "a", "b", "b", "c"), strict=True):
-        await command(port, "SET", KEY, value, "PX", 300)
+        await command(port, "SET", KEY, value, "PX", 2000)
     assert isinstance(await take(source), Holder)
     assert await source.inspect(LOCK) is None, "no client has a majority"
     assert isinstance(await take(source, wait_s=10), Grant)

@@ -13,14 +13,13 @@ from tests.conformance.conftest import Asking, HolderProcess
 
 from fencepost.locks.source import (
     MOST_NATIVE,
-    REQUEST_TIMEOUT,
     Grant,
     Holder,
     Source,
     SourceError,
     SourceUnavailableError,
 )
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Another = Callable[[], Awaitable[Source]]
 Hold = Callable[[str], Awaitable[HolderProcess]]
@@ -133,6 +132,7 @@ async def test_tokens_rise_over_a_restart_of_the_service(ask: Asking, lock: str)
     assert again.tokens[0] > before.tokens[-1]
 
 
+@pytest.mark.realtime
 async def test_a_hold_that_is_not_renewed_expires_and_all_is_lost(ask: Asking, another: Another, lock: str) -> None:
     late = await another()
     grant = await ask.granted(lock, by=late)
@@ -148,6 +148,7 @@ async def test_a_hold_that_is_not_renewed_expires_and_all_is_lost(ask: Asking, a
     assert await ask.source.renew(lock, successor.handle, ask.ttl_ms) is True
 
 
+@pytest.mark.realtime
 async def test_a_hold_that_is_renewed_stays(ask: Asking, another: Another, lock: str) -> None:
     grant = await ask.granted(lock)
     waiter = asyncio.create_task(ask.acquire(lock, wait_s=2.5 * ask.ttl_ms / 1000, by=await another()))
@@ -309,7 +310,7 @@ async def test_a_service_that_cannot_be_asked(ask: Asking, lock: str, harm: str)
             lambda: ask.source.inspect(lock),
         ):
             with pytest.raises(SourceUnavailableError) as error:
-                async with asyncio.timeout(4 * REQUEST_TIMEOUT):
+                async with asyncio.timeout(PATIENCE):
                     await asked()
             assert str(error.value), "it says why"
     finally:

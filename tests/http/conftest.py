@@ -15,6 +15,7 @@ from tests.support.unhurried import UNHURRIED
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
+from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.times import Times
 
 StartGateway = Callable[..., Awaitable[str]]
@@ -43,15 +44,21 @@ async def demo_database(database: str) -> str:
 
 
 @pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+def times() -> Times:
+    """Give those of `gateway_url`; a test has others as a parameter of this name."""
+    return UNHURRIED
+
+
+@pytest.fixture
+async def gateway_url(demo_database: str, start_gateway: StartGateway, times: Times) -> str:
     """Give the base URL of a gateway on the demo database."""
-    return await start_gateway(demo_database)
+    return await start_gateway(demo_database, times)
 
 
 @pytest.fixture
 async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Give a client of that gateway."""
-    async with httpx.AsyncClient(base_url=gateway_url, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=PATIENCE, trust_env=False) as client:
         yield client
 
 

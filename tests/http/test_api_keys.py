@@ -13,7 +13,7 @@ from tests.support.serving import serving
 
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
@@ -32,7 +32,7 @@ async def gateways(demo_database: str, start_gateway: StartGateway) -> AsyncIter
     async with AsyncExitStack() as stack:
         urls = [await start_gateway(demo_database, api_keys=True) for _ in range(2)]
         yield [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30, trust_env=False))
+            await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False))
             for url in urls
         ]
 
@@ -168,7 +168,7 @@ async def test_all_workers_know_and_no_log_has_the_key(short_dir: Path, owner: C
     given = ("--database-url", demo_database, "--workers", "3", "--api-keys", "--log-level", "debug", "--access-log")
     async with serving(short_dir, *given) as gateway, AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=30, trust_env=False))
+            await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False))
             for _ in range(9)  # each has a connection of its own: they are spread over the workers
         ]
         for client in clients:

@@ -10,6 +10,7 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 
 from fencepost.storage.statements import reading
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 def detail(answer: httpx.Response) -> str:
@@ -90,7 +91,7 @@ async def test_a_number_of_any_length_is_400(api: Api) -> None:
 async def small(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway whose answers have 1000 bytes at most."""
     url = await start_gateway(demo_database, max_answer_bytes=1000, serve_unprotected=True)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         yield client
 
 
@@ -158,7 +159,7 @@ async def test_pieces_make_a_whole(demo_database: str, start_gateway: StartGatew
     for count in counts:
         await owner.execute(f"CREATE TABLE public.pieces_{count} AS SELECT n FROM generate_series(1, {count}) n")
     url = await start_gateway(demo_database, serve_unprotected=True)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         for count in counts:
             answer = await client.get(f"data/pieces_{count}?order=n.desc", headers={"Prefer": "count=exact"})
             assert [row["n"] for row in answer.json()] == list(range(count, 0, -1))
@@ -174,7 +175,7 @@ async def test_all_pieces_have_the_time_of_one_statement(demo_database: str, sta
     slow = "CASE WHEN n % 500 = 1 THEN pg_sleep(0.4)::text END"
     await owner.execute(f"CREATE VIEW public.slowly AS SELECT n, {slow} AS s FROM public.slow")
     url = await start_gateway(demo_database, statement_timeout=1, serve_unprotected=True)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         late = await client.get("data/slowly")
         assert (late.status_code, late.json()["code"]) == (503, "57014")
     await owner.close()

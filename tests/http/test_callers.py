@@ -44,7 +44,7 @@ async def served(demo_database: str) -> str:
 @pytest.fixture
 async def http(served: str, start_gateway: StartGateway) -> AsyncIterator[httpx.AsyncClient]:
     url = await start_gateway(served, jwt_secret=SECRET, roles=ROLE)
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         yield client
 
 
@@ -122,7 +122,7 @@ async def test_a_stream_ends_with_the_callers_token(http: httpx.AsyncClient) -> 
 
 async def test_too_many_requests_of_one_caller_are_429(served: str, start_gateway: StartGateway) -> None:
     url = await start_gateway(served, jwt_secret=SECRET, roles=ROLE, rate_limit="3/minute")
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         answers = [await http.get("/v1/data/orders?limit=1", headers=bearer("ann")) for _ in range(4)]
         other = await http.get("/v1/data/orders?limit=1", headers=bearer("bob"))
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
@@ -138,7 +138,7 @@ async def test_without_a_limit_answers_have_no_such_field(http: httpx.AsyncClien
 
 async def test_an_address_that_tries_tokens_is_not_looked_at(served: str, start_gateway: StartGateway) -> None:
     url = await start_gateway(served, jwt_secret=SECRET, roles=ROLE, failed_rate_limit="2/minute")
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         good = bearer("ann")
         assert (await http.get("/v1/data/orders?limit=1", headers=good)).status_code == 200
         tried = [await http.get("/v1/data/orders", headers={"Authorization": f"Bearer a.b.{n}"}) for n in range(3)]
@@ -154,7 +154,7 @@ async def test_a_lock_that_is_not_for_the_caller_is_not_named_by_what_it_fences(
     await protect(connection, "orders", source="builtin")
     await connection.close()
     url = await start_gateway(served, jwt_secret=SECRET, roles=ROLE)
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         granted = await lease(http, bearer("ann"), "job/secret-name", claim=["orders/order-123"], tokens=2)
         assert granted.status_code == 201, granted.text
         first, second = granted.json()["tokens"]
@@ -170,7 +170,7 @@ async def test_a_lock_that_is_not_for_the_caller_is_not_named_by_what_it_fences(
 
 async def test_a_queued_write_is_found_by_its_whole_id_only(served: str, start_gateway: StartGateway) -> None:
     url = await start_gateway(served, jwt_secret=SECRET, jwt_role_claim_key="")
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         asked = bearer("ann") | {"X-Fence-Token": "40", "Prefer": "respond-async"}
         queued = await http.patch("/v1/data/orders/order-123", json={"status": "paid"}, headers=asked)
         assert queued.status_code == 202
@@ -193,7 +193,7 @@ async def test_callers_of_one_role_share_their_keys(http: httpx.AsyncClient) -> 
 async def test_refusals_for_who_the_caller_is_are_recorded_as_counts(served: str, start_gateway: StartGateway) -> None:
     times = Times(upkeep=UpkeepTimes(record_every=0.05))
     url = await start_gateway(served, times, jwt_secret=SECRET, roles=ROLE)
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         for _ in range(3):
             await lease(http, bearer("ann", locks=["orders/*"]), "payments/1")
         await http.get("/v1/data/orders", headers=bearer("ann", scope="write"))

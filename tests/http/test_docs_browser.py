@@ -10,8 +10,10 @@ from tests.http.conftest import StartGateway
 from tests.support.tokens import SECRET, token
 
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 CHROMIUM = Path("/usr/bin/chromium")
+expect.set_options(timeout=PATIENCE * 1000)
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -54,7 +56,7 @@ async def page() -> AsyncIterator[Page]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = await browser.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE * 1000)
         yield page
         await browser.close()
 

@@ -14,7 +14,7 @@ from tests.support.lease_http import post, release, running
 from tests.support.serving import serving as serve
 
 from fencepost.testing.servers.databases import run_on
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:
@@ -136,7 +136,7 @@ async def test_streams_are_limited_and_one_that_its_client_leaves_counts_no_more
     demo_database: str, start_gateway: StartGateway
 ) -> None:
     url = await start_gateway(demo_database, max_watchers=1)
-    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
         async with streaming(http, "scheduler") as events:
             await events.next()
             full = await http.get("/v1/elections/events?name=scheduler")
@@ -174,7 +174,7 @@ async def test_a_gateway_that_is_to_stop_ends_its_streams(short_dir: Path, worke
     arguments = ("--shutdown-timeout", "3600", "--workers", str(workers))
     async with serve(short_dir, *arguments) as gateway:
         async with (
-            httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as http,
+            httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False) as http,
             streaming(http, "scheduler") as one,
             streaming(http, "another") as other,
         ):

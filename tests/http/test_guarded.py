@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
@@ -9,6 +11,7 @@ from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
 
 from fencepost.http import guard
+from fencepost.times import EdgeTimes, Times
 
 HOST = b"Host: localhost\r\n"
 PATCH = b"PATCH /v1/data/orders/order-123 HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
@@ -116,15 +119,12 @@ async def test_a_request_after_the_refused_one_is_not_looked_at(http: httpx.Asyn
     assert await status_of(http) == before
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guard that waits for tenths of seconds."""
-    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.4)
-    monkeypatch.setattr(guard, "LOOKS_EVERY", 0.05)
+IMPATIENT = EdgeTimes(head_within=0.2, body_within=0.4, look_every=0.05)
+with_times = partial(pytest.mark.parametrize, "times", ids=[""])
+impatient = with_times([Times(edge=IMPATIENT)])
 
 
-@pytest.mark.usefixtures("impatient")
+@impatient
 @pytest.mark.parametrize("begun", [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nX-Half: a", HEALTH[:-2]])
 async def test_half_a_head_is_408_after_a_while(http: httpx.AsyncClient, raw: RawConnection, begun: bytes) -> None:
     await raw.send(begun)
@@ -134,7 +134,7 @@ async def test_half_a_head_is_408_after_a_while(http: httpx.AsyncClient, raw: Ra
     assert await turned_away(http, "FP033") == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@impatient
 async def test_half_a_body_is_408_after_a_while(http: httpx.AsyncClient, raw: RawConnection) -> None:
     before = await status_of(http)
     await raw.send(PATCH + b'X-Fence-Token: 1301\r\nContent-Length: 21\r\n\r\n{"status": ')
@@ -144,11 +144,10 @@ async def test_half_a_body_is_408_after_a_while(http: httpx.AsyncClient, raw: Ra
     assert await status_of(http) == before
 
 
-@pytest.mark.usefixtures("impatient")
+@with_times([Times(edge=replace(IMPATIENT, body_rate=0.0))])
 async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
-    raw: RawConnection, monkeypatch: pytest.MonkeyPatch
+    raw: RawConnection,
 ) -> None:
-    monkeypatch.setattr(guard, "BODY_RATE", 0)
     await raw.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: 1000000\r\n\r\n")
     answering = asyncio.create_task(raw.answer())
     while not answering.done():
@@ -157,7 +156,7 @@ async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
     assert "the request's body was not there" in (await answering).body["detail"]
 
 
-@pytest.mark.usefixtures("impatient")
+@impatient
 async def test_a_connection_without_a_request_has_no_clock(raw: RawConnection) -> None:
     await raw.send(HEALTH)
     assert (await raw.answer()).status == 200

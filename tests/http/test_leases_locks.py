@@ -69,7 +69,7 @@ async def test_the_end_of_a_wait_is_423(api: Api) -> None:
 async def test_too_many_waiters_are_503(api: Api, shop: Shop) -> None:
     name = new_name()
     await lease(api, name)
-    async with httpx.AsyncClient(base_url=shop.url, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=shop.url, timeout=PATIENCE, trust_env=False) as client:
         waiting = [
             asyncio.create_task(client.post("/v1/leases", json={"lock": name, "owner": "many", "wait_ms": 20_000}))
             for _ in range(3)
@@ -89,7 +89,7 @@ async def test_locks_are_listed_by_name_and_in_pages(api: Api, shop: Shop) -> No
     prefix = f"page-{new_name()}/"
     names = [prefix + end for end in ("B", "a", "aa", "b", "z", "ä")]
     given = {name: await lease(api, name, owner=name) for name in reversed(names)}
-    async with httpx.AsyncClient(base_url=shop.url, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=shop.url, timeout=PATIENCE, trust_env=False) as client:
         waiting = []
         for number in range(2):
             body = {"lock": names[2], "owner": f"waiter-{number}", "wait_ms": 20_000}

@@ -240,9 +240,9 @@ async def test_who_waits_is_told_that_it_is_still_queued_when_the_time_is_over(q
 
 async def test_the_gateways_longest_wait_bounds_the_requests(shop: Shop) -> None:
     async with queueing(shop.dsn, max_wait=0.05) as queued:
-        write_id, began = await submitted(queued), time.monotonic()
-        assert (await queued.api.http.get(f"/v1/writes/{write_id}?wait=20")).json()["state"] == "queued"
-        assert time.monotonic() - began < 10
+        write_id = await submitted(queued)
+        async with asyncio.timeout(PATIENCE):
+            assert (await queued.api.http.get(f"/v1/writes/{write_id}?wait=3600")).json()["state"] == "queued"
 
 
 async def test_only_so_many_wait_at_a_gateway(queued: Queued) -> None:

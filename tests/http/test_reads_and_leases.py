@@ -7,7 +7,7 @@ import asyncpg
 import httpx
 from tests.http.conftest import StartGateway
 
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 LOCK = 4711
 SLOW = f"""
@@ -26,7 +26,7 @@ WAITS_FOR_ROWS = """SELECT count(*) FROM pg_stat_activity
 def client_at(address: str, url: str) -> httpx.AsyncClient:
     """Give a client whose connections come from this address of the loopback interface."""
     transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=100))
-    return httpx.AsyncClient(base_url=f"{url}/v1", timeout=30, trust_env=False, transport=transport)
+    return httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False, transport=transport)
 
 
 async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
@@ -34,7 +34,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
 ) -> None:
     operator, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
-    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=10, lock_timeout=60)
+    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=600, lock_timeout=60)
     async with client_at("127.0.0.1", url) as client:
         lease = (await client.post("/leases", json=LEASE)).json()
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
@@ -57,7 +57,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         await eventually(two_read, what="two reads that hold a connection")
         secret = {"X-Lease-Secret": lease["secret"]}
         path = f"/leases/{lease['lease_id']}"
-        async with asyncio.timeout(5):  # a connection of the pool would be waited for for ten
+        async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
             for _ in range(3):
                 renewed = await client.post(f"{path}/renew", json={}, headers=secret)
                 assert renewed.status_code == 200, renewed.text
@@ -80,7 +80,7 @@ async def test_the_reads_of_one_caller_leave_a_connection_to_those_of_others(
 ) -> None:
     operator = await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
-    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=10)
+    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=600)
     async with client_at("127.0.0.1", url) as one, client_at("127.0.0.2", url) as other:
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         slow = [asyncio.create_task(one.get("/data/slow")) for _ in range(8)]
@@ -89,7 +89,7 @@ async def test_the_reads_of_one_caller_leave_a_connection_to_those_of_others(
             return bool(await operator.fetchval(WAITING) == 2)
 
         await eventually(two_read, what="reads that hold as many connections as one caller may")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             for path in ("/data/orders", "/data/orders/order-123", "/fences?resource=orders/order-123"):
                 assert (await other.get(path)).status_code == 200
         assert await operator.fetchval(WAITING) == 2
@@ -103,7 +103,7 @@ async def test_a_lease_is_granted_while_reads_hold_all_connections_that_they_may
 ) -> None:
     operator = await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
-    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=10)
+    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=600)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(client_at("127.0.0.1", url))
         lease = (await client.post("/leases", json=LEASE)).json()
@@ -116,7 +116,7 @@ async def test_a_lease_is_granted_while_reads_hold_all_connections_that_they_may
 
         await eventually(three_wait, what="reads that wait")
         secret = {"X-Lease-Secret": lease["secret"]}
-        async with asyncio.timeout(5):  # all of the pool, and it would wait for ten
+        async with asyncio.timeout(PATIENCE):  # all of the pool, and it would wait for ten minutes
             for _ in range(3):
                 renewed = await client.post(f"/leases/{lease['lease_id']}/renew", json={}, headers=secret)
                 assert renewed.status_code == 200, renewed.text
@@ -137,7 +137,7 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
     operator = await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
     url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=0.2)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         first = asyncio.create_task(client.get("/data/slow"))
 

@@ -14,6 +14,7 @@ from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.waiting import PATIENCE
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")
@@ -78,7 +79,7 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
 async def test_writes_under_tokens_that_were_granted_before_go_on(story: Story) -> None:
     await story.run_recipes("protect")
     wanted = {"source": "redis", "lock": "invoices/inv-7", "tokens": 2}
-    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=PATIENCE) as http:
         tokens = (await http.post("/v1/leases", json=wanted)).raise_for_status().json()["tokens"]
         await story.run("redis-cli FLUSHALL")
         assert (await http.post("/v1/leases", json=wanted)).json()["code"] == "FP015"
@@ -97,7 +98,7 @@ async def test_a_table_with_marks_of_another_source_needs_a_bump_first(story: St
         "INSERT INTO invoices VALUES ('inv-7', 'open')\"; fencepost protect invoices --source redis"
     )
     wanted = {"source": "redis", "lock": "invoices/inv-7", "claim": ["invoices/inv-7"]}
-    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=PATIENCE) as http:
         refused = await http.post("/v1/leases", json=wanted)
         await story.run("fencepost source raise redis --reason 'new counter'")
         granted = await http.post("/v1/leases", json=wanted)

@@ -76,6 +76,7 @@ async def test_when_the_active_one_is_stopped_the_next_works_at_once(
     assert [tuple(row) for row in sent] == [("order-124", "one")]
 
 
+@pytest.mark.realtime
 async def test_when_the_active_machine_dies_the_next_one_takes_over(
     machines: Machines, http: httpx.AsyncClient, connect: Connect
 ) -> None:
@@ -88,6 +89,7 @@ async def test_when_the_active_machine_dies_the_next_one_takes_over(
             await works(owner, "two")
 
 
+@pytest.mark.realtime
 async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has_taken_over(
     machines: Machines, http: httpx.AsyncClient, connect: Connect
 ) -> None:

@@ -13,6 +13,7 @@ from tests.support.report_histories import large, paused_holder
 
 from fencepost.testing.checker import Verdict, Violation, check
 from fencepost.testing.history import End, Invoke, read
+from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.torture.report import write_report
 
 pytestmark = [
@@ -29,7 +30,7 @@ async def page() -> AsyncIterator[Page]:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = await browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
         page = await context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE * 1000)
         yield page
         await browser.close()
 

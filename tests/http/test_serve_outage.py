@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import httpx
@@ -11,14 +10,9 @@ from tests.support.serving import Gateway, serving
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import mentioning
-from fencepost.testing.servers.waiting import eventually
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 def workers(gateway: Gateway) -> set[int]:
@@ -35,7 +29,7 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
         await upgrade(url)
         async with (
             serving(short_dir, "--workers", "2", FENCEPOST_DATABASE_URL=url) as gateway,
-            httpx.AsyncClient(base_url=gateway.url, timeout=10) as client,
+            httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
         ):
             first = workers(gateway)
             assert len(first) == 2

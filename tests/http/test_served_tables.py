@@ -6,6 +6,7 @@ import pytest
 from tests.http.conftest import StartGateway
 
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 SQL = """
 CREATE TABLE public.plain (id int PRIMARY KEY, note text);
@@ -29,7 +30,7 @@ async def tables(demo_database: str) -> str:
 
 
 def reading(base_url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False)
+    return httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, trust_env=False)
 
 
 async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(

@@ -10,11 +10,13 @@ import pytest
 from tests.support.lease_http import post, release
 from tests.support.serving import serving
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 PACKAGE = Path(__file__).parents[1] / "third_party"
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False)
 
 
 @pytest.fixture(scope="module")

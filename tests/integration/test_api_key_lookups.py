@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import Connect, Connection
+from tests.support.manual_clock import ManualClock
 
 from fencepost.fencing.caller import EVERY_ACCESS, Caller
 from fencepost.fencing.problems import Problem
@@ -18,7 +19,8 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import TIMES, Times
 
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 
@@ -165,13 +167,13 @@ async def listening(listener: Listener) -> AsyncIterator[None]:
 
 
 async def test_a_key_is_not_kept_for_long_while_announcements_are_not_heard(
-    opened: Database, owner: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    opened: Database, owner: Connection, database: str
 ) -> None:
     """The connection that listens cannot be made again; the one that looks keys up can."""
-    monkeypatch.setattr(verifying, "UNHEARD_FOR", 0.05)
+    clock = ManualClock()
     keys = Counting(opened)
     authenticator = Authenticator([keys])
-    announcements = Announcements(authenticator.forget)
+    announcements = Announcements(authenticator.forget, Times(clock=clock))
     heard, lost = asyncio.Event(), asyncio.Event()
 
     async def reload() -> None: ...
@@ -200,10 +202,7 @@ async def test_a_key_is_not_kept_for_long_while_announcements_are_not_heard(
             assert authenticator.known(header) is not None
             forgetting = asyncio.create_task(announcements.forget_while_unheard())
             await api_keys.revoke(owner, key_id)  # announced to nobody
-
-            async def forgotten() -> bool:
-                return authenticator.known(header) is None
-
-            await eventually(forgotten, what="that the key is forgotten")
+            await clock.advance(TIMES.identity.unheard_for)
+            assert authenticator.known(header) is None
             assert isinstance(await authenticator.identify(header), Problem)
             forgetting.cancel()

@@ -139,11 +139,12 @@ async def test_health_is_answered_while_the_network_swallows_everything(database
             await ready_again(client)
 
 
+@pytest.mark.realtime
 async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: PostgresServer, short_dir: Path) -> None:
     (directory := short_dir / "gateway").mkdir()
     async with (
         serving(directory, "--database-url", server.url, "--shutdown-timeout", "3") as gateway,
-        httpx.AsyncClient(base_url=gateway.url, timeout=60) as client,
+        httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
     ):
         headers = {"X-Fence-Token": "50"}
         with hanging(short_dir / "data"):

@@ -9,17 +9,17 @@ from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
-from fencepost.consuming import consumer, session
 from fencepost.queue_status import describe_queues
 from fencepost.queues.registry import DEFAULT
 from fencepost.testing.servers.waiting import eventually
+from fencepost.times import ConsumingTimes, Times
+
+SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))
 
 
 async def test_a_row_that_stays_locked_is_named(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LONG", 0.1)
-    monkeypatch.setattr(consumer, "NOTED_EVERY", 0.05)
     monkeypatch.setenv("FENCEPOST_DATABASE_URL", database)
     owner, other = await connect(), await connect()
     await make_tables(owner)
@@ -27,7 +27,7 @@ async def test_a_row_that_stays_locked_is_named(
     async def run(*arguments: str) -> str:
         return (await asyncio.to_thread(CliRunner().invoke, main, ["queue", *arguments])).output
 
-    async with opened(database, owner, lock_timeout=0.2) as queue, consumed(queue):
+    async with opened(database, owner, lock_timeout=0.2) as queue, consumed(queue, times=SOON):
         async with other.transaction():
             await other.execute("SELECT FROM orders WHERE order_id = 'k1' FOR UPDATE")
             await queue.append(*(write(f"orders/{key}", body={"n": 1}) for key in ("k1", "k1", "k2")))

@@ -15,7 +15,6 @@ from tests.support.consuming import (
 )
 from tests.support.interleave import Connect, Connection
 
-from fencepost.consuming import consumer
 from fencepost.fencing.token import Rule
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.registry import DEFAULT
@@ -23,7 +22,9 @@ from fencepost.storage.leases import sources
 from fencepost.storage.queues import progress, table_log
 from fencepost.storage.statements import idempotency
 from fencepost.testing.servers.waiting import eventually
+from fencepost.times import ConsumingTimes, Times
 
+ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05))
 DAY = 86_400.0
 AGE = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days'"
 AGE_MESSAGES = "UPDATE fencepost.queued SET appended_at = appended_at - interval '2 days'"
@@ -44,16 +45,14 @@ async def grown_old(owner: Connection) -> int:
     return left
 
 
-async def committed_is_known(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def committed_is_known(queue: Queue) -> None:
     """Have a consumer ask the log what it has committed."""
 
     async def known() -> bool:
         return bool(await queue.owner.fetchval(COMMITTED))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(consumer, "COMMITTED_EVERY", 0.05)
-        async with consumed(queue):
-            await eventually(known, what="what is committed")
+    async with consumed(queue, times=ASKS_SOON):
+        await eventually(known, what="what is committed")
 
 
 async def given_again(queue: Queue, *messages: str) -> None:
@@ -77,9 +76,8 @@ async def test_a_record_stays_while_its_message_may_come_again(
     await make_tables(owner, rule=rule, effects=True)
     async with opened(database, owner) as queue:
         await queue.append(*(write("orders/k1", body={"n": n}) for n in (1, 2)))
-        with monkeypatch.context() as patched:
-            patched.setattr(consumer, "COMMITTED_EVERY", 0.05)  # it knows what is committed, and that these are not
-            await both_applied_and_not_done(queue, monkeypatch)
+        # It knows what is committed, and that these are not.
+        await both_applied_and_not_done(queue, monkeypatch, ASKS_SOON)
         assert await grown_old(owner) == 2
         async with consumed(queue):
             await queue.empty()
@@ -87,22 +85,20 @@ async def test_a_record_stays_while_its_message_may_come_again(
     assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
 
 
-async def test_a_record_goes_when_the_log_has_committed_its_message(
-    database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_record_goes_when_the_log_has_committed_its_message(database: str, owner: Connection) -> None:
     await make_tables(owner)
     async with opened(database, owner) as queue:
         await queue.append(write("orders/k1", body={"n": 1}))
-        async with consumed(queue):
+        async with consumed(queue, times=Times(consuming=ConsumingTimes(committed_every=3600))):
             await queue.empty()
         assert await grown_old(owner) == 1, "nobody has said that it is committed"
-        await committed_is_known(queue, monkeypatch)
+        await committed_is_known(queue)
         assert await grown_old(owner) == 0
 
 
 @pytest.mark.parametrize("forgotten", ["both", "the last"])
 async def test_what_comes_again_after_its_record_was_forgotten_is_no_dead_letter(
-    database: str, owner: Connection, forgotten: str, monkeypatch: pytest.MonkeyPatch
+    database: str, owner: Connection, forgotten: str
 ) -> None:
     """To a consumer that took it a day ago, for example. The mark says it of the last, the log's word of the others."""
     await make_tables(owner, effects=True)
@@ -112,7 +108,7 @@ async def test_what_comes_again_after_its_record_was_forgotten_is_no_dead_letter
         async with consumed(queue):
             await queue.empty()
         if forgotten == "both":
-            await committed_is_known(queue, monkeypatch)
+            await committed_is_known(queue)
             assert await grown_old(owner) == 0
         else:
             await owner.execute("DELETE FROM fencepost.idempotency WHERE key LIKE '%.1.%'")

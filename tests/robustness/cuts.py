@@ -17,6 +17,7 @@ import httpx
 from tests.support.interleave import Connection
 
 from fencepost import ApiError, Client, OutcomeUnknown, Retry, Unavailable
+from fencepost.testing.servers.waiting import PATIENCE
 
 TABLES = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2", "k3")
@@ -93,7 +94,7 @@ class Writers:
     async def _by_hand(self, name: str) -> None:
         """A client without keys: its answers must be true, and it does not repeat."""
         chance = random.Random(f"{self.seed} {name}")
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=PATIENCE) as http:
             for number in itertools.count():
                 if self.enough():
                     return

@@ -17,6 +17,7 @@ import httpx
 from tests.support.interleave import Connection
 
 from fencepost.fencing.token import Rule
+from fencepost.testing.servers.waiting import PATIENCE
 
 TABLES: dict[str, Rule] = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2")
@@ -91,7 +92,7 @@ class Storm:
         """Let all writers loose."""
         limits = httpx.Limits(max_connections=writers, max_keepalive_connections=writers)
         async with (
-            httpx.AsyncClient(timeout=30, trust_env=False, limits=limits) as client,
+            httpx.AsyncClient(timeout=PATIENCE, trust_env=False, limits=limits) as client,
             asyncio.TaskGroup() as group,
         ):
             for number in range(writers):

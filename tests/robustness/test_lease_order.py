@@ -208,6 +208,7 @@ async def work(dsn: str, history: History, rng: random.Random, rounds: int) -> N
         side: Side | None = None
         for _ in range(rounds):
             if side is None or rng.random() < 0.1:
+                await stack.aclose()  # all of them together would have more connections than PostgreSQL gives
                 side = await stack.enter_async_context(open_side(dsn, pool_size=1))
             await one_lease(side, history, rng)
 

@@ -41,7 +41,7 @@ class Scripted:
     stuck: set[str] = field(default_factory=set)
     """Locks that cannot be released."""
     refuses: set[str] = field(default_factory=set)
-    """Locks of another holder, which is answered once `refused_until` is set and its tasks have run."""
+    """Locks of another holder, which is answered once `refused_until` is set."""
     refused_until: asyncio.Event | None = None
 
     async def open(self) -> None:
@@ -54,7 +54,6 @@ class Scripted:
         del owner, ttl_ms, wait_s
         if lock in self.refuses and self.refused_until is not None:
             await self.refused_until.wait()
-            await asyncio.sleep(0.3)  # its record is made meanwhile
             return Holder("me")
         if lock in self.waits:
             self.asked.set()

@@ -1,6 +1,7 @@
 """A grant with claims (locks/source_leases/claims.py), and requests that are repeated while it is under way."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -94,8 +95,9 @@ async def test_a_wait_is_reported_without_the_time_that_the_claims_took(make: Ca
         await asyncio.sleep(0.3)
 
     async with make() as stage:
+        began = time.monotonic()
         attempted = await stage.acquire("a", claim=claim)
-        assert attempted.waited_ms < 300
+        assert attempted.waited_ms <= (time.monotonic() - began) * 1000 - 300
         assert attempted.acquired.due_ms is not None
         assert attempted.acquired.due_ms <= 20_000 - 300
 
@@ -107,11 +109,12 @@ async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Cal
         await stage.service.asked.wait()
         secret = stage.secret
         stage.service.refuses.add("a")
-        stage.service.refused_until = stage.service.gate
+        stage.service.refused_until = asyncio.Event()
         second = asyncio.create_task(stage.acquire("a", secret=secret))
         await asyncio.sleep(0)
         stage.service.gate.set()
         one = await first
+        stage.service.refused_until.set()
         two = await second
         assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
         assert one.acquired.lease_id == two.acquired.lease_id

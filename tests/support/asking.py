@@ -49,7 +49,7 @@ class Api:
     @classmethod
     @asynccontextmanager
     async def open(cls, base_url: str) -> AsyncIterator["Api"]:
-        async with httpx.AsyncClient(base_url=base_url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, trust_env=False) as client:
             yield cls(base_url, client)
 
     async def ask(

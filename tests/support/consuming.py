@@ -24,6 +24,7 @@ from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress
 from fencepost.testing.servers.waiting import eventually
+from fencepost.times import TIMES, Times
 from fencepost.wiring import consumer_gateway
 
 TABLE = """
@@ -131,17 +132,17 @@ async def opened(database: str, owner: Connection, **more: Any) -> AsyncIterator
 
 
 @asynccontextmanager
-async def consumed(queue: Queue, members: int = 1) -> AsyncIterator[None]:
+async def consumed(queue: Queue, members: int = 1, times: Times = TIMES) -> AsyncIterator[None]:
     """Consume it, by members that each have a gateway of their own."""
     async with AsyncExitStack() as stack:
         for number in range(members):
-            gateway = await stack.enter_async_context(consumer_gateway(queue.settings, []))
+            gateway = await stack.enter_async_context(consumer_gateway(queue.settings, [], times))
             consumer = consumer_of(gateway, DEFAULT, queue.settings, f"member-{number}")
             await stack.enter_async_context(consuming(gateway, {DEFAULT: consumer}, queue.settings))
         yield
 
 
-async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch, times: Times = TIMES) -> None:
     """Consume two messages, as before kill -9 between the commit and `done`."""
 
     async def forget(_consumer: PostgresConsumer, _received: Any) -> None:
@@ -152,7 +153,7 @@ async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patched:
         patched.setattr(PostgresConsumer, "done", forget)
-        async with consumed(queue):
+        async with consumed(queue, times=times):
             await eventually(both, what="both are applied")
 
 

@@ -8,6 +8,7 @@ import httpx
 from tests.support.live_gateway import serving
 
 from fencepost.settings import Settings
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 @asynccontextmanager
@@ -16,7 +17,7 @@ async def running(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClie
     gateway = serving(Settings.model_validate({"database_url": dsn, "port": 0, **settings}))
     url = await asyncio.to_thread(gateway.__enter__)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
             yield client
     finally:
         await asyncio.to_thread(gateway.__exit__, None, None, None)

@@ -3,8 +3,8 @@
     python lease_paused_holder.py GATEWAY_URL DATABASE_URL
 
 For each line of stdin it acquires the lock with a claim, remembers what the claim and the table without a fence say,
-and prints `read`. For the next line it writes what it makes of that, here and there, and prints what became of it, as
-JSON.
+and prints the id of its lease. For the next line it writes what it makes of that, here and there, and prints what
+became of it, as JSON.
 """
 
 import asyncio
@@ -14,20 +14,22 @@ import sys
 import asyncpg
 import httpx
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 LOCK = "orders/order-123"
-TTL_MS = 100
+TTL_MS = 600_000
 
 
 async def main() -> None:
     plain = await asyncpg.connect(sys.argv[2])
-    async with httpx.AsyncClient(base_url=sys.argv[1], trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=sys.argv[1], trust_env=False, timeout=PATIENCE) as client:
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, sys.stdin.readline):
             body = {"lock": LOCK, "owner": "paused", "ttl_ms": TTL_MS, "wait_ms": 10_000, "tokens": 2, "claim": [LOCK]}
             lease = (await client.post("/v1/leases", json=body)).raise_for_status().json()
             note = lease["claims"][0]["row"]["note"]
             unfenced = await plain.fetchval("SELECT note FROM public.unfenced WHERE order_id = 'order-123'")
-            say("read")
+            say(lease["lease_id"])
             await loop.run_in_executor(None, sys.stdin.readline)
             answered = await write(client, lease, note)
             await plain.execute(

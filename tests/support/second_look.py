@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.support.selection import forbidden_skips
+from tests.support.selection import LATER, forbidden_skips
 from tests.support.violations import violations_in
 
 MOST: Final = 10
@@ -32,10 +32,21 @@ class Failures:
     incomplete: bool = False
     """Whether tests may not have run: a skip that CI forbids, a file that could not be read, a run that was stopped."""
 
+    later: int = 0
+    """How many tests were left to the run of those that are marked `realtime`."""
+
     @property
     def worth_a_second_look(self) -> bool:
         """Whether all that is wrong are tests that may pass alone, and so few that it is worth the time."""
         return 0 < len(self.messages) <= 5 * MOST and not self.violations and not self.incomplete
+
+    def and_of(self, later: "Failures") -> "Failures":
+        """Put those of the run that followed to these."""
+        return Failures(
+            {**self.messages, **later.messages},
+            {**self.violations, **later.violations},
+            self.incomplete or later.incomplete,
+        )
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), "utf-8")
@@ -102,6 +113,7 @@ class Look:
         """Write down what failed, and have the second look end red with too many that pass alone."""
         stopped = session.shouldfail or session.shouldstop
         self._failures.incomplete |= bool(stopped or forbidden_skips(self._reporter))
+        self._failures.later = session.config.stash[LATER]
         if (path := session.config.option.failures) is not None:
             self._failures.write(path)
         if self._first is not None and (len(self._healed) > MOST or self._missing or self._failures.incomplete):

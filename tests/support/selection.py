@@ -8,6 +8,9 @@ triggers, statements and migrations) and run on both. Each other test runs on on
 - `make test-all`, which is `pytest --all`: on the one that the name of its file chooses, so that each of the two runs
   about half of them.
 
+Both run the tests marked `realtime` after all others and one at a time (tools/run_tests.py says --realtime=without, and
+then --realtime=only): what they show is shown only by the clock, and nothing else is to run beside them.
+
 Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows it only through the gateway.
 A test that is asked for by name (`file.py::test`, `-k`, `-m`) runs on both; the long tests of a named file run, too.
 """
@@ -26,38 +29,47 @@ CHOSEN_BY = ("postgres", "bin_dir", "server_name")
 KUBE = ".ci/kube-apiserver"
 LEFT = pytest.StashKey[dict[str, int]]()
 """How many tests of which kind were left to `make test-all`."""
+LATER = pytest.StashKey[int]()
+"""How many tests are left to the run of those that are marked `realtime`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run also what `make test` leaves to `make test-all`")
+    parser.addoption(
+        "--realtime", choices=("with", "without", "only"), default="with", help="run tests marked realtime"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LEFT] = {}
+    config.stash[LEFT], config.stash[LATER] = {}, 0
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take away what is not for this run."""
-    by_name, servers = _by_name(config), installed_servers()
+    by_name, servers, realtime = _by_name(config), installed_servers(), config.option.realtime
     everything = by_name or config.option.all
     long_too = everything or _named_files(config)
     left: Counter[str] = Counter()
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
+    later = 0
     for item in items:
         long = None if long_too else item.get_closest_marker("long")
         if not runs_on(item, servers, by_name=by_name, spread=everything or long is not None):
             others.append(item)
-        elif long is None:
-            chosen.append(item)
-        else:
+        elif long is not None:
             left[str(long.args[0])] += 1
             others.append(item)
+        elif realtime != "with" and (realtime == "only") != bool(item.get_closest_marker("realtime")):
+            others.append(item)
+            later += realtime == "without"
+        else:
+            chosen.append(item)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
-    config.stash[LEFT] = dict(left)
+    config.stash[LEFT], config.stash[LATER] = dict(left), later
 
 
 def _by_name(config: pytest.Config) -> bool:
@@ -93,7 +105,7 @@ def runs_on(item: pytest.Item, servers: Sequence[str], *, by_name: bool, spread:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand what was left to the process that prints. In CI nothing may be skipped: .ci/run installs what is missing."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:  # a worker of xdist
-        output["left"] = session.config.stash[LEFT]
+        output["left"], output["later"] = session.config.stash[LEFT], session.config.stash[LATER]
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and forbidden_skips(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -105,6 +117,7 @@ def pytest_testnodedown(node: object) -> None:
     output = getattr(node, "workeroutput", {})
     config: pytest.Config = getattr(node, "config")  # noqa: B009 - xdist has no type for it
     config.stash[LEFT] = output.get("left", config.stash[LEFT])
+    config.stash[LATER] = output.get("later", config.stash[LATER])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

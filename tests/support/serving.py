@@ -41,7 +41,7 @@ class Gateway:
         """Press Ctrl-C: a terminal signals the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    async def ended(self, *, within: float = 30.0) -> int:
+    async def ended(self, *, within: float = PATIENCE) -> int:
         """Return the exit code once the process has ended."""
 
         async def code() -> tuple[int] | None:

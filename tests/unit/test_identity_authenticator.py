@@ -3,13 +3,15 @@
 import asyncio
 
 import pytest
+from tests.support.manual_clock import ManualClock
 
 from fencepost.fencing.caller import ANONYMOUS, Caller
 from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
 from fencepost.fencing.problems import Problem
 from fencepost.identity import authenticator
-from fencepost.identity.authenticator import KEPT_FOR, Authenticator
+from fencepost.identity.authenticator import Authenticator
 from fencepost.identity.locks import read_patterns
+from fencepost.times import TIMES, Times
 
 
 class Verifier:
@@ -32,35 +34,27 @@ class Verifier:
         return Caller(f"{self.prefix}:{credential}", ends=self.ends)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
 async def test_a_known_header_is_not_verified_again_until_its_time_is_up() -> None:
-    clock, verifier = Clock(), Verifier()
-    there = Authenticator((verifier,), clock=clock)
+    clock, verifier = ManualClock(), Verifier()
+    there = Authenticator((verifier,), times=Times(clock=clock))
     assert there.known(b"Bearer t1") is None
     found = await there.identify(b"Bearer t1")
     assert there.known(b"Bearer t1") is found
     assert there.known(b"Bearer t2") is None
-    clock.time += KEPT_FOR - 1
+    await clock.advance(TIMES.identity.kept_for - 1)
     assert there.known(b"Bearer t1") is found
-    clock.time += 1
+    await clock.advance(1)
     assert there.known(b"Bearer t1") is None
     assert verifier.asked == 1
 
 
 async def test_a_token_that_ends_earlier_is_known_no_longer() -> None:
-    clock = Clock()
-    there = Authenticator((Verifier(ends=1010.0),), clock=clock)
+    clock = ManualClock()
+    there = Authenticator((Verifier(ends=clock.now() + 10.0),), times=Times(clock=clock))
     await there.identify(b"Bearer t1")
-    clock.time = 1009.9
+    await clock.advance(9.9)
     assert there.known(b"Bearer t1") is not None
-    clock.time = 1010.0
+    await clock.advance(0.2)
     assert there.known(b"Bearer t1") is None
 
 

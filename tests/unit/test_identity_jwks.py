@@ -10,29 +10,31 @@ from pathlib import Path
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 from tests.support.jwks_server import JwksServer, answer, jwks_server
+from tests.support.manual_clock import ManualClock
 from tests.support.tokens import EC, RSA, claims, encode, public, sign
 
 from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem
-from fencepost.identity import jwks
 from fencepost.identity.authenticator import Authenticator
 from fencepost.identity.claims import Expected
-from fencepost.identity.jwks import ASKED_EVERY, KEPT, ChangingKeys, FromFile, FromUrl, read_place
+from fencepost.identity.jwks import ChangingKeys, FromFile, FromUrl, read_place
 from fencepost.identity.jwt import JwtVerifier
 from fencepost.identity.keys import KeysError
 from fencepost.observe.events import Event, KeysFetched, KeysNotFetched
 from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import TIMES, IdentityTimes, Times
 
 
 class Seen:
     """Keys of a server, by a clock that tests move."""
 
-    def __init__(self, server: JwksServer) -> None:
-        self.time = 1000.0
+    def __init__(self, server: JwksServer, times: IdentityTimes = TIMES.identity) -> None:
+        self.clock = ManualClock()
         self.events: list[Event] = []
-        self.keys = ChangingKeys(FromUrl(server.url), self.events.append, secrets=False, clock=lambda: self.time)
+        times_and_clock = Times(clock=self.clock, identity=times)
+        self.keys = ChangingKeys(FromUrl(server.url), self.events.append, secrets=False, times=times_and_clock)
         self.verifier = JwtVerifier(self.keys, Expected())
-        self.authenticator = Authenticator((self.verifier,), clock=lambda: self.time)
+        self.authenticator = Authenticator((self.verifier,), times=times_and_clock)
         self.keys.changed = self.authenticator.forget
 
     async def verify(self, token: str) -> str:
@@ -66,10 +68,10 @@ async def test_an_unknown_kid_asks_once_in_thirty_seconds() -> None:
     async with seen() as (server, there):
         await there.verify(TOKEN)
         server.give(public(RSA, NEW))
-        there.time += ASKED_EVERY - 1
+        await there.clock.advance(TIMES.identity.jwks_asked_every - 1)
         assert await there.verify(NEW_TOKEN) == "FP037"
         assert server.asked == 1
-        there.time += 1
+        await there.clock.advance(1)
         assert await there.verify(NEW_TOKEN) == "accepted"
         for number in range(20):
             assert await there.verify(sign(claims(), NEW, "RS256", kid=f"made-up-{number}")) == "FP037"
@@ -82,7 +84,7 @@ async def test_tokens_of_unknown_keys_wait_for_one_fetch() -> None:
         server.give(public(RSA, NEW))
         server.gate.clear()
         server.waiting.clear()
-        there.time += ASKED_EVERY
+        await there.clock.advance(TIMES.identity.jwks_asked_every)
         asking = [asyncio.create_task(there.verify(NEW_TOKEN)) for _ in range(10)]
         await server.waiting.wait()
         assert await there.verify(TOKEN) == "accepted"  # the known key does not wait
@@ -121,10 +123,10 @@ async def test_the_last_good_set_is_kept_for_an_hour_and_no_longer() -> None:
     async with seen() as (server, there):
         await there.verify(TOKEN)
         server.says = answer(b"away", "503 Service Unavailable")
-        there.time += KEPT
+        await there.clock.advance(TIMES.identity.jwks_kept_for)
         await there.keys.fetch()
         assert await there.verify(TOKEN) == "accepted"
-        there.time += 1
+        await there.clock.advance(1)
         found = await there.verifier.verify(TOKEN)
         assert isinstance(found, Problem)
         assert (found.name, found.http_status, found.retry_after) == ("FP039", 503, 10)
@@ -133,9 +135,8 @@ async def test_the_last_good_set_is_kept_for_an_hour_and_no_longer() -> None:
         assert await there.verify(TOKEN) == "accepted"
 
 
-async def test_the_background_fetches_at_once_and_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "TRIED_EVERY", 0.01)
-    async with seen() as (server, there):
+async def test_the_background_fetches_at_once_and_again_after_a_failure() -> None:
+    async with seen() as (server, there), there.clock.running():
         server.says = answer(b"", "500 Internal Server Error")
         async with there.keys.refreshed():
             async with asyncio.timeout(PATIENCE):
@@ -165,9 +166,9 @@ async def test_a_server_that_is_away_is_503() -> None:
     assert "cannot be fetched" in there.reasons[0]
 
 
-async def test_a_slow_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks, "_DEADLINE", 0.05)
-    async with seen() as (server, there):
+async def test_a_slow_server_is_given_up() -> None:
+    async with seen() as (server, _):
+        there = Seen(server, IdentityTimes(jwks_within=0.05))
         server.gate.clear()
         assert await there.verify(TOKEN) == "FP039"
         assert "did not come within" in there.reasons[0]

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
 
-from fencepost.consuming import consumer, session
 from fencepost.consuming.applying import Standing
 from fencepost.consuming.consumer import QueueConsumer
 from fencepost.consuming.deciding import Decider
@@ -17,6 +16,7 @@ from fencepost.consuming.session import ConsumerLimits
 from fencepost.queues.log import LogChangedError, LogUnavailableError, Position, Received
 from fencepost.storage.errors import UnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import TIMES, ConsumingTimes
 
 
 def applied(_received: Received, _standing: Standing) -> Result:
@@ -27,12 +27,15 @@ class House:
     """A consumer with all its mocks."""
 
     def __init__(
-        self, come_to: Callable[[Received, Standing], Result] = applied, limits: ConsumerLimits | None = None
-    ) -> None:
+        self, come_to: Callable[[Received, Standing], Result] = applied, limits: ConsumerLimits | None = None,
+        times: ConsumingTimes = TIMES.consuming,
+    ) -> None:  # fmt: skip
         self.log, self.ledger, self.reports = MockLog(), MockLedger(), MockReports()
         self.applying = Applying(come_to)
         decider = Decider("kafka:q", self.applying, self.ledger, self.log.dead, now=lambda: 5.0)
-        self.consumer = QueueConsumer(self.log, "m", self.ledger, decider, self.reports, limits or ConsumerLimits())
+        self.consumer = QueueConsumer(
+            self.log, "m", self.ledger, decider, self.reports, limits or ConsumerLimits(), times
+        )
 
     async def append(self, *resources: str) -> None:
         for each in resources:
@@ -297,14 +300,11 @@ async def test_what_was_done_is_noted() -> None:
     assert all(each.oldest is None for each in last.values())
 
 
-async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_it_is_decided(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session, "LONG", 0.0)
-    monkeypatch.setattr(consumer, "NOTED_EVERY", 0.01)
+async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_it_is_decided() -> None:
     locked = [True]
     house = House(
-        lambda each, _: Later("its row is locked") if locked and each.position.offset == 0 else Decided("applied")
+        lambda each, _: Later("its row is locked") if locked and each.position.offset == 0 else Decided("applied"),
+        times=ConsumingTimes(blocked_after=0.0, note_every=0.01),
     )
     await house.append("t/a", "t/a", "t/b")
 
@@ -352,9 +352,8 @@ async def test_a_fault_where_what_is_done_is_said_is_reported_and_it_is_said_aga
     assert [str(each) for each in house.reports.faults][:1] == ["a fault"]
 
 
-async def test_a_fault_where_the_consumer_reports_is_reported_and_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "COMMITTED_EVERY", 0.01)
-    house = House()
+async def test_a_fault_where_the_consumer_reports_is_reported_and_it_goes_on() -> None:
+    house = House(times=ConsumingTimes(committed_every=0.01))
     house.log.failing["decided"] = RuntimeError("a fault")
     async with running(house):
         await until("the fault is reported", lambda: bool(house.reports.faults))

@@ -32,6 +32,13 @@ def test_crashes():
     if first_time("crash"):
         os._exit(3)
 """
+BY_THE_CLOCK = """
+@pytest.mark.realtime
+def test_by_the_clock():
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "one at a time"
+    assert Path(__file__).with_name("0.seen").exists(), "after the others"
+    assert not first_time("clock"), "the clock"
+"""
 VIOLATED = """
 def test_storm():
     if first_time("storm"):
@@ -69,6 +76,17 @@ def test_ten_may_pass_only_alone_also_of_a_worker_that_crashed(tmp_path: Path) -
     assert listed.count("AssertionError: the machine was busy, ") == 9, "each with its first message"
     assert "crashed while running 'test_planted.py::test_crashes'" in listed
     assert "10 passed" in listed.strip().splitlines()[-1], "the closing line is pytest's own"
+
+
+def test_those_by_the_clock_run_after_the_others_and_get_a_second_look_with_them(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 1, BY_THE_CLOCK)
+    assert code == 0, output
+    assert "passed only alone: 2" in output
+    assert "AssertionError: the clock" in output
+    assert "2 passed" in output.splitlines()[-1]
+    code, output = run(tmp_path, 1, BY_THE_CLOCK, "", "-k", "clock")
+    assert code == 0, output
+    assert "passed only alone" not in output
 
 
 def test_eleven_may_not(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ and then it asks the log, too, what that has committed: records of such messages
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
 
 from fencepost.consuming.ledger import Ledger
 from fencepost.consuming.progress import Progress
@@ -14,27 +13,23 @@ from fencepost.consuming.session import ConsumerLimits, Decides, Session, Sessio
 from fencepost.consuming.waiting import Pause, wait_for
 from fencepost.queues.log import Log, LogError
 from fencepost.storage.errors import StorageError
-
-NOTED_EVERY: Final = 1.0
-"""Seconds after which it is noted again what was done."""
-COMMITTED_EVERY: Final = 10.0
-"""Seconds between two questions to the log about what is committed."""
-ENDS_WITHIN: Final = 2.0
-"""Seconds that the last note may take."""
+from fencepost.times import TIMES, ConsumingTimes
 
 
 class QueueConsumer:
     """One member of those who consume a queue. `run` returns when `stop` was called, and leaves nothing half done."""
 
     def __init__(
-        self, log: Log, member: str, ledger: Ledger, decider: Decides, reports: Reports, limits: ConsumerLimits
-    ) -> None:
+        self, log: Log, member: str, ledger: Ledger, decider: Decides, reports: Reports, limits: ConsumerLimits,
+        times: ConsumingTimes = TIMES.consuming,
+    ) -> None:  # fmt: skip
         self._log = log
         self._ledger = ledger
         self._reports = reports
         self._progress = Progress()
         self._pause = Pause(reports)
-        self._parts = SessionParts(log, member, ledger, decider, reports, limits, self._pause, self._progress)
+        self._parts = SessionParts(log, member, ledger, decider, reports, limits, self._pause, times, self._progress)
+        self._times = times
         self._stopping = asyncio.Event()
         self._session: Session | None = None
         self._committed: tuple[int, list[int]] | None = None
@@ -53,8 +48,8 @@ class QueueConsumer:
     async def run(self) -> None:
         """Consume until `stop` is called."""
         noting = [
-            asyncio.create_task(self._again_and_again(NOTED_EVERY, self._note)),
-            asyncio.create_task(self._again_and_again(COMMITTED_EVERY, self._note_committed)),
+            asyncio.create_task(self._again_and_again(self._times.note_every, self._note)),
+            asyncio.create_task(self._again_and_again(self._times.committed_every, self._note_committed)),
         ]
         try:
             while not self._stopping.is_set():
@@ -66,7 +61,7 @@ class QueueConsumer:
                 task.cancel()
             await asyncio.wait(noting)
             with suppress(TimeoutError):
-                async with asyncio.timeout(ENDS_WITHIN):
+                async with asyncio.timeout(self._times.end_within):
                     await self._note()
 
     def stop(self) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from fencepost.consuming.reports import Reports
 from fencepost.consuming.waiting import Backoff
 from fencepost.queues.log import Consumer, LogError, Received
+from fencepost.times import ConsumingTimes
 
 
 class Finisher:
     """Of one member, in one session. `said`: called with messages once the log has noted that they are done."""
 
-    def __init__(self, consumer: Consumer, said: Callable[[Sequence[Received]], None], reports: Reports) -> None:
+    def __init__(
+        self, consumer: Consumer, said: Callable[[Sequence[Received]], None], reports: Reports, times: ConsumingTimes
+    ) -> None:
+        self._times = times
         self._consumer = consumer
         self._said = said
         self._reports = reports
@@ -25,7 +29,7 @@ class Finisher:
 
     async def run(self) -> None:
         """Say what is decided, again and again, until this is cancelled."""
-        backoff = Backoff()
+        backoff = Backoff(self._times)
         while True:
             await self._some_decided.wait()
             self._some_decided.clear()

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from fencepost.consuming.applying import Standing
 from fencepost.consuming.deciding import Settled
@@ -34,13 +34,7 @@ from fencepost.consuming.reports import Reports
 from fencepost.consuming.waiting import Backoff, Pause, wait_for
 from fencepost.queues.log import Consumer, Log, LogChangedError, LogError, Received
 from fencepost.storage.errors import StorageError
-
-WAIT: Final = 0.5
-"""Seconds that the log is waited for when it has no messages."""
-LONG: Final = 5.0
-"""Seconds after which a message that cannot be decided is reported."""
-ALIVE_EVERY: Final = 1.0
-"""Seconds after which this member calls the log again, whatever it waits for, so that the log keeps it as a member."""
+from fencepost.times import ConsumingTimes
 
 
 class Decides(Protocol):
@@ -73,6 +67,7 @@ class SessionParts:
     reports: Reports
     limits: ConsumerLimits
     pause: Pause
+    times: ConsumingTimes
     progress: Progress = field(default_factory=Progress)
 
 
@@ -89,13 +84,14 @@ class Session:
         self._going_on = asyncio.Event()
         self._going_on.set()
         self._room_made = asyncio.Event()
-        self._backoff = Backoff()
+        self._times = parts.times
+        self._backoff = Backoff(parts.times)
         self._look_at = 0.0
         self._doubtful = False
         """Whether nothing was decided since everything had to wait: then nothing more is taken."""
         self._looking: asyncio.Task[Checked | Later] | None = None
         self.consumer: Consumer = parts.log.consumer(parts.member, self._lost)
-        self._finisher = Finisher(self.consumer, self._release, parts.reports)
+        self._finisher = Finisher(self.consumer, self._release, parts.reports, parts.times)
 
     async def run(self) -> None:
         """Consume until it is over."""
@@ -109,7 +105,7 @@ class Session:
     async def _step(self) -> None:
         most = 0 if self._must_look or self._doubtful else self._hand.room()
         try:
-            taken = await self.consumer.take(most, WAIT if most else 0.0)
+            taken = await self.consumer.take(most, self._times.take_for if most else 0.0)
         except LogError as error:
             await self._log_trouble(error)
             return
@@ -120,7 +116,7 @@ class Session:
         if self._must_look:
             await self._look()
         elif most == 0:
-            await wait_for(self._room_made, ALIVE_EVERY)
+            await wait_for(self._room_made, self._times.alive_every)
             self._room_made.clear()
         elif self._parts.pause.reason is not None:
             self._sure()
@@ -154,10 +150,10 @@ class Session:
         if self._looking is None:
             early = self._look_at - loop.time()
             if early > 0:
-                await wait_for(self.over, min(early, ALIVE_EVERY))
+                await wait_for(self.over, min(early, self._times.alive_every))
                 return
             self._looking = loop.create_task(self._ask())
-        await asyncio.wait([self._looking], timeout=ALIVE_EVERY)
+        await asyncio.wait([self._looking], timeout=self._times.alive_every)
         if not self._looking.done():
             return
         answer, self._looking = self._looking.result(), None
@@ -225,7 +221,7 @@ class Session:
 
     async def _decide(self, received: Received) -> None:
         """Have a message decided, however long it takes; when the session is over, it is left out instead."""
-        parts, backoff, faults, reported = self._parts, Backoff(), 0, False
+        parts, backoff, faults, reported = self._parts, Backoff(self._times), 0, False
         began = asyncio.get_running_loop().time()
         while True:
             await self._going_on.wait()
@@ -243,7 +239,7 @@ class Session:
             if settled.everything:
                 self._wait_all(settled.reason)
                 continue
-            if asyncio.get_running_loop().time() - began >= LONG:
+            if asyncio.get_running_loop().time() - began >= self._times.blocked_after:
                 parts.progress.blocked(received, settled.reason, began)
                 if not reported:
                     parts.reports.blocked(received, settled.reason)

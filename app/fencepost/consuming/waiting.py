@@ -2,24 +2,21 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
 
 from fencepost.consuming.reports import Reports
-
-SHORTEST: Final = 0.05
-LONGEST: Final = 5.0
-"""Seconds."""
+from fencepost.times import ConsumingTimes
 
 
 @dataclass(slots=True)
 class Backoff:
     """Twice as long each time, until something succeeds."""
 
+    times: ConsumingTimes
     seconds: float = 0.0
 
     def next(self) -> float:
         """Give the next pause, in seconds."""
-        self.seconds = min(max(self.seconds * 2, SHORTEST), LONGEST)
+        self.seconds = min(max(self.seconds * 2, self.times.pause), self.times.longest_pause)
         return self.seconds
 
     def reset(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from fencepost.fencing.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, RequestTurnedAway
+from fencepost.times import EdgeTimes
 
 GUARD: Final = "fencepost.guard"
 """Under which name the application's lifespan gives its Guard to the server's connections."""
@@ -21,13 +22,6 @@ MOST_OF_ADMIN: Final = 64
 """Of the admin port, per worker: clients of the main port that have all of theirs keep no operator out."""
 HEAD_BYTES: Final = 65_536
 """Most bytes of a request's path, query and headers together."""
-HEAD_SECONDS: Final = 10.0
-"""Within these after its first byte the head of a request is there."""
-BODY_SECONDS: Final = 60.0
-"""Within these after its head the body of a request is there."""
-BODY_RATE: Final = 1024
-"""Bytes of a body that arrive in a second, at least, on average; not looked at in the first HEAD_SECONDS."""
-LOOKS_EVERY: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -68,6 +62,7 @@ class Guard:
     most: int
     most_per_address: int
     emit: Emit
+    times: EdgeTimes = field(default_factory=EdgeTimes)
     _connections: dict[str, dict[Guarded, None]] = field(default_factory=dict)
     """By the peer's address, the oldest first."""
     _count: int = 0
@@ -88,7 +83,7 @@ class Guard:
         self._connections.setdefault(address, {})[connection] = None
         self._count += 1
         if self._looks is None:
-            self._looks = loop.call_later(LOOKS_EVERY, self._look, loop)
+            self._looks = loop.call_later(self.times.look_every, self._look, loop)
         return None
 
     def closed(self, connection: Guarded, address: str) -> None:
@@ -123,21 +118,21 @@ class Guard:
         for connections in list(self._connections.values()):
             for each in list(connections):
                 since = each.arrival.since
-                if since is not None and (problem := _too_slow(each, now, now - since)) is not None:
+                if since is not None and (problem := _too_slow(each, now, now - since, self.times)) is not None:
                     each.refuse(problem)
-        self._looks = loop.call_later(LOOKS_EVERY, self._look, loop) if self._connections else None
+        self._looks = loop.call_later(self.times.look_every, self._look, loop) if self._connections else None
 
 
-def _too_slow(connection: Guarded, now: float, took: float) -> Problem | None:
+def _too_slow(connection: Guarded, now: float, took: float, times: EdgeTimes) -> Problem | None:
     """Say that what arrives takes too long, if it does so: it has taken `took` seconds until now."""
     arrival, late = connection.arrival, None
     if not arrival.in_body:
-        if took > HEAD_SECONDS:
-            late = f"After {HEAD_SECONDS:.0f} seconds the request's head was not there."
+        if took > times.head_within:
+            late = f"After {times.head_within:.0f} seconds the request's head was not there."
     elif connection.held_up:  # then it is not the client who is slow: its time begins anew
         arrival.since, arrival.bytes = now, 0
-    elif took > BODY_SECONDS:
-        late = f"After {BODY_SECONDS:.0f} seconds the request's body was not there."
-    elif took > HEAD_SECONDS and arrival.bytes < took * BODY_RATE:
+    elif took > times.body_within:
+        late = f"After {times.body_within:.0f} seconds the request's body was not there."
+    elif took > times.head_within and arrival.bytes < took * times.body_rate:
         late = f"In {took:.0f} seconds {arrival.bytes} bytes of the request's body came."
     return Problem(REQUEST_TOO_SLOW, late, retry_after=1) if late is not None else None

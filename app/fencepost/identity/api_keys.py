@@ -3,7 +3,7 @@
 A key that was verified is kept by the Authenticator (authenticator.py). What changes in a key is announced by the
 database, and everything kept is forgotten then. An announcement can be lost with the connection that listens:
 
-- while the gateway knows that it does not hear the announcements, it forgets every UNHEARD_FOR seconds;
+- while the gateway knows that it does not hear the announcements, it forgets every two seconds (`unheard_for`);
 - when it does not know (a connection that has ended without a sign), a key is kept for a minute at most.
 """
 
@@ -22,11 +22,8 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import PREFIX, StoredKey, hash_secret
+from fencepost.times import TIMES, Times
 
-STREAMS_END_AFTER: Final = 300.0
-"""Seconds after which a stream of a caller with a key ends; clients open it anew."""
-UNHEARD_FOR: Final = 2.0
-"""Seconds that a verified key is kept while announcements are not heard."""
 _FORM: Final = re.compile(rf"{PREFIX}([0-9a-z]{{1,32}})_([0-9a-zA-Z]{{1,128}})", re.ASCII)
 _NO_HASH: Final = bytes(32)
 """The hash of no secret: an unknown id costs as much as a wrong secret."""
@@ -36,8 +33,9 @@ _RETRY_AFTER: Final = 1
 class ApiKeys:
     """The Verifier of API keys. `database` may be called whenever a request is there."""
 
-    def __init__(self, database: Callable[[], Database]) -> None:
+    def __init__(self, database: Callable[[], Database], times: Times = TIMES) -> None:
         self._database = database
+        self._streams_end_after = times.identity.streams_end_after
         self._lookups = _Lookups(database)
         self._used: set[str] = set()
 
@@ -56,7 +54,7 @@ class ApiKeys:
             key = await self._lookups.find(key_id)
         except StorageError as error:
             return Problem(VERIFICATION_UNAVAILABLE, f"API keys cannot be looked up: {error}", retry_after=_RETRY_AFTER)
-        found = _judge(key_id, secret, key, asked)
+        found = _judge(key_id, secret, key, asked, self._streams_end_after)
         if isinstance(found, Caller):
             self._used.add(key_id)
         return found
@@ -70,7 +68,7 @@ class ApiKeys:
                     await api_keys.note_uses(connection, used)
 
 
-def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float) -> Caller | Problem:
+def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float, streams_end_after: float) -> Caller | Problem:
     """Compare the secret, in a time that does not depend on where it differs. `asked`: when the key was looked up, by
     the loop's clock. How a key has ended is for its holder only.
     """
@@ -97,7 +95,7 @@ def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float) -> Cal
         "" if key.role is None else orjson.dumps({"role": key.role, "sub": f"key:{key_id}"}).decode(),
         access=_access(key.access),
         locks=key.locks,
-        ends=asked + min([*ends_in, STREAMS_END_AFTER]),
+        ends=asked + min([*ends_in, streams_end_after]),
     )
 
 
@@ -150,8 +148,9 @@ class _Lookups:
 class Announcements:
     """Whether the gateway hears that keys have changed, and what follows: `forget` what was verified."""
 
-    def __init__(self, forget: Callable[[], None]) -> None:
+    def __init__(self, forget: Callable[[], None], times: Times = TIMES) -> None:
         self._forget = forget
+        self._times, self._clock = times.identity, times.clock
         self._heard = False
 
     def on_change(self) -> None:
@@ -171,6 +170,6 @@ class Announcements:
     async def forget_while_unheard(self) -> None:
         """Forget now and then while changes are not announced, for ever."""
         while True:
-            await asyncio.sleep(UNHEARD_FOR)
+            await self._clock.sleep(self._times.unheard_for)
             if not self._heard:
                 self._forget()

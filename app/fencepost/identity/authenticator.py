@@ -4,17 +4,15 @@ Each kind of credential has a Verifier. Callers that were found are kept by the 
 look into a dict. What is not known is refused.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, Protocol
 
 from fencepost.fencing.caller import Caller
 from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL
 from fencepost.fencing.problems import Problem
+from fencepost.times import TIMES, Times
 
-KEPT_FOR: Final = 60.0
-"""Seconds after which a credential is verified again: a key that was taken out of a JWKS ends within that time."""
 MOST_KEPT: Final = 4096
 """Callers that are kept."""
 LONGEST: Final = 8192
@@ -43,12 +41,11 @@ class Authenticator:
         self,
         verifiers: Sequence[Verifier],
         anonymous: Caller | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        times: Times = TIMES,
     ) -> None:
         self.anonymous = anonymous
         self._verifiers = tuple(verifiers)
-        self._clock = clock
+        self._kept_for, self._clock = times.identity.kept_for, times.clock
         self._kept: dict[bytes, tuple[float, Caller]] = {}
         self._accepted: dict[bytes, None] = {}
         self._forgotten = 0
@@ -60,7 +57,7 @@ class Authenticator:
         kept = self._kept.get(authorization)
         if kept is None:
             return None
-        if self._clock() >= kept[0]:
+        if self._clock.monotonic() >= kept[0]:
             self._kept.pop(authorization, None)
             return None
         return kept[1]
@@ -99,7 +96,7 @@ class Authenticator:
         self._accepted[sha256(authorization).digest()] = None
         if len(self._accepted) > MOST_KEPT:
             del self._accepted[next(iter(self._accepted))]
-        until = self._clock() + KEPT_FOR
+        until = self._clock.monotonic() + self._kept_for
         if caller.ends is not None:
             until = min(until, caller.ends)
         self._kept.pop(authorization, None)

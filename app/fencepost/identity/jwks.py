@@ -1,15 +1,14 @@
 """A set of public keys (JWKS) that its owner changes: fetched from an https URL, or read from a file, again and again.
 
 Nothing that the other side does may hold up the gateway: a fetch has a deadline and a bound in bytes, and follows no
-redirect. The last good set is kept for KEPT seconds. After that nothing is verified by it: a key that was withdrawn
-must not stay good for as long as its thief can keep the gateway from fetching.
+redirect. The last good set is kept for an hour (`jwks_kept_for`). After that nothing is verified by it: a key that was
+withdrawn must not stay good for as long as its thief can keep the gateway from fetching.
 """
 
 import asyncio
 import functools
 import ipaddress
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -22,18 +21,10 @@ import httpx
 from fencepost.identity.keys import KeysError, KeySet, read_key_set, same
 from fencepost.identity.strict_json import read_object
 from fencepost.observe.events import Emit, KeysFetched, KeysNotFetched
+from fencepost.times import TIMES, Times
 
-REFRESHED_EVERY: Final = 300.0
-"""Seconds between two fetches."""
-TRIED_EVERY: Final = 10.0
-"""The same, after one that failed."""
-ASKED_EVERY: Final = 30.0
-"""Seconds, at least, between two fetches for JWTs of keys that are not in the set."""
-KEPT: Final = 3600.0
-"""Seconds for which a set is used when no newer one can be had."""
 LARGEST: Final = 262_144
 """Bytes of a JWKS."""
-_DEADLINE: Final = 5.0
 _OK: Final = 200
 
 Load = Callable[[], Awaitable[bytes]]
@@ -53,23 +44,23 @@ class ChangingKeys:
         emit: Emit,
         *,
         secrets: bool,
-        clock: Callable[[], float] = time.monotonic,
+        times: Times = TIMES,
     ) -> None:
         self._load, self._emit, self._secrets = load, emit, secrets
-        self._clock = clock
+        self._times, self._clock = times.identity, times.clock
         self._keys: KeySet | None = None
         self._fetched = self._asked = -float("inf")
         self._fetching: asyncio.Task[None] | None = None
 
     def current(self) -> KeySet | None:
         """Give the keys; None: there are none yet, or they are too old."""
-        return self._keys if self._clock() - self._fetched <= KEPT else None
+        return self._keys if self._clock.monotonic() - self._fetched <= self._times.jwks_kept_for else None
 
     async def renewed(self) -> None:
         """Wait for a newer set: the one that is being fetched, or one more, if none was asked for a moment ago."""
-        if self._fetching is None and self._clock() - self._asked < ASKED_EVERY:
+        if self._fetching is None and self._clock.monotonic() - self._asked < self._times.jwks_asked_every:
             return
-        self._asked = self._clock()
+        self._asked = self._clock.monotonic()
         await self.fetch()
 
     async def fetch(self) -> None:
@@ -94,11 +85,11 @@ class ChangingKeys:
         while True:
             before = self._fetched
             await self.fetch()
-            await asyncio.sleep(REFRESHED_EVERY if self._fetched > before else TRIED_EVERY)
+            await self._clock.sleep(self._times.jwks_every if self._fetched > before else self._times.jwks_again)
 
     async def _fetch(self) -> None:
         try:
-            async with asyncio.timeout(_DEADLINE):
+            async with asyncio.timeout(self._times.jwks_within):
                 raw = await self._load()
             try:
                 document = read_object(raw)
@@ -108,14 +99,14 @@ class ChangingKeys:
         except KeysError as error:
             self._emit(KeysNotFetched(str(error)))
         except TimeoutError:
-            self._emit(KeysNotFetched(f"the JWKS did not come within {_DEADLINE:g} s"))
+            self._emit(KeysNotFetched(f"the JWKS did not come within {self._times.jwks_within:g} s"))
         else:
             self._take(keys)
         finally:
             self._fetching = None
 
     def _take(self, keys: KeySet) -> None:
-        before, self._keys, self._fetched = self._keys, keys, self._clock()
+        before, self._keys, self._fetched = self._keys, keys, self._clock.monotonic()
         if before is None or not same(before.keys, keys.keys):
             self._emit(KeysFetched(len(keys.keys), keys.skipped))
             self.changed()
@@ -147,6 +138,7 @@ class FromUrl:
     """Fetches a URL. Proxies and other settings of the environment are not looked at."""
 
     url: str
+    within: float = TIMES.identity.jwks_within
 
     async def __call__(self) -> bytes:
         """Fetch it."""
@@ -154,7 +146,7 @@ class FromUrl:
         raw = bytearray()
         try:
             async with (
-                httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=_DEADLINE) as client,
+                httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=self.within) as client,
                 client.stream("GET", self.url, headers=headers) as answer,
             ):
                 if answer.status_code != _OK:
@@ -169,7 +161,7 @@ class FromUrl:
         return bytes(raw)
 
 
-def read_place(text: str) -> FromUrl | FromFile:
+def read_place(text: str, within: float = TIMES.identity.jwks_within) -> FromUrl | FromFile:
     """Read where a JWKS is: a URL, or the path of a file. Raises KeysError."""
     if "://" not in text:
         return FromFile(Path(text).absolute())
@@ -184,7 +176,7 @@ def read_place(text: str) -> FromUrl | FromFile:
         raise KeysError(f"JWT JWKS: {text!r} is neither an https URL nor the path of a file")
     if parts.scheme == "http" and not _is_loopback(host):
         raise KeysError(f"JWT JWKS: {text!r}: over http the keys could be changed on the way; use https")
-    return FromUrl(text)
+    return FromUrl(text, within)
 
 
 @functools.cache

@@ -55,6 +55,7 @@ async def test_a_waiter_that_lost_its_place_queues_anew(node: EtcdBench, source:
     assert (await waiter).tokens > grant.tokens
 
 
+@pytest.mark.realtime
 async def test_a_waiter_outlives_its_ttl(node: EtcdBench, source: Source, lock: str) -> None:
     grant = await granted(source, lock, ttl_ms=60_000)
     waiter = asyncio.create_task(granted(source, lock))

@@ -11,6 +11,7 @@ from fencepost.locks.kubernetes import access as kubernetes_access
 from fencepost.locks.source import SourceError, SourceUnavailableError
 from fencepost.testing.servers.kubernetes import ADMIN, Cluster
 from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 
@@ -87,5 +88,5 @@ async def test_a_request_that_is_cancelled_in_its_tls_handshake_leaves_no_connec
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await gone.wait()

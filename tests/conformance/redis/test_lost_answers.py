@@ -9,11 +9,10 @@ from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.locks.redis.node import AT_ONCE
 from fencepost.locks.source import (
-    REQUEST_TIMEOUT,
     Source,
     SourceUnavailableError,
 )
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 async def test_a_grant_whose_answer_got_lost_is_given_back(
@@ -38,7 +37,7 @@ async def test_an_acquire_that_gets_no_answer_ends_in_time(bench: RedisBench, so
         cut = source_of(url)
         await cut.inspect(LOCK)
         proxy.mute_after = b"INCRBY"
-        async with asyncio.timeout(1.5 * REQUEST_TIMEOUT):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(
                 SourceUnavailableError, match=f"did not answer within 3 s when asked for the lock {LOCK}"
             ):

@@ -16,7 +16,7 @@ from fencepost.gateway.reads import Reads
 from fencepost.gateway.use_cases import read_one
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.query import Field, Selected
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES
 
 
@@ -89,7 +89,7 @@ async def test_slow_reads_of_one_caller_leave_connections_to_others(race: Race, 
         return not gateway.reads.has_room("evil")
 
     await eventually(all_of_its_own, what="as many connections as one caller may have")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         (found,) = await asyncio.gather(read_one(gateway, ReadOne("other", ("1",), None, "good")))
     assert isinstance(found, Done)
     assert not any(each.done() for each in slow)

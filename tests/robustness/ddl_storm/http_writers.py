@@ -9,6 +9,8 @@ import httpx
 from tests.robustness.ddl_storm.emitter import Emitter
 from tests.robustness.ddl_storm.world import KEYS, PREFIX, Operation, Outcome, Shape, World, group_of
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 VERBS: Final = ("PATCH", "PATCH", "PUT", "PUT", "POST", "POST", "DELETE", "DELETE", "DELETE", "claim", "claim", "lease")
 RARE: Final = ("PATCH many", "DELETE many", "PATCH rows")
 NOTHING_WAS_DONE: Final = ("FP010", "FP015", "55P03", "57014", "FP024")
@@ -26,7 +28,7 @@ class HttpWriter:
 
     async def write(self) -> None:
         """Write until the storm is over."""
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as client:
             while self._world.running:
                 await self._world.turn()
                 shape = self._dice.choice(self._world.shapes)

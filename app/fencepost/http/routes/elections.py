@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 from fencepost import wire
 from fencepost.election.state import PREFIX, Election, Leader
 from fencepost.election.watching import Subscription
-from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.gateway import Gateway
@@ -35,8 +34,6 @@ from fencepost.http.requests.system import read_headers
 from fencepost.http.routes.system import answer_or_problem, json_response
 from fencepost.storage.statements.query import QueryError
 
-HEARTBEAT: Final = 10.0
-"""Seconds without an event after which a stream sends one that only shows that it is alive."""
 RECONNECT_MS: Final = 1000
 LONGEST: Final = LONGEST_NAME - len(PREFIX)  # bytes
 
@@ -184,7 +181,7 @@ async def _stream(gateway: Gateway, request: Request) -> Response:
             return problem_response(first)
         if request.scope.get(HEAD):
             return Response(headers=_HEADERS, media_type=EventSourceResponse.media_type)
-        return Stream(_events(subscription, first, gateway.caller), stack.pop_all())
+        return Stream(_events(subscription, first, gateway), stack.pop_all())
 
 
 class Stream(EventSourceResponse):
@@ -200,10 +197,10 @@ class Stream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(subscription: Subscription, first: Election | None, caller: Caller) -> AsyncIterator[bytes]:
+async def _events(subscription: Subscription, first: Election | None, gateway: Gateway) -> AsyncIterator[bytes]:
     """Stream until the election cannot be watched any more, or the caller's token ends."""
     yield format_sse_event(retry=RECONNECT_MS)
-    now = asyncio.get_running_loop().time
+    caller, now = gateway.caller, asyncio.get_running_loop().time
     last: int | None = None
     election: Election | Problem | None = first
     while not isinstance(election, Problem):
@@ -212,7 +209,7 @@ async def _events(subscription: Subscription, first: Election | None, caller: Ca
         else:
             last = election.leader.term if election.leader is not None else last
             yield _event(election, last)
-        election = await subscription.next(caller.within(HEARTBEAT, now()))
+        election = await subscription.next(caller.within(gateway.times.edge.heartbeat, now()))
         if caller.is_over(now()):
             return
 

@@ -35,8 +35,6 @@ from fencepost.queues.write_id import MalformedWriteIdError, WriteId, parse_writ
 from fencepost.storage.statements.idempotency import Recorded
 from fencepost.storage.statements.query import QueryError
 
-HEARTBEAT: Final = 10.0
-"""Seconds without an event after which a stream sends one that only shows that it is alive."""
 RECONNECT_MS: Final = 1000
 EVENTS: Final = "text/event-stream"
 _SECONDS: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
@@ -154,10 +152,10 @@ async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, c
     now = asyncio.get_running_loop().time
     if found is None:
         yield _event(write_id, None)
-        found = await wait(gateway, write_id, gateway.caller.within(HEARTBEAT, now()), caller)
+        found = await wait(gateway, write_id, gateway.caller.within(gateway.times.edge.heartbeat, now()), caller)
     while found is None and not gateway.caller.is_over(now()):
         yield format_sse_event(comment="nothing new")
-        found = await wait(gateway, write_id, gateway.caller.within(HEARTBEAT, now()), caller)
+        found = await wait(gateway, write_id, gateway.caller.within(gateway.times.edge.heartbeat, now()), caller)
     if found is not None and not isinstance(found, Problem):  # else the stream ends, and the client connects again
         yield _event(write_id, found)
 
