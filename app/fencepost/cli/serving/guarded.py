@@ -11,7 +11,7 @@
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fencepost.cli.serving.draining import DrainingProtocol
 from fencepost.fencing.edge_problem_types import HEAD_TOO_LARGE
@@ -21,12 +21,41 @@ from fencepost.http.problems.response import problem_response
 
 _LINGERS: Final = 1.0
 """Seconds for which a connection stays open after a refusal. What comes is not looked at."""
+_OF_BODY: Final = (b"content-length", b"transfer-encoding")
 _FIELD: Final = 4
 """Bytes of a field beside its name and value."""
 
 
 class _RefusedError(Exception):
     """Ends the parser's work; what is refused, and why, is in `_problem`."""
+
+
+class _Rest:
+    """What a parser calls that reads the rest of a request: nothing for the head, which it gets again, and then all."""
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._head = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._head:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._head:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._head:
+            self._head = False
+        else:
+            self._protocol.on_headers_complete()
 
 
 class GuardedProtocol(DrainingProtocol):
@@ -64,13 +93,10 @@ class GuardedProtocol(DrainingProtocol):
         """Parse what arrived. What is left of it without an end has a clock."""
         if self._refused:
             return
-        # As uvicorn does it, but that this logs each refusal, without limit and without the peer; and an Upgrade, which
-        # is ignored, in two lines.
+        # As uvicorn does it, but that this logs each refusal, without limit and without the peer.
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass
+            self._parse(data)
         except httptools.HttpParserError:
             problem, self._problem = self._problem, None
             self.refuse(problem or bad_request("The request is no HTTP/1.1: the parser stopped in it."))
@@ -83,6 +109,25 @@ class GuardedProtocol(DrainingProtocol):
                 arrival.bytes += len(data)
                 if arrival.bytes > HEAD_BYTES:
                     self.refuse(_head_too_large())
+
+    def _parse(self, data: bytes) -> None:
+        """Parse it. Behind the head of a request with `Upgrade`, or of CONNECT, the parser stops: it takes what follows
+        for another protocol. Nothing is upgraded here, so that is the request's body (RFC 9110 §7.8); another parser
+        reads it.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stopped:
+                data = data[stopped.args[0] :]
+            else:
+                return
+            of_body = [each for each in self.headers if each[0] in _OF_BODY]
+            of_body.append((b"connection", b"keep-alive" if self.parser.should_keep_alive() else b"close"))
+            version = self.parser.get_http_version().encode()
+            self.parser = httptools.HttpRequestParser(_Rest(self))
+            fields = b"".join(b"%b: %b\r\n" % each for each in of_body)
+            self.parser.feed_data(b"POST / HTTP/%b\r\n%b\r\n" % (version, fields))
 
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
@@ -123,7 +168,9 @@ class GuardedProtocol(DrainingProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request has arrived."""
+        """A request has arrived; or its head has, of which the parser knows no more."""
+        if self.parser.should_upgrade():
+            return
         self.arrival.since, self.arrival.in_body = None, False
         super().on_message_complete()
 
