@@ -74,6 +74,17 @@ async def test_a_target_that_is_too_large_is_431(gateway_url: str) -> None:
     assert answer.status == 431
 
 
+async def test_a_target_with_a_fragment_is_400_and_not_cut_off(http: httpx.AsyncClient, gateway_url: str) -> None:
+    before = (await http.get("/v1/data/orders")).json()
+    for target in (b"orders?status=neq.x#&order_id=eq.order-123", b"orders/order-123#7", b"orders?order_id=neq.#5"):
+        answer = await ask(
+            gateway_url, b"DELETE /v1/data/" + target + b" HTTP/1.1\r\n" + HOST + b"X-Fence-Token: 50\r\n\r\n"
+        )
+        assert answer.status == 400, target
+        assert (answer.body["code"], answer.body["hint"]) == ("FP016", "In a value it is %23.")
+    assert (await http.get("/v1/data/orders")).json() == before
+
+
 async def test_a_head_without_an_end_is_refused_once_it_is_too_large(raw: RawConnection) -> None:
     await raw.send(b"GET /healthz HTTP/1.1\r\nX-Long: ")
     sent = 0

@@ -3,6 +3,7 @@
 - A head has at most HEAD_BYTES. What is not whole is refused once more than that has come.
 - Trailers, the fields after the last chunk of a body, are refused. uvicorn appends them to the headers of the request,
   so that a field that no proxy has looked at would be a header here (RFC 9110 §6.5.1 forbids it).
+- A target with a # is refused. uvicorn leaves out what stands behind it, and a filter without its end writes more rows.
 - A target that names a host (GET http://… HTTP/1.1, as to a proxy) names the same one as Host.
 - What cannot be parsed is refused as 400. An answer to an earlier request that is still under way comes first: then
   what follows it is not answered, and the connection closes after it.
@@ -157,6 +158,13 @@ class GuardedProtocol(DrainingProtocol):
 
     def on_headers_complete(self) -> None:
         """A request's head is there; its body begins."""
+        if b"#" in self.url:
+            shown = self.url[:200].decode("latin-1")
+            self._end(
+                bad_request(
+                    f"The target {shown!r} has a #, which no request may have (RFC 9112 §3.2).", "In a value it is %23."
+                )
+            )
         if self.url[:1] != b"/":
             self._require_same_host()
         super().on_headers_complete()
