@@ -118,6 +118,8 @@ async def test_nothing_is_answered_in_the_place_of_an_earlier_request(raw: RawCo
     await raw.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: %d\r\n\r\n" % len(body) + body + b"NO HTTP\r\n\r\n")
     answer = await raw.answer()
     assert (answer.status, answer.body["status"]) == (200, "shipped")
+    answer = await raw.answer()
+    assert (answer.status, answer.body["code"], answer.headers["connection"]) == (400, "FP016", "close")
     assert await raw.ended()
 
 

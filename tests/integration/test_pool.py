@@ -1,10 +1,14 @@
 """The pool under pressure, as the caller of the API sees it."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import pytest
+from tests.support.interleave import Connection
+from tests.support.manual_clock import settled
 
-from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.connection import Limits, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 
@@ -18,6 +22,25 @@ async def test_an_exhausted_pool_reports_it_in_time(database: str) -> None:
                     pass
         async with pool.connection() as connection:
             assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await pool.close()
+
+
+async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1))
+
+    async def used(lent: AbstractAsyncContextManager[Connection]) -> int:
+        async with lent as connection:
+            found: int = await connection.fetchval("SELECT 1")
+            return found
+
+    try:
+        for lend in (partial(pool.connection, writing=True), pool.batch_connection, pool.connection):
+            async with lend() as first:
+                waits = asyncio.create_task(used(lend()))
+                await settled()
+            gateway_connection(first).terminate()  # its next caller has not run yet
+            assert await waits == 1
     finally:
         await pool.close()
 

@@ -5,8 +5,7 @@
   so that a field that no proxy has looked at would be a header here (RFC 9110 §6.5.1 forbids it).
 - A target with a # is refused. uvicorn leaves out what stands behind it, and a filter without its end writes more rows.
 - A target that names a host (GET http://… HTTP/1.1, as to a proxy) names the same one as Host.
-- What cannot be parsed is refused as 400. An answer to an earlier request that is still under way comes first: then
-  what follows it is not answered, and the connection closes after it.
+- What cannot be parsed is refused as 400. Answers to earlier requests that are still under way come first.
 """
 
 from typing import Any, Final
@@ -69,6 +68,8 @@ class GuardedProtocol(DrainingProtocol):
     _guard: Guard | None = None
     _refused = False
     """Whether something was refused: nothing that comes after it is looked at."""
+    _last_word: Problem | None = None
+    """What was refused, as long as earlier requests are not answered."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin, unless there are too many connections."""
@@ -193,9 +194,14 @@ class GuardedProtocol(DrainingProtocol):
         return self.flow.read_paused
 
     def on_response_complete(self) -> None:
-        """An answer was sent: the last one, if what came after its request was refused."""
+        """An answer was sent. If it was the last one before something that was refused, that is answered now."""
         super().on_response_complete()
-        if self._refused and not self.pipeline:
+        if not self._refused or self.pipeline:
+            return
+        problem, self._last_word = self._last_word, None
+        if problem is not None and not self.transport.is_closing():
+            self._say(problem)
+        else:
             self.transport.close()
 
     def refuse(self, problem: Problem) -> None:
@@ -210,6 +216,7 @@ class GuardedProtocol(DrainingProtocol):
         if self.arrival.in_body:
             if self.pipeline:  # it waits behind others, which are answered
                 self.pipeline.popleft()
+                self._last_word = problem
                 return
             if cycle.response_started:
                 self.transport.close()
@@ -217,6 +224,7 @@ class GuardedProtocol(DrainingProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         elif cycle is not None and not cycle.response_complete:
+            self._last_word = problem
             return
         self._say(problem)
 

@@ -262,8 +262,8 @@ class Database:
             return OriginStatus(False, generation, REASON)
 
     async def _acquire(self, pool: Pool, *, writing: bool) -> GatewayConnection:
-        """Take a connection within `pool_timeout`; for a write none whose session is read-only, but one that has just
-        been opened.
+        """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
+        session is read-only, but one that has just been opened.
         """
         if self._waiting[pool] >= self._limits.most_waiting:
             raise UnavailableError(
@@ -275,7 +275,8 @@ class Database:
                 begun = asyncio.get_running_loop().time()
                 while True:
                     connection = await pool.lend()
-                    if not (writing and connection.read_only and connection.opened < begun):
+                    ended = connection.is_closed()  # while the caller was woken; nothing was sent on it
+                    if not ended and not (writing and connection.read_only and connection.opened < begun):
                         return connection
                     pool.give_back(connection, spoilt=True)
         except TimeoutError as error:
