@@ -108,6 +108,7 @@ async def test_a_waiter_that_queued_before_the_owners_mints_gets_a_newer_token(
 ) -> None:
     """The first act of an owner is a mint."""
     numbered(ask)
+    ask.ttl_ms = 30_000  # on a busy machine a short hold would end before the waiter is in line
     grant = await ask.granted(lock)
     waiter = asyncio.create_task(ask.granted(lock, wait_s=LONG, by=await another()))
     if ask.source.capabilities.fair:

@@ -58,7 +58,7 @@ def _lagging_standby() -> Iterator[None]:
         yield
 
 
-ROWS: Final = Setting("rows", "register", operations=600)
+ROWS: Final = Setting("rows", "register", operations=1200)
 SCOPES: Final = Setting("scopes", "register", operations=800, faults="delay-database")
 LOCKS: Final = Setting("locks", "mutex", operations=2500, resources=1, tasks=6)
 KEYS: Final = Setting("keys", "idempotent", operations=600)
