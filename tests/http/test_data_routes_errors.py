@@ -220,6 +220,7 @@ async def test_other_methods_are_405_with_allow(api: Api) -> None:
         ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE", "OPTIONS")),
         ("claims", "POST", ("GET", "PUT", "DELETE", "PATCH")),
         ("fences", "GET", ("POST", "PUT", "DELETE")),
+        ("leases/1", "GET, HEAD, DELETE", ("POST", "PUT", "PATCH")),
     ):
         for method in refused:
             answer = await api.http.request(method, f"/v1/{path}")

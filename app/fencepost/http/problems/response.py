@@ -6,6 +6,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INSUFFICIENT_SCOPE, INVALID_CREDENTIAL
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
@@ -50,12 +51,19 @@ def _challenge(problem: Problem) -> str:
     return f'Bearer error="{error}", error_description="{detail}"{scope}'
 
 
+def _allowed(request: Request, first: str) -> str:
+    """List the methods of a path (RFC 9110 §10.2.1). `first`: those of its first route, which Starlette gives alone."""
+    routes = [r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({*first.split(", "), *(method for each in routes for method in each.methods or ())}))
+
+
 async def http_problem(request: Request, error: Exception) -> Response:
     """Give Starlette's own refusals the one form."""
     if not isinstance(error, HTTPException):
         raise error
     headers = dict(error.headers or {})
     if error.status_code == METHOD_NOT_ALLOWED.status:
+        headers["Allow"] = _allowed(request, headers["Allow"])
         return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
     if error.status_code == NO_ROUTE.status:
         return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)
