@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import httpx
 import pytest
 from pydantic import SecretStr
+from tests.http.raw import RawConnection
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.live_gateway import serving
@@ -53,6 +54,14 @@ def times() -> Times:
 async def gateway_url(demo_database: str, start_gateway: StartGateway, times: Times) -> str:
     """Give the base URL of a gateway on the demo database."""
     return await start_gateway(demo_database, times)
+
+
+@pytest.fixture
+async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
+    """Give a connection to that gateway, for bytes that no client would send."""
+    connection = await RawConnection.open(gateway_url)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture

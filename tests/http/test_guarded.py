@@ -1,7 +1,6 @@
 """What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +15,6 @@ from fencepost.times import EdgeTimes, Times
 HOST = b"Host: localhost\r\n"
 PATCH = b"PATCH /v1/data/orders/order-123 HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
-
-
-@pytest.fixture
-async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
-    connection = await RawConnection.open(gateway_url)
-    yield connection
-    connection.close()
 
 
 async def status_of(http: httpx.AsyncClient) -> object:

@@ -2,9 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
 
-import pytest
 from tests.http.raw import RawConnection
 
 ROW = b"/v1/data/orders/order-123 HTTP/1.1\r\nHost: localhost\r\n"
@@ -17,13 +15,6 @@ JSON = b"Content-Type: application/json\r\n"
 BODY = b'{"note": "%d"}'
 DELETE = b"DELETE /v1/data/orders/order-124 HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 50\r\n\r\n"
 GET = b"GET " + ROW + b"\r\n"
-
-
-@pytest.fixture
-async def raw(gateway_url: str) -> AsyncIterator[RawConnection]:
-    connection = await RawConnection.open(gateway_url)
-    yield connection
-    connection.close()
 
 
 async def in_pieces(raw: RawConnection, request: bytes, size: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
@@ -36,8 +36,6 @@ from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
     from fencepost.clock import Timer
-
-T = TypeVar("T")
 
 UNREADABLE_URL: Final = (
     "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
