@@ -17,7 +17,7 @@ from tests.conformance.bench import Bench, opened
 from fencepost.locks.source import Grant, Holder, Source
 from fencepost.testing.servers.waiting import PATIENCE
 
-BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes", "kubernetes_shim")
+BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
 
 EACH_BENCH = [
@@ -38,9 +38,9 @@ def start_bench(name: str, directory: Path) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.fixture(scope="session", params=EACH_BENCH)
+@pytest.fixture(scope="package", params=EACH_BENCH)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Run one source's service for the session; skips where its server is not installed."""
+    """Run one source's service for this directory; skips where its server is not installed."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -68,23 +68,6 @@ class Versioned(VersionedBase):
         BigInteger, server_default=FetchedValue(), server_onupdate=FetchedValue()
     )
     __mapper_args__ = {"version_id_col": last_fence_token, "version_id_generator": False}  # noqa: RUF012
-
-
-class GeneratedBase(DeclarativeBase):
-    pass
-
-
-_tokens: Iterator[int] = itertools.count(1000)
-
-
-class Generated(GeneratedBase):
-    """The mark is the version, and a generator gives each flush a token of its own."""
-
-    __tablename__ = "orders"
-    order_id: Mapped[str] = mapped_column(primary_key=True)
-    status: Mapped[str] = mapped_column(default="new")
-    last_fence_token: Mapped[int] = mapped_column(BigInteger)
-    __mapper_args__ = {"version_id_col": last_fence_token, "version_id_generator": lambda _: next(_tokens)}  # noqa: RUF012
 
 
 FencedSession: type[Session] = run_recipe("sqlalchemy")["FencedSession"]

@@ -59,27 +59,3 @@ async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(o
     with pytest.raises(asyncpg.PostgresError) as refused:
         await owner.execute(WITHOUT_A_TOKEN)
     assert refused.value.sqlstate == "FP428"
-
-
-async def test_the_default_of_one_partition_is_seen(connect: Connect) -> None:
-    owner = await connect()
-    await owner.execute(
-        "CREATE TABLE public.items (id int PRIMARY KEY) PARTITION BY RANGE (id);"
-        "CREATE TABLE public.items_1 PARTITION OF public.items DEFAULT"
-    )
-    await protect(owner, "items")
-    change = "ALTER TABLE public.items_1 ALTER last_fence_token SET DEFAULT 999"
-    with pytest.raises(asyncpg.PostgresError, match="items is protected"):
-        await owner.execute(change)
-    await disable(owner)
-    await owner.execute(change)
-    assert any("is not 0 in items_1" in text for text in await found(owner))
-
-
-async def test_a_scoped_tables_column_does_not_count(connect: Connect) -> None:
-    owner = await connect()
-    await owner.execute("CREATE TABLE public.items (id int PRIMARY KEY, box int NOT NULL)")
-    await protect(owner, "items")
-    await protect(owner, "items", scope="box/{box}")
-    await owner.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
-    assert await found(owner) == []

@@ -13,7 +13,6 @@ from tests.support.interleave import Connect
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 
 pytestmark = pytest.mark.versions
@@ -92,39 +91,3 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
         assert await restored.fetchval("SELECT nextval('fencepost.tokens')") == token + 1
     finally:
         await restored.close()
-
-
-async def test_a_restore_of_data_alone_is_a_write_like_any_other(
-    connect: Connect, database: str, postgres: PostgresServer, target: str
-) -> None:
-    owner = await connect()
-    await owner.execute("CREATE TABLE orders (order_id text PRIMARY KEY)")
-    await protect(owner, "orders")
-    assert await write(owner, 36, "INSERT INTO orders VALUES ('row')") == ""
-    await asyncio.to_thread(dump_and_restore, postgres, database, target)
-    restored = await asyncpg.connect(target)
-    assert await write(restored, 37, "DELETE FROM orders") == ""
-    with pytest.raises(subprocess.CalledProcessError):
-        await asyncio.to_thread(dump_and_restore, postgres, database, target, "--data-only", "--table=orders")
-    assert await restored.fetchval("SELECT count(*) FROM orders") == 0
-    await restored.close()
-
-
-async def test_a_dump_without_the_schema_has_the_marks_of_rows_and_is_protected_anew(
-    connect: Connect, database: str, postgres: PostgresServer, target: str
-) -> None:
-    owner = await connect()
-    await owner.execute("CREATE TABLE orders (order_id text PRIMARY KEY)")
-    await protect(owner, "orders")
-    assert await write(owner, 36, "INSERT INTO orders VALUES ('row')") == ""
-    with pytest.raises(subprocess.CalledProcessError):  # the triggers' functions are not there
-        await asyncio.to_thread(dump_and_restore, postgres, database, target, "-N", "fencepost")
-    restored = await asyncpg.connect(target)
-    rows = await restored.fetch("SELECT order_id, last_fence_token FROM orders")
-    assert [tuple(row) for row in rows] == [("row", 36)]
-    assert await write(restored, None, "UPDATE orders SET order_id = order_id") == ""
-    await upgrade(target)
-    await protect(restored, "orders")
-    assert await write(restored, 36, "DELETE FROM orders") == "FP409"
-    assert await write(restored, 37, "DELETE FROM orders") == ""
-    await restored.close()

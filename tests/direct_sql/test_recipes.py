@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
@@ -19,8 +18,6 @@ from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
-from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
 """Recipes that the tests of the ORMs and of replication run."""
@@ -31,41 +28,6 @@ async def shop(database: str) -> str:
     """Give the URL of a database with the demo's orders."""
     await demo.load(database)
     return database
-
-
-@pytest.fixture(scope="module")
-def shop_of_refusals(postgres: PostgresServer, template: str) -> Iterator[str]:
-    """Give the URL of a database with a table of each kind, for statements that change nothing."""
-    url = in_database(postgres.url, "refusals")
-    asyncio.run(_make_refusals(postgres.url, url, template))
-    yield url
-    asyncio.run(_execute(postgres.url, "DROP DATABASE refusals WITH (FORCE)"))
-
-
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-async def _make_refusals(server: str, url: str, template: str) -> None:
-    await clone(server, "refusals", template)
-    await _execute(
-        url,
-        "CREATE TABLE plain (id int PRIMARY KEY, n int); CREATE TABLE issued (id int PRIMARY KEY);"
-        "CREATE TABLE scoped (id int PRIMARY KEY, account int NOT NULL); GRANT ALL ON plain TO pg_read_all_data",
-    )
-    connection = await asyncpg.connect(url)
-    try:
-        await protect(connection, "plain")
-        await protect(connection, "scoped", scope="account/{account}")
-        await protect(connection, "issued", source="builtin")
-    finally:
-        await connection.close()
-    await _execute(url, TOKEN.format(9) + "INSERT INTO plain VALUES (1), (2); INSERT INTO scoped VALUES (1, 7)")
-    await _execute(url, TOKEN.format(10) + "UPDATE plain SET n = 0 WHERE id = 1; DELETE FROM plain WHERE id = 2")
 
 
 def test_each_recipe_is_run_by_a_test() -> None:
@@ -161,66 +123,6 @@ def test_the_pages_migration_protects_its_table_and_goes_back(engine: Engine) ->
         assert connection.scalar(text("SELECT count(*) FROM fencepost.protected")) == 1
 
 
-TOKEN = "SET LOCAL fencepost.token = '{}'; "
-REFUSED = {
-    "stale": ("FP409", TOKEN.format(9) + "UPDATE plain SET n = 1"),
-    "spent": ("FP409", TOKEN.format(10) + "UPDATE plain SET n = 1"),
-    "a stale insert": ("FP409", TOKEN.format(9) + "INSERT INTO plain VALUES (2)"),
-    "no token": ("FP428", "UPDATE plain SET n = 1"),
-    "no token, insert": ("FP428", "INSERT INTO plain VALUES (3)"),
-    "no token, delete": ("FP428", "DELETE FROM plain"),
-    "truncate": ("FP428", TOKEN.format(36) + "TRUNCATE plain"),
-    "malformed": ("FP400", TOKEN.format("+36") + "UPDATE plain SET n = 1"),
-    "changed key": ("FP400", TOKEN.format(36) + "UPDATE plain SET id = 7"),
-    "changed scope": ("FP400", TOKEN.format(36) + "UPDATE scoped SET account = 8"),
-    "no scope": ("FP400", TOKEN.format(36) + "INSERT INTO scoped VALUES (2, NULL)"),
-    "no reason": ("FP400", "SET LOCAL fencepost.break_glass = '-'; UPDATE plain SET n = 1"),
-    "never issued": ("FP018", TOKEN.format(2**40) + "INSERT INTO issued VALUES (1)"),
-    "not a member": ("42501", "SET LOCAL fencepost.break_glass = 'why not'; UPDATE plain SET n = 1"),
-    "the log": ("42501", "DELETE FROM fencepost.break_glass_log"),
-}
-
-
-async def test_a_refusal_has_the_sqlstate_of_the_page(shop_of_refusals: str) -> None:
-    for case, (expected, statement) in REFUSED.items():
-        assert expected in documented(), case
-        connection = await asyncpg.connect(shop_of_refusals)
-        try:
-            if case == "not a member":
-                await connection.execute("SET SESSION AUTHORIZATION pg_read_all_data")
-            with pytest.raises(asyncpg.PostgresError) as caught:
-                await connection.execute(statement)
-            assert caught.value.sqlstate == expected, case
-            assert await connection.fetchval("SELECT 1") == 1, case  # usable as before
-        finally:
-            await connection.close()
-
-
-async def test_without_a_transaction_set_local_does_nothing(shop: str) -> None:
-    connection = await asyncpg.connect(shop)
-    try:
-        await connection.execute("SET LOCAL fencepost.token = '36'")
-        with pytest.raises(asyncpg.PostgresError) as caught:
-            await connection.execute("UPDATE orders SET status = 'paid'")
-        assert caught.value.sqlstate == "FP428"
-        await connection.execute("SET LOCAL fencepost.token = '36'; UPDATE orders SET status = 'paid'")  # one message
-    finally:
-        await connection.close()
-
-
-async def test_a_claim_reads_the_row_that_it_fences(shop: str) -> None:
-    """As the page has it: the claim first, and the rest of the operation under the same token."""
-    connection = await asyncpg.connect(shop)
-    try:
-        async with connection.transaction():
-            await connection.execute("SET LOCAL fencepost.token = '36'")
-            claim = "UPDATE orders SET last_fence_token = 36 WHERE order_id = 'order-123' RETURNING status"
-            assert await connection.fetchval(claim) == "new"
-            await connection.execute("UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'")
-    finally:
-        await connection.close()
-
-
 def documented() -> set[str]:
     """The SQLSTATEs of the page's table."""
     rows = re.findall(r"^\| ((?:`\w{5}`(?:, )?)+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
@@ -233,4 +135,3 @@ def test_the_table_of_sqlstates_is_complete() -> None:
     raised = set(re.findall(r"ERRCODE = '(FP\w{3})'", "".join(source.read_text("utf-8") for source in sources)))
     assert {code for code in documented() if code.startswith("FP")} == raised - {"FP403", "FP000"}
     assert documented() - raised == {"42501", "40001", "40P01"}
-    assert {expected for expected, _ in REFUSED.values()} == documented() - {"40001", "40P01"}

@@ -19,31 +19,6 @@ async def test_a_claim_raises_the_mark_and_gives_the_row(api: Api, shop: Shop) -
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=35)).status_code == 200
 
 
-async def test_a_claim_of_an_absent_key_keeps_older_holders_from_creating_it(api: Api, shop: Shop) -> None:
-    key = shop.key()
-    answer = await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)
-    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
-    assert answer.json() == {"resource": f"orders/{key}", "mark": "34", "row": None}
-    for method, path, body in (("PUT", f"data/orders/{key}", {}), ("POST", "data/orders", {"order_id": key})):
-        assert code(await api.ask(method, path, body, token=33)) == (409, "FP001"), (method, path)
-        assert code(await api.ask(method, path, body, token=34)) == (409, "FP002"), (method, path)
-    for method in ("PATCH", "DELETE"):
-        sent: dict[str, object] | None = {} if method == "PATCH" else None
-        assert code(await api.ask(method, f"data/orders/{key}", sent, token=33)) == (409, "FP001"), method
-        assert code(await api.ask(method, f"data/orders/{key}", sent, token=35)) == (404, "FP006"), method
-    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)) == (409, "FP002")
-    assert (await api.ask("PUT", f"data/orders/{key}", {}, token=35)).status_code == 201
-
-
-async def test_a_claim_answers_in_the_names_of_postgresql(api: Api) -> None:
-    answer = await api.ask("POST", "claims", {"resource": "numbered/007"}, token=5)
-    assert answer.json()["resource"] == "numbered/7"
-    assert (await api.ask("GET", "fences?resource=numbered/%2B7")).json()["mark"] == "5"
-    assert (await api.ask("POST", "claims", {"resource": "public.numbered/8"}, token=5)).json()[
-        "resource"
-    ] == "numbered/8"
-
-
 async def test_malformed_claims_are_400(api: Api) -> None:
     bodies: list[object] = [
         {}, {"resource": None}, {"resource": 1}, {"resource": ""}, {"resource": "orders"}, {"resource": "/x"},
@@ -81,17 +56,3 @@ async def test_a_fence_shows_mark_rule_source_and_story(api: Api, shop: Shop) ->
     gone = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
     assert (gone["mark"], gone["row_exists"]) == ("7", False)
     assert (await api.ask("GET", "fences?resource=leased/x")).json()["rule"] == "epoch"
-
-
-async def test_fences_that_cannot_be_read(api: Api) -> None:
-    for query, expected in (
-        ("", (400, "FP016")),
-        ("?resource=", (400, "FP016")),
-        ("?resource=orders", (400, "FP016")),
-        ("?resource=orders/%25zz", (400, "FP016")),
-        ("?resource=items/a", (400, "FP016")),
-        ("?resource=nowhere/x", (404, "FP007")),
-        ("?resource=diary/1", (403, "FP005")),
-        ("?resource=paid_orders/1", (403, "FP005")),
-    ):
-        assert code(await api.ask("GET", f"fences{query}")) == expected, query

@@ -26,14 +26,6 @@ async def test_rows_come_as_an_array_with_their_range(api: Api, shop: Shop) -> N
     assert (none.status_code, none.headers["content-range"], none.json()) == (200, "*/*", [])
 
 
-async def test_an_exact_count_shows_the_total(api: Api, shop: Shop) -> None:
-    some, _ = await some_orders(shop, [1, 2, 3])
-    part = await api.ask("GET", f"data/orders?{some}&limit=2", prefer="count=exact")
-    assert (part.status_code, part.headers["content-range"]) == (206, "0-1/3")
-    everything = await api.ask("GET", f"data/orders?{some}", prefer="count=exact")
-    assert (everything.status_code, everything.headers["content-range"]) == (200, "0-2/3")
-
-
 async def test_one_object_is_given_where_it_is_asked_for(api: Api, shop: Shop) -> None:
     some, keys = await some_orders(shop, [1, 1])
     answer = await api.ask("GET", f"data/orders?order_id=eq.{keys[0]}", headers=ONE_OBJECT)
@@ -72,17 +64,8 @@ async def test_post_an_array(api: Api, shop: Shop) -> None:
     assert (empty.status_code, empty.json()) == (201, [])
 
 
-async def test_post_without_an_answer(api: Api, shop: Shop) -> None:
-    for prefer in ("return=minimal", "return=headers-only"):
-        key = shop.key()
-        answer = await api.ask("POST", "data/orders", {"order_id": key}, token=5, prefer=prefer)
-        assert (answer.status_code, answer.content) == (201, b""), prefer
-        assert answer.headers["preference-applied"] == prefer, prefer
-        assert answer.headers["location"] == f"/v1/data/orders/{key}", prefer
-
-
 async def test_a_location_leads_to_the_row_whatever_its_key(api: Api) -> None:
-    for key in ("a/b,c", "100%", "grüße", "line\nbreak", "a b+c", "?x#y", '"quoted"', "a;b"):
+    for key in ("a/b,c", "100%", "grüße\n b+c?x#y"):
         answer = await api.ask("POST", "data/items", {"order_id": key, "line": 1}, token=5)
         assert answer.status_code == 201, key
         found = await api.ask("GET", answer.headers["location"].removeprefix("/v1/"))
@@ -130,22 +113,6 @@ async def test_a_multi_row_write_writes_every_row(api: Api, shop: Shop) -> None:
             assert (fence.json()["mark"], fence.json()["row_exists"]) == ("4", method == "PATCH"), method
 
 
-async def test_preferences_of_a_multi_row_write(api: Api, shop: Shop) -> None:
-    for method in ("PATCH", "DELETE"):
-        body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
-        some, keys = await some_orders(shop, [1, 2])
-        answer = await api.ask(
-            method, f"data/orders?{some}&select=order_id", body, token=4, prefer="return=representation"
-        )
-        assert (answer.status_code, answer.headers["preference-applied"]) == (200, "return=representation"), method
-        assert sorted(row["order_id"] for row in answer.json()) == keys, method
-        nothing = await api.ask(method, "data/orders?order_id=eq.nobody", body, token=4, prefer="return=representation")
-        assert (nothing.status_code, nothing.json(), nothing.headers["content-range"]) == (200, [], "*/*"), method
-        some, _ = await some_orders(shop, [1])
-        minimal = await api.ask(method, f"data/orders?{some}", body, token=4, prefer="return=minimal")
-        assert (minimal.status_code, minimal.headers["preference-applied"]) == (204, "return=minimal"), method
-
-
 async def test_one_stale_row_refuses_all_and_is_listed(api: Api, shop: Shop) -> None:
     for method in ("PATCH", "DELETE"):
         body: dict[str, object] | None = {"status": "paid"} if method == "PATCH" else None
@@ -167,9 +134,7 @@ async def test_a_multi_row_write_without_a_filter_is_refused(api: Api, shop: Sho
     for method in ("PATCH", "DELETE"):
         key = await shop.order(mark=1)
         body: dict[str, object] | None = {} if method == "PATCH" else None
-        for query in ("", "?", "?select=order_id", "?columns=status", "?&"):
-            assert code(await api.ask(method, f"data/orders{query}", body, token=99)) == (400, "FP016"), query
-        for query in ("?limit=1", "?order_id=eq.x&limit=1", "?order=status", "?order_id=eq.x&offset=1"):
+        for query in ("", "?&", "?columns=status", "?limit=1", "?order_id=eq.x&limit=1", "?order_id=eq.x&offset=1"):
             assert code(await api.ask(method, f"data/orders{query}", body, token=99)) == (400, "FP016"), query
         assert await shop.mark(key) == 1, method
 
@@ -183,27 +148,3 @@ async def test_more_rows_than_the_limit_are_refused_whole(api: Api, shop: Shop) 
         many = [{"order_id": shop.key()} for _ in range(51)]
         assert code(await api.ask("POST", "data/orders", many, token=5)) == (413, "FP017"), method
         assert await shop.mark(many[0]["order_id"]) is None, method
-
-
-async def test_a_multi_row_patch_cannot_change_keys(api: Api, shop: Shop) -> None:
-    some, keys = await some_orders(shop, [1])
-    assert code(await api.ask("PATCH", f"data/orders?{some}", {"order_id": "x"}, token=5)) == (400, "FP016")
-    assert await shop.mark(keys[0]) == 1
-
-
-async def test_columns_restricts_a_multi_row_patch(api: Api, shop: Shop) -> None:
-    some, keys = await some_orders(shop, [1])
-    await api.ask("PATCH", f"data/orders?{some}&columns=code", {"code": "abc", "quantity": 9}, token=5)
-    row = (await api.ask("GET", f"data/orders/{keys[0]}")).json()
-    assert (row["code"], row["quantity"]) == ("abc", 1)
-
-
-async def test_profiles_name_the_schema(api: Api) -> None:
-    read = await api.ask("GET", "data/leads", headers={"Accept-Profile": "sales"})
-    assert read.json() == [{"id": 1, "label": "lead"}]
-    assert (await api.ask("GET", "data/sales.leads")).json() == read.json()
-    assert (await api.ask("GET", "data/orders?limit=1", headers={"Accept-Profile": "public"})).status_code == 200
-    made = await api.ask("POST", "data/orders", {"id": 1}, token=5, headers={"Content-Profile": "sales"})
-    assert (made.status_code, made.headers["location"]) == (201, "/v1/data/sales.orders/1")
-    assert (await api.ask("GET", "data/public.orders?limit=1")).status_code == 200
-    assert code(await api.ask("GET", "data/orders", headers={"Accept-Profile": "nowhere"})) == (404, "FP007")

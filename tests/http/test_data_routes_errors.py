@@ -11,7 +11,6 @@ from tests.support.asking import Api, code
 
 from fencepost.gateway.outcomes import Outcome
 from fencepost.http.routes import data
-from fencepost.testing.servers.waiting import eventually
 
 
 @pytest.fixture
@@ -23,25 +22,27 @@ async def hurried(shop: Shop, start_gateway: StartGateway) -> AsyncIterator[Api]
         yield api
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], tuple[int, str], dict[str, Any]]] = [
     ({"status": None}, (400, "23502"), {"column": "status", "table": "orders"}),
     ({"status": "bad"}, (400, "23514"), {"constraint": "orders_status_known", "table": "orders"}),
     ({"customer_id": 99}, (409, "23503"), {"constraint": "orders_customer", "table": "orders"}),
     ({"sku": "taken"}, (409, "23505"), {"constraint": "orders_sku_once", "table": "orders"}),
     ({"quantity": "many"}, (400, "22P02"), {"column": "quantity"}),
-    ({"quantity": 99999}, (400, "22003"), {"column": "quantity"}),
     ({"amount": 1e9}, (400, "22003"), {"column": "amount"}),
     ({"code": "abcd"}, (400, "22001"), {"column": "code"}),
     ({"paid_at": "yesterdayish"}, (400, "22007"), {"column": "paid_at"}),
-    ({"paid_at": "2026-13-01"}, (400, "22008"), {"column": "paid_at"}),
     ({"discount": 101}, (400, "23514"), {"constraint": "percent_range", "column": "discount"}),
     ({"note": "a\0b"}, (400, "22P05"), {"column": None}),
 ]
 
 
-@pytest.mark.parametrize(("body", "expected", "named"), REFUSED, ids=lambda value: str(value)[:30])
-async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(
-    api: Api, shop: Shop, body: dict[str, Any], expected: tuple[int, str], named: dict[str, str | None]
+async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(api: Api, shop: Shop) -> None:
+    for body, expected, named in REFUSED:
+        await refused_by_postgresql(api, shop, body, expected, named)
+
+
+async def refused_by_postgresql(
+    api: Api, shop: Shop, body: dict[str, Any], expected: tuple[int, str], named: dict[str, Any]
 ) -> None:
     await shop.sql(
         "INSERT INTO public.orders (order_id, sku, last_fence_token) VALUES ('t', 'taken', 1) ON CONFLICT DO NOTHING"
@@ -49,10 +50,10 @@ async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(
     key = await shop.order(mark=10)
     for method, path, sent in (
         ("PATCH", f"data/orders/{key}", body),
-        ("PUT", f"data/orders/{key}", body),
         ("PUT", f"data/orders/{shop.key()}", body),
         ("POST", "data/orders", {"order_id": shop.key(), **body}),
         ("PATCH", f"data/orders?order_id=eq.{key}", body),
+        ("PATCH", "data/orders", [{"order_id": key, **body}]),
     ):
         answer = await api.ask(method, path, sent, token=11)
         assert code(answer) == expected, (method, path, answer.text)
@@ -61,44 +62,58 @@ async def test_what_postgresql_refuses_carries_its_sqlstate_and_names_what(
     assert await shop.mark(key) == 10, "the token is not spent"
 
 
+async def test_a_refused_row_is_not_shown(api: Api, shop: Shop) -> None:
+    """PostgreSQL's "Failing row contains (…)" has all columns, the mark too."""
+    for body, refused in (({"status": None}, "23502"), ({"status": "bad"}, "23514")):
+        mark = 77_700_077
+        key = await shop.order(mark=mark, note="nobody's business")
+        for method, path, sent in (
+            ("PATCH", f"data/orders/{key}", body),
+            ("PATCH", "data/orders", [{"order_id": key, **body}]),
+            ("POST", "data/orders", {"order_id": shop.key(), **body}),
+        ):
+            answer = await api.ask(method, path, sent, token=mark + 1)
+            assert code(answer) == (400, refused), (method, path)
+            answered = answer.json()
+            assert answered["details"] is None, (method, path)
+            assert "status" in answered["detail"], (method, path)
+            assert "nobody's business" not in answer.text, (method, path)
+            assert str(mark) not in answer.text.replace(str(mark + 1), ""), (method, path)
+
+
+async def test_what_the_request_sent_is_shown(api: Api, shop: Shop) -> None:
+    await shop.sql(
+        "INSERT INTO public.orders (order_id, sku, last_fence_token) VALUES ('t', 'taken', 1) ON CONFLICT DO NOTHING"
+    )
+    duplicate = await api.ask("POST", "data/orders", {"order_id": shop.key(), "sku": "taken"}, token=5)
+    assert "taken" in duplicate.json()["details"]
+    dangling = await api.ask("POST", "data/orders", {"order_id": shop.key(), "customer_id": 99}, token=5)
+    assert "99" in dangling.json()["details"]
+    nowhere = await api.ask("POST", "data/regions", {"region": "nowhere", "id": 1}, token=5)
+    assert (code(nowhere), "nowhere" in nowhere.json()["details"]) == ((400, "23514"), True)
+
+
 async def test_generated_columns_cannot_be_written(api: Api, shop: Shop) -> None:
     key = await shop.order()
-    for column in ("twice", "number"):
-        for method, path, body in (
-            ("PATCH", f"data/orders/{key}", {column: 4}),
-            ("PUT", f"data/orders/{key}", {column: 4}),
-            ("POST", "data/orders", {"order_id": shop.key(), column: 4}),
-        ):
-            answer = await api.ask(method, path, body, token=11)
-            assert code(answer) == (400, "428C9"), (method, column)
-            assert column in answer.json()["detail"], (method, path)
+    for method, path, body in (
+        ("PATCH", f"data/orders/{key}", {"twice": 4}),
+        ("PUT", f"data/orders/{key}", {"number": 4}),
+        ("POST", "data/orders", {"order_id": shop.key(), "number": 4}),
+    ):
+        assert code(await api.ask(method, path, body, token=11)) == (400, "428C9"), method
 
 
 async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:
-    for method in ("GET", "PATCH", "PUT", "DELETE"):
-        for path, column, expected in (
-            ("numbered/abc", "id", "22P02"),
-            ("numbered/99999999999", "id", "22003"),
-            ("tickets/123", "id", "22P02"),
-            ("items/a,b", "line", "22P02"),
-        ):
-            body: dict[str, object] | None = {} if method in ("PATCH", "PUT") else None
-            answer = await api.ask(method, f"data/{path}", body, token=None if method == "GET" else 5)
-            assert code(answer) == (400, expected), (method, path)
-            assert answer.json()["column"] == column, (path, column)
-    for resource in ("numbered/abc", "tickets/123"):
-        claim = await api.ask("POST", "claims", {"resource": resource}, token=5)
-        assert (code(claim), claim.json()["column"]) == ((400, "22P02"), "id"), resource
-        fence = await api.ask("GET", f"fences?resource={resource}")
-        assert (code(fence), fence.json()["column"]) == ((400, "22P02"), "id"), resource
-
-
-@pytest.mark.parametrize("query", ["quantity=eq.many", "paid_at=gt.x", "quantity=in.(1,x)", "amount=lt.1e"])
-async def test_a_filter_value_that_is_none_of_its_type_is_400(api: Api, query: str) -> None:
-    for method in ("GET", "DELETE"):
-        answer = await api.ask(method, f"data/orders?{query}", token=None if method == "GET" else 5)
-        assert answer.status_code == 400, method
-        assert answer.json()["code"].startswith("22"), method
+    for method, path, body, column, expected in (
+        ("GET", "data/numbered/abc", None, "id", "22P02"),
+        ("PATCH", "data/numbered/99999999999", {}, "id", "22003"),
+        ("PUT", "data/tickets/123", {}, "id", "22P02"),
+        ("DELETE", "data/items/a,b", None, "line", "22P02"),
+        ("POST", "claims", {"resource": "numbered/abc"}, "id", "22P02"),
+        ("GET", "fences?resource=tickets/123", None, "id", "22P02"),
+    ):
+        answer = await api.ask(method, path, body, token=None if method == "GET" else 5)
+        assert (code(answer), answer.json()["column"]) == ((400, expected), column), (method, path)
 
 
 async def test_a_role_without_the_privilege_is_403(demo_database: str, start_gateway: StartGateway) -> None:
@@ -155,95 +170,60 @@ async def test_the_refusal_of_a_tables_own_trigger_is_answered(api: Api, shop: S
     assert (answered["message"], answered["hint"], answered["details"]) == ("not today", "tomorrow", "closed")
 
 
-@pytest.mark.parametrize("path", ["data/orders", "data/orders/x", "claims"])
-async def test_a_body_too_large_is_413_announced_or_not(api: Api, path: str) -> None:
-    method = "PATCH" if path == "data/orders/x" else "POST"
-    target, token = f"/v1/{path}".encode(), (b"X-Fence-Token", b"5")
-    huge = await api.raw(method, target, headers=[token, (b"Content-Length", b"10001")])
+async def test_a_body_too_large_is_413_announced_or_not(api: Api, shop: Shop) -> None:
+    target, token = f"/v1/data/orders/{await shop.order()}".encode(), (b"X-Fence-Token", b"11")
+    huge = await api.raw("PATCH", target, headers=[token, (b"Content-Length", b"10001")])
     assert (huge.status, huge.json()["code"]) == (413, "FP017"), "said before the body is sent"
-    body = b'{"order_id": "' + b"x" * 10_000 + b'"}'
-    sent = await api.raw(method, target, body, headers=[token])
-    assert (sent.status, sent.json()["type"]) == (413, "/problems/body-too-large")
-    chunk = b"%x\r\n%s\r\n" % (len(body), body)
-    chunked = await api.raw(
-        method,
-        target,
-        chunk + b"0\r\n\r\n",
-        headers=[token, (b"Transfer-Encoding", b"chunked"), (b"Content-Type", b"application/json")],
-        announce=False,
-    )
-    assert chunked.status == 413
-
-
-async def test_a_body_up_to_the_limit_is_taken(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    body = b'{"note": "%s"}' % (b"x" * (10_000 - 12))
-    assert len(body) == 10_000
-    headers = [(b"X-Fence-Token", b"11")]
-    assert (await api.raw("PATCH", f"/v1/data/orders/{key}".encode(), body, headers=headers)).status == 200
+    body = b'{"note": "' + b"x" * 10_000 + b'"}'
+    assert (await api.raw("PATCH", target, body, headers=[token])).status == 413
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    chunked = [token, (b"Transfer-Encoding", b"chunked"), (b"Content-Type", b"application/json")]
+    assert (await api.raw("PATCH", target, sent, headers=chunked, announce=False)).status == 413
+    assert (await api.raw("PATCH", target, b'{"note": "%s"}' % (b"x" * (10_000 - 12)), headers=[token])).status == 200
 
 
 async def test_media_types_of_bodies(api: Api, shop: Shop) -> None:
     key = await shop.order(mark=1)
     path, token = f"data/orders/{key}", 1
-    for kind in ("application/json", "application/json; charset=utf-8", "application/vnd.x+json", "APPLICATION/JSON"):
+    for kind in ("application/vnd.x+json", "APPLICATION/JSON; charset=utf-8"):
         token += 1
         answer = await api.ask("PATCH", path, content=b"{}", token=token, headers={"Content-Type": kind})
         assert answer.status_code == 200, kind
-    for kind in ("text/plain", "text/csv", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""):
+    for kind in ("text/plain", "application/merge-patch+json", "application/json; charset=iso-8859-1", "json", ""):
         for method, where in (("PATCH", path), ("PUT", path), ("POST", "data/orders"), ("POST", "claims")):
             answer = await api.ask(method, where, content=b"{}", token=99, headers={"Content-Type": kind})
             assert code(answer) == (415, "FP022"), (method, kind)
     assert await shop.mark(key) == token
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"nonsense", b"'x'", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"a": "\xff"}', b"{} {}", b"[" * 5000],
-)
-async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop, body: bytes) -> None:
-    key = await shop.order()
-    for method, path in (
-        ("PATCH", f"data/orders/{key}"),
-        ("PUT", f"data/orders/{key}"),
-        ("POST", "data/orders"),
-        ("POST", "claims"),
-    ):
-        answer = await api.ask(method, path, content=body, token=99, headers={"Content-Type": "application/json"})
-        assert code(answer) == (400, "FP016"), method
-        assert answer.json()["detail"].startswith("body: "), (method, path)
+async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop) -> None:
+    bodies = (b"", b"{", b"{'a': 1}", b'{"a": NaN}', b'{"a": 1e400,}', b'{"a": "\xff"}', b"{} {}", b"[" * 5000)
+    for path in (f"data/orders/{await shop.order()}", "data/orders", "claims"):
+        for body in bodies:
+            method = "PATCH" if path.startswith("data/orders/") else "POST"
+            answer = await api.ask(method, path, content=body, token=99, headers={"Content-Type": "application/json"})
+            assert code(answer) == (400, "FP016"), (path, body)
+            assert answer.json()["detail"].startswith("body: "), (path, body)
 
 
 async def test_other_methods_are_405_with_allow(api: Api) -> None:
     for path, allowed, refused in (
-        ("data/orders", "GET, HEAD, POST, PATCH, DELETE", ("PUT", "TRACE", "OPTIONS", "PROPFIND")),
-        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE", "OPTIONS")),
-        ("claims", "POST", ("GET", "PUT", "DELETE", "PATCH")),
-        ("fences", "GET", ("POST", "PUT", "DELETE")),
-        ("leases/1", "GET, HEAD, DELETE", ("POST", "PUT", "PATCH")),
+        ("data/orders", "GET, HEAD, POST, PATCH, DELETE", ("PUT", "OPTIONS", "PROPFIND")),
+        ("data/orders/x", "GET, HEAD, PATCH, PUT, DELETE", ("POST", "TRACE")),
+        ("claims", "POST", ("GET", "DELETE")),
+        ("fences", "GET", ("POST",)),
+        ("leases", "POST", ("GET", "PUT")),
+        ("leases/1", "GET, HEAD, DELETE", ("PUT", "POST")),
+        ("leases/1/renew", "POST", ("GET",)),
+        ("leases/1/tokens", "POST", ("DELETE",)),
+        ("locks", "GET", ("POST",)),
+        ("writes/postgres:default.0.0", "GET", ("DELETE",)),
     ):
         for method in refused:
             answer = await api.http.request(method, f"/v1/{path}")
             await api.check(answer)
             assert code(answer) == (405, "FP020"), (method, path)
             assert set(answer.headers["allow"].split(", ")) >= set(allowed.split(", "))
-
-
-async def test_head_is_answered_wherever_get_is(api: Api) -> None:
-    for path in (
-        "/",
-        "/docs",
-        "/openapi.json",
-        "/healthz",
-        "/readyz",
-        "/metrics",
-        "/problems",
-        "/problems/stale-token",
-    ):
-        get, head = await api.http.get(path), await api.http.head(path)
-        assert (get.status_code, head.status_code, head.content) == (200, 200, b""), path
-        assert head.headers["content-type"] == get.headers["content-type"], path
-    assert (await api.http.head("/nowhere")).status_code == 404
 
 
 async def test_an_error_of_our_own_is_500_with_the_request_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,15 +241,3 @@ async def test_an_error_of_our_own_is_500_with_the_request_id(api: Api, monkeypa
     assert answer.headers["cache-control"] == "no-store"
     monkeypatch.undo()
     assert code(await api.ask("GET", "data/orders/x")) == (404, "FP006"), "and the gateway goes on"
-
-
-async def test_no_connection_is_lost_by_any_of_this(api: Api, shop: Shop) -> None:
-    async def idle() -> bool:
-        metrics = (await api.http.get("/metrics")).text
-        return 'fencepost_pool_connections{state="used"} 0.0' in metrics
-
-    await eventually(idle, what="an idle pool")
-    rows = await shop.sql(
-        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-    )
-    assert rows == []

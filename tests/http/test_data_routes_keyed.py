@@ -1,8 +1,5 @@
 """/v1/data/{table}/{key}: one row at a time, over real HTTP."""
 
-import uuid
-
-import pytest
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
@@ -26,14 +23,6 @@ async def test_the_mark_is_a_string_when_selected_by_name(api: Api, shop: Shop) 
     assert answer.json() == {"order_id": key, "last_fence_token": str(MAX_TOKEN)}
     listed = await api.ask("GET", f"data/orders?order_id=eq.{key}&select=last_fence_token,note:status")
     assert listed.json() == [{"last_fence_token": str(MAX_TOKEN), "note": "new"}]
-
-
-async def test_an_unprotected_table_and_a_view_are_read_without_mark(api: Api) -> None:
-    answer = await api.ask("GET", "data/diary/1")
-    assert (answer.status_code, answer.json()) == (200, {"id": 1, "entry": "dear diary"})
-    assert "x-fence-mark" not in answer.headers
-    assert (await api.ask("GET", "data/paid_orders")).status_code == 200
-    assert code(await api.ask("GET", "data/keyless/a")) == (400, "FP016")
 
 
 async def test_a_missing_row_is_404(api: Api) -> None:
@@ -89,26 +78,6 @@ async def test_stale_and_spent_are_different_answers(api: Api, shop: Shop) -> No
     assert await shop.mark(key) == 36
 
 
-async def test_the_rule_lease_takes_an_equal_token_and_no_older_one(api: Api) -> None:
-    for n in range(3):
-        answer = await api.ask("PUT", "data/leased/a", {"n": n}, token=7)
-        assert (answer.status_code, answer.headers["x-fence-mark"]) == (201 if n == 0 else 200, "7")
-    assert (await api.ask("PATCH", "data/leased/a", {"n": 9}, token=7)).json() == {"id": "a", "n": 9}
-    assert code(await api.ask("PATCH", "data/leased/a", {"n": 10}, token=6)) == (409, "FP001")
-    assert (await api.ask("DELETE", "data/leased/a", token=7)).status_code == 204
-    assert code(await api.ask("PUT", "data/leased/a", {}, token=6)) == (409, "FP001")
-    assert (await api.ask("PUT", "data/leased/a", {}, token=7)).status_code == 201
-
-
-async def test_a_delete_with_the_body_of_a_postgrest_client(api: Api, shop: Shop) -> None:
-    for body in (b"{}", b"", b"[]"):
-        key = await shop.order()
-        answer = await api.ask(
-            "DELETE", f"data/orders/{key}", token=11, content=body, headers={"Content-Type": "application/json"}
-        )
-        assert answer.status_code == 204, body
-
-
 async def test_put_creates_and_then_replaces_with_defaults(api: Api, shop: Shop) -> None:
     key = shop.key()
     made = await api.ask("PUT", f"data/orders/{key}", {"status": "paid", "amount": 3.5, "code": "abc"}, token=5)
@@ -136,68 +105,3 @@ async def test_a_body_may_repeat_the_key_in_any_spelling_and_not_contradict_it(a
             "FP016",
         ), method
     assert await shop.mark(key) == token
-
-
-@pytest.mark.parametrize("method", ["PUT", "PATCH"])
-async def test_the_same_key_in_another_spelling_is_the_same_key(api: Api, method: str) -> None:
-    await api.ask("PUT", "data/numbered/7", {}, token=1_000)
-    token = 2_000 if method == "PUT" else 3_000
-    for path, sent in (("7", "07"), ("07", 7), ("7", 7), ("+7", "7"), ("%207", 7)):
-        token += 1
-        answer = await api.ask(method, f"data/numbered/{path}", {"id": sent}, token=token)
-        assert (answer.status_code, answer.json()["id"]) == (200, 7), (path, sent, answer.text)
-    assert code(await api.ask(method, "data/numbered/7", {"id": 8}, token=9_000)) == (400, "FP016")
-    ticket = uuid.uuid4()
-    assert (await api.ask("PUT", f"data/tickets/{ticket}", {}, token=1)).status_code == 201
-    upper = await api.ask(method, f"data/tickets/{str(ticket).upper()}", {"id": f"{{{ticket}}}"}, token=2)
-    assert (upper.status_code, upper.json()["id"]) == (200, str(ticket))
-    stale = await api.ask(method, f"data/tickets/{ticket.hex.upper()}", {}, token=1)
-    assert stale.json()["resource"] == f"tickets/{ticket}", "PostgreSQL renders the name"
-
-
-async def test_composite_keys_have_as_many_values_as_columns(api: Api) -> None:
-    assert (await api.ask("PUT", "data/items/a,1", {"what": "x"}, token=1)).status_code == 201
-    assert (await api.ask("GET", "data/items/a,1")).json() == {"order_id": "a", "line": 1, "what": "x"}
-    for path in ("a", "a,1,2", "a%2C1"):
-        for method in ("GET", "PUT", "PATCH", "DELETE"):
-            body: dict[str, object] | None = {} if method in ("PUT", "PATCH") else None
-            answer = await api.ask(method, f"data/items/{path}", body, token=None if method == "GET" else 2)
-            assert code(answer) == (400, "FP016"), (method, path)
-    assert (await api.ask("DELETE", "data/items/a,1", token=2)).status_code == 204
-
-
-async def test_query_parameters_that_mean_nothing_on_a_keyed_route_are_refused(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    for query in ("status=eq.new", "limit=1", "order=status", "offset=1", "or=(status.eq.new)"):
-        for method in ("GET", "PATCH", "PUT", "DELETE"):
-            body: dict[str, object] | None = {} if method in ("PUT", "PATCH") else None
-            answer = await api.ask(
-                method, f"data/orders/{key}?{query}", body, token=None if method == "GET" else MAX_TOKEN
-            )
-            assert code(answer) == (400, "FP016"), (method, query)
-    assert await shop.mark(key) == 10
-
-
-async def test_columns_restricts_what_of_the_body_counts(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    sent = {"status": "paid", "quantity": 9, "no such": 1}
-    answer = await api.ask("PATCH", f"data/orders/{key}?columns=status", sent, token=11)
-    assert (answer.status_code, answer.json()["status"], answer.json()["quantity"]) == (200, "paid", 1)
-    answer = await api.ask("PUT", f"data/orders/{key}?columns=quantity", sent, token=12)
-    assert (answer.json()["status"], answer.json()["quantity"]) == ("new", 9)
-
-
-async def test_accept_asks_for_an_object_and_gets_it(api: Api, shop: Shop) -> None:
-    key = await shop.order()
-    for accept in ("application/vnd.pgrst.object+json", "application/json", "*/*", "text/html, */*;q=0.1"):
-        assert (await api.ask("GET", f"data/orders/{key}", headers={"Accept": accept})).status_code == 200, accept
-    for method in ("GET", "PATCH", "DELETE"):
-        answer = await api.ask(
-            method,
-            f"data/orders/{key}",
-            {} if method == "PATCH" else None,
-            token=None if method == "GET" else 11,
-            headers={"Accept": "text/csv"},
-        )
-        assert code(answer) == (406, "FP021"), method
-    assert await shop.mark(key) == 10

@@ -1,12 +1,10 @@
 """Request ids, health, metrics, and what happens while the database is away."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
-import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
@@ -16,28 +14,17 @@ from fencepost.storage.schema.revisions import newest
 from fencepost.testing.servers.waiting import eventually
 
 
-@pytest.mark.parametrize("given", ["abc-123", "x" * 128, "!~", "a/b:c=d"])
-async def test_a_usable_request_id_is_taken(api: Api, given: str) -> None:
-    for path in ("/healthz", "/v1/data/diary", "/v1/data/nowhere", "/nowhere", "/docs"):
-        answer = await api.http.get(path, headers={"X-Request-Id": given})
-        assert answer.headers.get_list("x-request-id") == [given], path
-
-
-async def test_an_unusable_request_id_is_replaced(api: Api) -> None:
+async def test_a_usable_request_id_is_taken_and_another_replaced(api: Api) -> None:
+    for path in (b"/healthz", b"/v1/data/nowhere", b"/nowhere"):
+        for given in (b"x" * 128, b"a/b:c=d"):
+            answer = await api.raw("GET", path, headers=[(b"X-Request-Id", given)])
+            assert answer.header("x-request-id") == given.decode(), path
     made = set()
-    for given in (None, b"", b"a b", b"x" * 129, b"\xc3\xbc", b"a\tb"):
-        headers = [] if given is None else [(b"X-Request-Id", given)]
-        answer = await api.raw("GET", b"/healthz", headers=headers)
-        request_id = answer.header("x-request-id")
-        assert request_id is not None
-        assert re.fullmatch("[0-9a-f]{16}", request_id), given
+    for given in (b"", b"a b", b"x" * 129, b"\xc3\xbc"):
+        request_id = (await api.raw("GET", b"/healthz", headers=[(b"X-Request-Id", given)])).header("x-request-id")
+        assert re.fullmatch("[0-9a-f]{16}", str(request_id)), given
         made.add(request_id)
-    assert len(made) == 6
-
-
-async def test_a_request_id_cannot_add_headers(api: Api) -> None:
-    answer = await api.raw("GET", b"/healthz", headers=[(b"X-Request-Id", b"a%0d%0aEvil: yes")])
-    assert answer.header("evil") is None
+    assert len(made) == 4
 
 
 async def test_healthz_and_readyz(api: Api) -> None:
@@ -118,36 +105,6 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
 
     await eventually(back, what="readyz saying 200")
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
-
-
-async def test_an_exhausted_pool_is_503(demo_database: str, start_gateway: StartGateway) -> None:
-    url = await start_gateway(demo_database, pool_size=1, pool_timeout=0.3)
-    holder = await asyncpg.connect(demo_database)
-    try:
-        await holder.execute("BEGIN")
-        await holder.execute("SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
-        async with Api.open(url) as api:
-            waiting = asyncio.create_task(api.ask("PATCH", "data/orders/order-123", {}, token=34))
-
-            async def waits() -> bool:
-                return bool(await observer.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
-
-            observer = await asyncpg.connect(demo_database)
-            try:
-                await eventually(waits, what="a write waiting for the row")
-            finally:
-                await observer.close()
-            answer = await api.ask("GET", "data/orders/order-124")
-            assert code(answer) == (503, "FP010")
-            await holder.execute("ROLLBACK")
-            assert (await waiting).status_code == 200
-
-            async def served() -> bool:
-                return (await api.ask("GET", "data/orders/order-124")).status_code == 200
-
-            await eventually(served, what="a connection that was given back")
-    finally:
-        await holder.close()
 
 
 async def test_a_schema_of_another_version_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:

@@ -7,7 +7,6 @@ import asyncpg
 import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
 from tests.http.conftest import StartGateway
-from tests.support.tokens import SECRET, token
 
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE
@@ -117,57 +116,3 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
     await claim.locator(".opblock-summary-control").click()
     await expect(claim.locator(".opblock-section").first).to_be_visible()
     await expect(claim.get_by_role("button", name="Execute")).to_have_count(claims)
-
-
-async def test_a_gateway_with_authentication_asks_for_the_jwt_and_sends_it(
-    page: Page, demo_database: str, start_gateway: StartGateway
-) -> None:
-    url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="")
-    seen = Seen(page)
-    await page.goto(f"{url}/docs")
-    await expect(page.get_by_label("JWT or API key")).to_be_visible()
-    assert not any("openapi.json" in each for each in seen.urls)
-    await page.get_by_label("JWT or API key").fill(token())
-    await page.get_by_role("button", name="Use it").click()
-    operation = page.locator("#operations-orders-update_orders_row")
-    await operation.locator(".opblock-summary-control").click()
-    await operation.get_by_role("button", name="Execute").click()
-    await expect(operation.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
-    assert seen.complaints == []
-    await page.reload()  # it was kept nowhere
-    await expect(page.locator("#operations-orders-update_orders_row")).to_have_count(0)
-    assert await page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
-
-
-async def test_the_index_of_a_gateway_with_authentication_has_no_dead_links(
-    page: Page, demo_database: str, start_gateway: StartGateway
-) -> None:
-    await page.goto(await start_gateway(demo_database, jwt_secret=SECRET, jwt_role_claim_key=""))
-    links = await page.get_by_role("link").all()
-    assert len(links) >= 4
-    for link in links:
-        target = await link.evaluate("link => link.href")
-        assert (await page.request.get(target)).ok, target
-
-
-async def test_operations_tables_and_problems_are_found(page: Page, gateway_url: str) -> None:
-    seen = Seen(page)
-    await page.goto(gateway_url)
-    for link in await page.get_by_role("link").all():
-        target = await link.evaluate("link => link.href")
-        assert (await page.request.get(target)).ok, target
-    # The page of an error has links that work.
-    await page.goto(f"{gateway_url}/problems/stale-token")
-    await page.get_by_role("link", name="problems").click()
-    await page.get_by_role("link", name="The token was already used on this resource").click()
-    await expect(page.locator("h1")).to_have_text("The token was already used on this resource")
-    assert seen.complaints == []
-    # An operation has an address of its own.
-    await page.goto(f"{gateway_url}/docs#/orders/list_orders")
-    operation = page.locator("#operations-orders-list_orders")
-    await operation.get_by_role("button", name="Execute").click()
-    await expect(operation.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
-    # The filter box finds a table.
-    await expect(page.locator(".opblock-tag")).not_to_have_count(1)
-    await page.locator(".operation-filter-input").fill("orders")
-    await expect(page.locator("[data-tag='orders']")).to_be_visible()

@@ -1,12 +1,11 @@
 """Keys that PostgreSQL makes: which of them `protect` takes, and by which verbs their rows can be written."""
 
-import asyncpg
 import httpx
 import pytest
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
-from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.storage.protecting.protect import protect
 
 pytestmark = pytest.mark.versions
 
@@ -58,18 +57,3 @@ async def test_rows_with_such_keys_can_be_written(
     await owner.execute(f"CREATE TABLE t (n int NOT NULL, {key}, v text)")
     await protect(owner, "t", scope=scope)
     assert await statuses(database, "n/1" if scope else "t/{key}") == {**WRITABLE, "put new": new, "post new": new}
-
-
-async def test_a_computed_key_needs_a_scope(owner: Connection) -> None:
-    await owner.execute(f"CREATE TABLE t (n int NOT NULL, {COMPUTED}, v text)")
-    with pytest.raises(ProtectError, match=r"key column id is generated .* never changed or claimed"):
-        await protect(owner, "t")
-    await protect(owner, "t", scope="n/{n}")
-    await protect(owner, "t", rule="epoch")  # keeps its scope
-    with pytest.raises(ProtectError, match="key column id is generated"):
-        await protect(owner, "t", scope="")
-
-
-async def test_no_version_makes_a_virtual_column_a_key(owner: Connection) -> None:
-    with pytest.raises((asyncpg.FeatureNotSupportedError, asyncpg.PostgresSyntaxError)):
-        await owner.execute("CREATE TABLE t (n int, id int GENERATED ALWAYS AS (n * 2) VIRTUAL PRIMARY KEY)")

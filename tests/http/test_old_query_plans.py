@@ -33,25 +33,6 @@ async def gateway(owner: Connection, database: str) -> AsyncIterator[httpx.Async
         yield client
 
 
-@pytest.mark.parametrize(("once", "reloaded"), [({}, False), ({"Idempotency-Key": "k"}, True)])
-async def test_a_column_gets_another_type_between_two_writes(
-    gateway: httpx.AsyncClient, owner: Connection, *, once: dict[str, str], reloaded: bool
-) -> None:
-    made = await gateway.post("/v1/data/t", json={"id": 1, "v": 1}, headers={"X-Fence-Token": "1"})
-    assert made.status_code == 201, made.text
-    await owner.execute("ALTER TABLE t ALTER COLUMN v TYPE text")
-    if reloaded:  # the gateway gets no notification of the table any more, and the session has its plan still
-        unknown = await gateway.get("/v1/data/t?no_such=eq.1")
-        assert unknown.status_code == 400
-    for token in (2, 3):
-        key = {name: value + str(token) for name, value in once.items()}
-        answer = await gateway.patch(
-            "/v1/data/t/1", json={"v": f"x{token}"}, headers={"X-Fence-Token": str(token)} | key
-        )
-        assert (answer.status_code, answer.headers.get("X-Fence-Mark")) == (200, str(token)), answer.text
-    assert [row["what"] for row in await owner.fetch("SELECT what FROM seen")] == ["v is 1", "v is x2", "v is x3"]
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -1,18 +1,11 @@
 """PATCH /v1/data/{table} with an array: each object names its row by its key. All or nothing, over real HTTP (R10)."""
 
-from collections.abc import Iterator
-
-import pytest
-from tests.scenarios.shop import Shop, running_shop
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.in_process import in_process
+from tests.support.interleave import Connect
 
-from fencepost.embedded.server import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, ("tickets",)) as shop:
-        yield shop
+from fencepost.storage.protecting.protect import protect
 
 
 async def orders(shop: Shop, *marks: int) -> list[str]:
@@ -42,16 +35,6 @@ async def test_the_rows_come_back_in_the_order_of_the_body(api: Api, shop: Shop)
     assert (minimal.status_code, minimal.headers["preference-applied"]) == (204, "return=minimal")
 
 
-async def test_keys_of_several_columns_and_of_partitions(api: Api, shop: Shop) -> None:
-    await shop.sql("INSERT INTO public.items (order_id, line, last_fence_token) VALUES ('a', 1, 1), ('a', 2, 1)")
-    rows = [{"order_id": "a", "line": 2, "what": "two"}, {"order_id": "a", "line": "1", "what": "one"}]
-    answer = await api.ask("PATCH", "data/items", rows, token=4, prefer="return=representation")
-    assert [(row["line"], row["what"]) for row in answer.json()] == [(2, "two"), (1, "one")]
-    await shop.sql("INSERT INTO public.regions (region, id, last_fence_token) VALUES ('eu', 1, 1)")
-    answer = await api.ask("PATCH", "data/regions", [{"region": "eu", "id": 1, "label": "x"}], token=4)
-    assert answer.status_code == 204
-
-
 async def test_one_stale_row_refuses_all_and_every_one_is_listed(api: Api, shop: Shop) -> None:
     keys = await orders(shop, 10, 36, 20, 30)
     rows = [{"order_id": key, "status": "x"} for key in reversed(keys)]
@@ -79,25 +62,97 @@ async def test_a_key_without_a_row_is_404_and_nothing_is_written(api: Api, shop:
     assert await shop.mark(key) == 1
 
 
-async def test_the_mark_of_a_key_without_a_row_refuses(api: Api, shop: Shop) -> None:
-    gone, key, absent = await shop.order(1), await shop.order(50), shop.key()
-    assert (await api.ask("DELETE", f"data/orders/{gone}", token=40)).status_code == 204
-    rows = [{"order_id": each, "status": "x"} for each in (key, absent, gone)]
-    answer = await api.ask("PATCH", "data/orders", rows, token=39)
-    assert code(answer) == (409, "FP001")
-    assert answer.json()["rows"] == [
-        {"resource": f"orders/{gone}", "current_token": "40"},
-        {"resource": f"orders/{key}", "current_token": "50"},
-    ]
-    assert code(await api.ask("PATCH", "data/orders", rows[2:], token=40)) == (409, "FP002")
-    assert code(await api.ask("PATCH", "data/orders", rows[2:], token=41)) == (404, "FP006")
+SPELLINGS: tuple[tuple[str, object, list[object]], ...] = (
+    ("numeric(5,2)", 1.5, ["1.50", 1.5, "+1.5"]),
+    ("char(4)", "ab", ["ab", "ab  "]),
+    ("timestamptz", "2026-01-31T12:00:00Z", ["2026-01-31T13:00:00+01:00"]),
+)
 
 
-async def test_a_token_that_was_never_issued_is_reported_whether_or_not_there_is_a_row(api: Api, shop: Shop) -> None:
-    here, absent = "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42", "0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d43"
-    await shop.sql("SELECT setval('fencepost.tokens', 100)")
-    assert (await api.ask("POST", "data/tickets", {"id": here}, token=5)).status_code == 201
-    for keys in ([here], [absent], [here, absent]):
-        answer = await api.ask("PATCH", "data/tickets", [{"id": key, "label": "x"} for key in keys], token=101)
-        assert code(answer) == (409, "FP018"), keys
-    assert (await api.ask("PATCH", "data/tickets", [{"id": here.upper(), "label": "x"}], token=6)).status_code == 204
+async def refused(api: Api, body: object, query: str = "") -> str:
+    """Send what must be 400 whatever the token; returns the error's detail."""
+    answer = await api.ask("PATCH", f"data/orders{query}", body, token=99)
+    assert code(answer) == (400, "FP016"), answer.text
+    detail: str = answer.json()["detail"]
+    return detail
+
+
+async def test_an_array_takes_no_filters_and_an_object_needs_them(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=1)
+    assert "filters and an array" in await refused(api, [{"order_id": key, "note": "x"}], f"?order_id=eq.{key}")
+    answer = await api.ask("PATCH", "data/orders", {"order_id": key, "note": "x"}, token=99)
+    assert code(answer) == (400, "FP016")
+    assert "an array of objects that have their keys" in answer.json()["hint"]
+    assert "array" not in (await api.ask("DELETE", "data/orders", token=99)).json()["hint"]
+    for query in ("?limit=1", "?order=status", "?offset=1"):
+        await refused(api, [{"order_id": key}], query)
+    assert await shop.mark(key) == 1
+
+
+async def test_elements_name_their_rows(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=1)
+    assert "without order_id" in await refused(api, [{"note": "x"}])
+    assert "element 1 names no row" in await refused(
+        api, [{"order_id": key, "note": "x"}, {"order_id": None, "note": "x"}]
+    )
+    assert "element 1 has other keys" in await refused(api, [{"order_id": key, "note": "x"}, {"note": "x"}])
+    assert "without order_id" in await refused(api, [{"order_id": key, "note": "x"}], "?columns=note")
+    # With ?columns= a key that is missing is null, as in POST.
+    assert "element 0 names no row" in await refused(api, [{"note": "x"}], "?columns=order_id,note")
+    assert "without line" in (await api.ask("PATCH", "data/items", [{"order_id": "a"}], token=9)).json()["detail"]
+    assert await shop.mark(key) == 1
+
+
+async def test_one_key_twice_is_refused(api: Api, shop: Shop) -> None:
+    key, stale = await shop.order(mark=1), await shop.order(mark=500)
+    rows = [{"order_id": each, "note": "x"} for each in (key, stale, key)]
+    assert f"elements 0 and 2 both name orders/{key}" in await refused(api, rows)
+    absent = shop.key()
+    assert f"both name orders/{absent}" in await refused(api, [{"order_id": absent}, {"order_id": absent}])
+    assert await shop.mark(key) == 1
+
+
+async def test_postgresql_decides_what_is_one_key(connect: Connect, database: str) -> None:
+    owner = await connect()
+    for number, (kind, _, _) in enumerate(SPELLINGS):
+        await owner.execute(f"CREATE TABLE public.t{number} (id {kind} PRIMARY KEY, n int)")
+        await protect(owner, f"t{number}")
+    async with in_process(database) as gateway:
+        for number, (kind, stored, spellings) in enumerate(SPELLINGS):
+            path = f"/v1/data/t{number}"
+            made = await gateway.post(path, json={"id": stored}, headers={"X-Fence-Token": "1"})
+            assert made.status_code == 201, made.text
+            for token, spelling in enumerate(spellings, 2):
+                row = [{"id": spelling, "n": token}]
+                answer = await gateway.patch(path, json=row, headers={"X-Fence-Token": str(token)})
+                assert answer.status_code == 204, answer.text
+                twice = [{"id": stored, "n": 0}, {"id": spelling, "n": 0}]
+                answer = await gateway.patch(path, json=twice, headers={"X-Fence-Token": "99"})
+                assert code(answer) == (400, "FP016"), (kind, spelling)
+                assert "both name" in answer.json()["detail"], (kind, spelling)
+            assert await owner.fetchval(f"SELECT n FROM t{number}") == len(spellings) + 1, kind
+
+
+async def test_no_more_rows_than_the_limit(api: Api, shop: Shop) -> None:
+    keys = [await shop.order(mark=1) for _ in range(51)]
+    rows = [{"order_id": key} for key in keys]
+    assert code(await api.ask("PATCH", "data/orders", rows, token=4)) == (413, "FP017")
+    assert await shop.mark(keys[0]) == 1
+    assert (await api.ask("PATCH", "data/orders", rows[:50], token=4)).headers["content-range"] == "0-49/*"
+    assert [await shop.mark(key) for key in (keys[49], keys[50])] == [4, 1]
+
+
+async def test_an_idempotency_key_does_it_once(api: Api, shop: Shop) -> None:
+    keys = [await shop.order(mark=1) for _ in range(2)]
+    rows = [{"order_id": key, "status": "x"} for key in keys]
+    once = {"Idempotency-Key": f'"{keys[0]}"'}
+    stale = await api.ask("PATCH", "data/orders", [*rows, {"order_id": shop.key(), "status": "x"}], token=4,
+                          headers=once)  # fmt: skip
+    assert code(stale) == (404, "FP006"), "refusals are not stored"
+    first = await api.ask("PATCH", "data/orders", rows, token=4, headers=once, prefer="return=representation")
+    again = await api.ask("PATCH", "data/orders", rows, token=3, headers=once)
+    assert (again.status_code, again.content) == (200, first.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await api.ask("PATCH", "data/orders", rows[:1], token=5, headers=once)
+    assert code(other) == (422, "FP014")
+    assert [await shop.mark(key) for key in keys] == [4, 4]

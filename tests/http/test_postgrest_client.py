@@ -26,15 +26,6 @@ async def test_it_reads_with_filters_order_and_count(gateway_url: str) -> None:
         assert counted.count == 3
 
 
-async def test_it_reads_one_object_or_none(gateway_url: str) -> None:
-    async with client(gateway_url) as reader:
-        one = reader.from_("orders").select("status").eq("order_id", "order-123").single()
-        assert await rows(one) == {"status": "new"}
-        assert await reader.from_("orders").select("*").eq("order_id", "nope").maybe_single().execute() is None
-        with pytest.raises(APIError):
-            await reader.from_("orders").select("*").single().execute()
-
-
 async def test_it_writes_under_a_token_and_is_refused_under_a_stale_one(gateway_url: str) -> None:
     async with client(gateway_url, 40) as holder:
         inserted = await rows(holder.from_("orders").insert([{"order_id": "b", "status": "new"}]))
@@ -49,41 +40,3 @@ async def test_it_writes_under_a_token_and_is_refused_under_a_stale_one(gateway_
     async with client(gateway_url, 41) as holder:
         deleted = await rows(holder.from_("orders").delete().eq("order_id", "b"))
         assert [row["order_id"] for row in deleted] == ["b"]
-
-
-async def test_its_limits_and_counts_are_kept_and_upserts_refused_by_name(gateway_url: str) -> None:
-    async with client(gateway_url, 40) as holder:
-        too_many = holder.from_("orders").delete().neq("order_id", "nobody").max_affected(1)
-        with pytest.raises(APIError, match="max-affected=1"):
-            await too_many.execute()
-        counted = await reader_count(gateway_url)
-        assert counted == 3
-        update = holder.from_("orders").update({"note": "x"}, count=CountMethod.exact).eq("status", "new")
-        done = await update.max_affected(2).execute()
-        assert (done.count, len(done.data)) == (2, 2)
-        rows_with_all = [{"order_id": "c", "status": "new"}, {"order_id": "d", "status": "new"}]
-        inserted = await holder.from_("orders").insert(rows_with_all, default_to_null=False).execute()
-        assert len(inserted.data) == 2
-        with pytest.raises(APIError, match="resolution=merge-duplicates"):
-            await holder.from_("orders").upsert({"order_id": "c", "status": "paid"}).execute()
-        with pytest.raises(APIError, match="text/csv"):
-            await holder.from_("orders").select("*").csv().execute()
-        with pytest.raises(APIError, match="nulls=stripped"):
-            await holder.from_("orders").select("*").strip_nulls().execute()
-
-
-async def reader_count(url: str) -> int | None:
-    """Count with a client that sends its token with reads, too."""
-    async with client(url, 40) as reader:
-        found: int | None = (
-            await reader.from_("orders").select("*", count=CountMethod.exact, head=True).execute()
-        ).count
-        return found
-
-
-async def test_a_schema_is_chosen_by_both_profiles(gateway_url: str) -> None:
-    headers = {"X-Fence-Token": "40"}
-    async with AsyncPostgrestClient(f"{gateway_url}/v1/data", schema="nowhere", headers=headers) as holder:
-        with pytest.raises(APIError) as refused:
-            await holder.from_("orders").delete().eq("order_id", "order-123").execute()
-        assert refused.value.code == "FP007"

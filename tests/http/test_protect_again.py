@@ -68,14 +68,6 @@ async def test_protect_again_while_a_delete_waits(
     await delete_meanwhile(gateway, owner, await connect(), plan.statements, headers)
 
 
-async def test_unprotect_and_protect_while_a_delete_waits(
-    gateway: httpx.AsyncClient, owner: Connection, connect: Connect
-) -> None:
-    taken_away = await plan_unprotect(owner, "t")
-    made = await plan_protect(owner, "t", None, None)
-    await delete_meanwhile(gateway, owner, await connect(), [*taken_away.statements, *made.statements], {})
-
-
 async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner: Connection, connect: Connect) -> None:
     """Each time that it has the table's lock the function that it had found is gone, and then others have the lock."""
     statements = [
@@ -104,30 +96,3 @@ async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner
     assert answer.status_code == 204, answer.text
     mark = "SELECT last_fence_token FROM fencepost.marks WHERE resource = 't/2,x' AND row_absent"
     assert await observer.fetchval(mark) == 5
-
-
-@pytest.mark.parametrize("scope", [None, "b/{b}"])
-async def test_functions_stay_the_same_objects(owner: Connection, scope: str | None) -> None:
-    functions = "SELECT proname, oid FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace ORDER BY oid"
-    await protect(owner, "t", scope=scope)
-    before = await owner.fetch(functions)
-    await protect(owner, "t", rule="epoch")
-    assert await owner.fetch(functions) == before
-
-
-async def test_of_a_key_in_another_order_one_function_is_left(owner: Connection) -> None:
-    await owner.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (b, a)")
-    await protect(owner, "t")
-    found = await owner.fetch(
-        "SELECT oidvectortypes(f.proargtypes) FROM pg_proc f"
-        " JOIN fencepost.protected p ON f.proname = p.functions || '_delete'"
-    )
-    assert [row[0] for row in found] == ["text, integer, bigint, boolean"]
-
-
-async def test_no_function_is_left_of_the_name_that_a_table_with_a_scope_had(owner: Connection) -> None:
-    await protect(owner, "t", scope="b/{b}")
-    stem = await owner.fetchval("SELECT functions FROM fencepost.protected")
-    await owner.execute("ALTER TABLE public.t RENAME TO u")
-    await protect(owner, "u")
-    assert await owner.fetch("SELECT proname FROM pg_proc WHERE starts_with(proname, $1)", stem) == []

@@ -59,18 +59,6 @@ def test_every_block_of_the_page_is_run() -> None:
     assert len(re.findall(r"^```\w+$", PAGE.read_text("utf-8"), re.MULTILINE)) == len(recipes(PAGE))
 
 
-async def test_of_two_machines_one_does_it_and_the_other_ends_without_a_word(
-    machines: Machines, connect: Connect
-) -> None:
-    async with machines.machine("one", line(machines), waits=True) as one:
-        await one.is_about_to_write()
-        async with machines.machine("two", line(machines)) as two:
-            assert (await two.running.ended(), two.running.printed) == (0, "")
-        one.let_it_write()
-        assert (await one.running.ended(), one.running.printed) == (0, "")
-    assert await total(await connect()) == OLD
-
-
 @pytest.mark.parametrize("protected", [True, False])
 async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fence_it_does(
     machines: Machines, http: httpx.AsyncClient, connect: Connect, protected: bool
@@ -109,25 +97,6 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
 
 async def wrote_over(owner: Connection) -> bool:
     return await total(owner) == OLD
-
-
-async def test_a_claim_alone_refuses_the_paused_machine_before_anything_was_written(
-    machines: Machines, http: httpx.AsyncClient, connect: Connect
-) -> None:
-    """As in the page's table: "has written or not"."""
-    short = line(machines).replace("--no-wait", "--no-wait --ttl 3")
-    async with machines.machine("one", short, waits=True) as one:
-        await one.is_about_to_write()
-        one.pause_lock()
-        await free(http)
-        async with machines.machine("two", line(machines), waits=True) as two:
-            await two.is_about_to_write()
-            one.let_it_write()
-            await one.says("stale token")
-            assert await total(await connect()) == 0
-            two.let_it_write()
-            assert await two.running.ended() == 0, two.running.printed
-    assert await total(await connect()) == OLD
 
 
 async def test_a_key_means_once_a_night_without_any_lock(machines: Machines, connect: Connect) -> None:

@@ -85,19 +85,6 @@ def test_a_payment_whose_answer_was_lost_is_charged_once_when_repeated(
     assert (provider.asked, len(provider.charges)) == (3, 1), "what is known is not asked again"
 
 
-def test_the_control_without_a_key_the_customer_pays_three_times(shop: "psycopg.Connection[Any]") -> None:
-    code = recipe("pay", PAGE).replace(', headers={"Idempotency-Key": key}', "")
-    names: dict[str, Any] = {}
-    exec(code, names)
-    provider = Provider(loses={"after": 2})
-    with provider.client() as client:
-        for _ in range(2):
-            with pytest.raises(httpx.ReadError):
-                names["pay"](shop, client, *PAYMENT)
-        names["pay"](shop, client, *PAYMENT)
-    assert len(provider.charges) == 3
-
-
 async def test_of_twenty_at_once_with_as_many_keys_one_pays_the_order(
     shop: "psycopg.Connection[Any]", database: str, pay: Any
 ) -> None:
@@ -115,30 +102,6 @@ async def test_of_twenty_at_once_with_as_many_keys_one_pays_the_order(
     assert [charge for charge in answer if charge] == ["ch_1"]
     found = shop.execute("SELECT count(*), max(charge) FROM payments").fetchone()
     assert found == (1, "ch_1")
-
-
-async def test_twenty_at_once_with_one_key_all_get_one_charge(
-    shop: "psycopg.Connection[Any]", database: str, pay: Any
-) -> None:
-    provider = Provider()
-
-    def repeat() -> str:
-        with psycopg.connect(database, autocommit=True) as connection, provider.client() as client:
-            charge: str = pay(connection, client, *PAYMENT)
-            return charge
-
-    assert set(await asyncio.gather(*(asyncio.to_thread(repeat) for _ in range(20)))) == {"ch_1"}
-    assert len(provider.charges) == 1
-    assert shop.execute("SELECT count(*) FROM payments").fetchone() == (1,)
-
-
-def test_a_key_of_another_payment_is_refused(shop: "psycopg.Connection[Any]", pay: Any) -> None:
-    provider = Provider()
-    with provider.client() as client:
-        pay(shop, client, *PAYMENT)
-        with pytest.raises(ValueError, match="pay-7 is the key of another payment"):
-            pay(shop, client, "pay-7", "order-124", Decimal("19.90"))
-    assert len(provider.charges) == 1
 
 
 def test_workers_take_one_each_and_a_dead_workers_is_free_again(shop: "psycopg.Connection[Any]", database: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
@@ -14,7 +13,6 @@ from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import PATIENCE
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")
@@ -74,33 +72,3 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
     await story.run_recipes("dedupe")
     assert await story.run("redis-cli FLUSHALL") == "OK\n"
     await story.run_recipes("dedupe")
-
-
-async def test_writes_under_tokens_that_were_granted_before_go_on(story: Story) -> None:
-    await story.run_recipes("protect")
-    wanted = {"source": "redis", "lock": "invoices/inv-7", "tokens": 2}
-    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=PATIENCE) as http:
-        tokens = (await http.post("/v1/leases", json=wanted)).raise_for_status().json()["tokens"]
-        await story.run("redis-cli FLUSHALL")
-        assert (await http.post("/v1/leases", json=wanted)).json()["code"] == "FP015"
-        answers = [
-            await http.patch("/v1/data/invoices/inv-7", json={"state": "sent"}, headers={"X-Fence-Token": token})
-            for token in (tokens[1], tokens[0])
-        ]
-    assert [answer.status_code for answer in answers] == [200, 409]
-
-
-async def test_a_table_with_marks_of_another_source_needs_a_bump_first(story: Story) -> None:
-    """As on the page, at its end; otherwise a new counter looks like one that went back."""
-    await story.run(
-        "psql $DATABASE_URL -qc 'CREATE TABLE invoices (number text PRIMARY KEY, state text NOT NULL)';"
-        "fencepost protect invoices; psql $DATABASE_URL -qc \"SET LOCAL fencepost.token = '9';"
-        "INSERT INTO invoices VALUES ('inv-7', 'open')\"; fencepost protect invoices --source redis"
-    )
-    wanted = {"source": "redis", "lock": "invoices/inv-7", "claim": ["invoices/inv-7"]}
-    async with httpx.AsyncClient(base_url=story.gateway, trust_env=False, timeout=PATIENCE) as http:
-        refused = await http.post("/v1/leases", json=wanted)
-        await story.run("fencepost source raise redis --reason 'new counter'")
-        granted = await http.post("/v1/leases", json=wanted)
-    assert refused.json()["code"] == "FP015"
-    assert granted.status_code == 201, granted.text

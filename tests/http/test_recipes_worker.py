@@ -61,34 +61,6 @@ def test_every_block_of_the_page_is_run() -> None:
     assert len(re.findall(r"^```\w+$", PAGE.read_text("utf-8"), re.MULTILINE)) == len(recipes(PAGE))
 
 
-async def test_when_the_active_one_is_stopped_the_next_works_at_once(
-    machines: Machines, http: httpx.AsyncClient, connect: Connect
-) -> None:
-    owner = await connect()
-    async with machines.machine("one", line(machines, ttl="600")) as one:
-        await works(owner, "one")
-        async with machines.machine("two", line(machines, ttl="600")):
-            await waits(http)
-            one.running.process.terminate()
-            assert await one.running.ended() == 128 + 15
-            await works(owner, "two")  # with a TTL that no client could have waited for
-    sent = await owner.fetch("SELECT order_id, host FROM outbox")
-    assert [tuple(row) for row in sent] == [("order-124", "one")]
-
-
-@pytest.mark.realtime
-async def test_when_the_active_machine_dies_the_next_one_takes_over(
-    machines: Machines, http: httpx.AsyncClient, connect: Connect
-) -> None:
-    owner = await connect()
-    async with machines.machine("one", line(machines, ttl="3")) as one:
-        await works(owner, "one")
-        async with machines.machine("two", line(machines)):
-            await waits(http)
-            one.die()
-            await works(owner, "two")
-
-
 @pytest.mark.realtime
 async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has_taken_over(
     machines: Machines, http: httpx.AsyncClient, connect: Connect

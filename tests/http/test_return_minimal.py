@@ -89,29 +89,3 @@ async def test_what_is_not_shown_is_not_read(api: Api, owner: asyncpg.Connection
         (1, "paid"), (2, "paid"), (3, "paid"), (4, "paid"), (8, None), (9, None), (11, "paid"), (12, "paid"),
         (13, "paid"),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("table", ["tasks", "chairs"])
-async def test_refusals_are_answered_as_before(api: Api, owner: asyncpg.Connection, table: str) -> None:
-    await owner.execute(f"UPDATE public.{table} SET last_fence_token = 40 WHERE id IN (1, 2)")
-    for method, path, body in (
-        ("PATCH", f"{table}/1", {"status": "late"}),
-        ("DELETE", f"{table}/1", None),
-        ("DELETE", f"{table}?id=eq.1", None),
-        ("PATCH", f"{table}?id=eq.1", {"status": "late"}),
-        ("PATCH", table, [{"id": 1, "status": "late"}]),
-        ("POST", table, {"id": 1, "status": "late"}),
-    ):
-        answer = await api.ask(method, f"data/{path}", body, token=39, prefer=MINIMAL)
-        assert code(answer) == (409, "FP001"), (method, path)
-    assert code(await api.ask("PATCH", f"data/{table}/99", {"status": "x"}, token=39, prefer=MINIMAL)) == (404, "FP006")
-    unknown = await api.ask("PATCH", f"data/{table}/1?select=nothing", {"status": "x"}, token=41, prefer=MINIMAL)
-    assert code(unknown) == (400, "FP016")
-
-
-async def test_a_put_reads_no_more_either(api: Api, owner: asyncpg.Connection) -> None:
-    await owner.execute("GRANT UPDATE (secret, room), INSERT (secret) ON public.tasks TO minimalist")
-    assert code(await api.ask("PUT", "data/tasks/1", {"status": "x"}, token=5)) == (403, "42501")
-    for path, status in (("tasks/1", 204), ("tasks/77", 201)):
-        answer = await api.ask("PUT", f"data/{path}", {"status": "x"}, token=5, prefer=MINIMAL)
-        assert answer.status_code == status, answer.text

@@ -6,7 +6,6 @@ fixture.
 
 import asyncio
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -73,24 +72,19 @@ async def many_tables(demo_database: str) -> str:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
-@pytest.mark.parametrize("credential", ["good", "bad"])
 async def test_every_answer_is_one_that_the_document_promises(
-    many_tables: str, start_gateway: StartGateway, tmp_path: Path, credential: str
+    many_tables: str, start_gateway: StartGateway, tmp_path: Path
 ) -> None:
-    """With a JWT, and with one that has expired, where each answer is a 401."""
     known = {"jwt_secret": SECRET, "jwt_role_claim_key": ""}
-    if credential == "bad":
-        known["failed_rate_limit"] = ""  # after 600 of them each answer would be a 429
     gateway = await start_gateway(many_tables, max_wait=0.2, **known)  # a lock may be asked for twice
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token()}"}, trust_env=False) as client:
         (tmp_path / "openapi.json").write_text((await client.get(f"{gateway}/openapi.json")).text)
-    sent = token() if credential == "good" else token(exp=1)
     run = await asyncio.create_subprocess_exec(
         Path(sys.executable).with_name("schemathesis"),
         "run",
         str(tmp_path / "openapi.json"),
         "-H",
-        f"Authorization: Bearer {sent}",
+        f"Authorization: Bearer {token()}",
         "--url",
         gateway,
         f"--checks={','.join(CHECKS)}",
@@ -113,9 +107,3 @@ async def test_every_answer_is_one_that_the_document_promises(
             run.kill()
             await run.wait()
     assert run.returncode == 0, output.decode()
-    if credential == "bad":
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token()}"}, trust_env=False) as client:
-            metrics = (await client.get(f"{gateway}/metrics")).text
-        statuses = re.findall(r'request_seconds_count\{[^}]*route="/v1/[^}]*status="(\d+)"', metrics)
-        assert "401" in statuses
-        assert not any(status.startswith("2") for status in statuses)

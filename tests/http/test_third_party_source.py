@@ -1,6 +1,5 @@
 """A source in a package of its own: installed as pip does it, found by its entry point."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,25 +41,3 @@ async def test_it_grants_leases_with_tokens_that_rise(short_dir: Path, installed
         await release(api, first.json())
         second = await post(api, "orders/order-123", source="shop")
         assert second.json()["token"] == "4"
-
-
-def _add(source: str, installed: Path) -> str:
-    """Run `fencepost source add`, which must fail; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fencepost", "source", "add", source],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(installed), "FENCEPOST_DATABASE_URL": "postgresql://x@x/x"},
-    )
-    assert done.returncode == 1, done
-    return done.stderr
-
-
-def test_a_scheme_that_no_package_brings_is_refused_and_those_that_are_there_are_named(installed: Path) -> None:
-    output = _add("shop=acne:///locks.db", installed)
-    assert "acne:// is no token source that is installed: acme://, etcd://" in output
-
-
-def test_what_the_package_reports_of_its_url_is_shown(installed: Path) -> None:
-    assert "shop needs a file, as in acme:///var/lib/acme/locks.db" in _add("shop=acme:", installed)

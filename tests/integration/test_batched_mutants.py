@@ -151,19 +151,13 @@ async def keys_are_distinguished(race: Race) -> None:
 
 Scenario = Callable[[Race], Awaitable[None]]
 SCENARIOS: tuple[Scenario, ...] = (
-    a_floor_counts_above_a_mark,
-    a_mark_refuses,
-    a_mark_that_is_raised_meanwhile_refuses,
-    a_floor_that_rises_meanwhile_undoes_what_was_entered,
-    a_mark_that_is_locked_is_not_waited_for,
-    one_operation_enters_a_scope_and_the_mark_is_its_token,
-    a_scope_of_no_table_is_not_entered,
-    keys_are_distinguished,
-)
+    a_floor_counts_above_a_mark, a_mark_refuses, a_mark_that_is_raised_meanwhile_refuses,
+    a_floor_that_rises_meanwhile_undoes_what_was_entered, a_mark_that_is_locked_is_not_waited_for,
+    one_operation_enters_a_scope_and_the_mark_is_its_token, a_scope_of_no_table_is_not_entered, keys_are_distinguished,
+)  # fmt: skip
 BUILTIN: tuple[Scenario, ...] = (
-    an_unissued_token_stays_out_where_there_is_a_mark,
-    an_unissued_token_stays_out_where_there_is_no_mark,
-)
+    an_unissued_token_stays_out_where_there_is_a_mark, an_unissued_token_stays_out_where_there_is_no_mark,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,71 +172,43 @@ class Mutant:
 
 
 MUTANTS = {
-    "unissued tokens enter where there is a mark": Mutant(
-        ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x", an_unissued_token_stays_out_where_there_is_a_mark
-    ),
-    "unissued tokens enter where there is none": Mutant(
-        ENTER,
-        "AND p_token BETWEEN oldest AND highest\n",
-        "\n",
-        an_unissued_token_stays_out_where_there_is_no_mark,
-    ),
-    "the floor is asked once": Mutant(
-        ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token", a_floor_counts_above_a_mark
-    ),
-    "the floor is not asked again": Mutant(
-        ENTER,
-        "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
-        "IF false",
-        a_floor_that_rises_meanwhile_undoes_what_was_entered,
-    ),
-    "what enters first is not held against the floor": Mutant(
-        ENTER,
-        "entered[number] := true;\n    first_entered := least(first_entered, p_token);",
-        "entered[number] := true;",
-        a_floor_that_rises_meanwhile_undoes_what_was_entered,
-    ),
+    "unissued tokens enter where there is a mark": Mutant(ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x",
+        an_unissued_token_stays_out_where_there_is_a_mark),
+    "unissued tokens enter where there is none": Mutant(ENTER, "AND p_token BETWEEN oldest AND highest\n", "\n",
+        an_unissued_token_stays_out_where_there_is_no_mark),
+    "the floor is asked once": Mutant(ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token",
+        a_floor_counts_above_a_mark),
+    "the floor is not asked again": Mutant(ENTER, "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
+        "IF false", a_floor_that_rises_meanwhile_undoes_what_was_entered),
+    "what enters first is not held against the floor": Mutant(ENTER,
+        "entered[number] := true;\n    first_entered := least(first_entered, p_token);", "entered[number] := true;",
+        a_floor_that_rises_meanwhile_undoes_what_was_entered),
     "any token passes a mark": Mutant(ENTER, "AND h.last_fence_token < u.token\n", "\n", a_mark_refuses),
-    "a mark's own token passes": Mutant(
-        ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n", a_mark_refuses
-    ),
-    "the rule is always strict": Mutant(
-        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses, "epoch"
-    ),
-    "marks are waited for": Mutant(
-        ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h", a_mark_that_is_locked_is_not_waited_for
-    ),
-    "marks are waited for one by one": Mutant(
-        ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED", "k.resource = scope FOR UPDATE",
-        a_mark_that_is_locked_is_not_waited_for,
-    ),
-    "a mark that is held is not there": Mutant(
-        ENTER, "verdict := 'busy';\n      ELSIF", "verdict := 'entered';\n      ELSIF",
-        a_mark_that_is_locked_is_not_waited_for,
-    ),
-    "two enter one scope": Mutant(
-        ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
-        one_operation_enters_a_scope_and_the_mark_is_its_token, "epoch",
-    ),
-    "the mark looks like that of a row": Mutant(
-        ENTER, "row_absent = true", "row_absent = false", one_operation_enters_a_scope_and_the_mark_is_its_token
-    ),
-    "the table's scope is not looked up again": Mutant(
-        ENTER, "AND p.scope = p_template", "", a_scope_of_no_table_is_not_entered
-    ),
-    "the key's lock is not asked": Mutant(
-        BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'", keys_are_distinguished
-    ),
-    "the key's lock outlives a refusal": Mutant(
-        BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock", keys_are_distinguished
-    ),
+    "a mark's own token passes": Mutant(ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n",
+        a_mark_refuses),
+    "the rule is always strict": Mutant(ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses,
+        "epoch"),
+    "marks are waited for": Mutant(ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h",
+        a_mark_that_is_locked_is_not_waited_for),
+    "marks are waited for one by one": Mutant(ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED",
+        "k.resource = scope FOR UPDATE", a_mark_that_is_locked_is_not_waited_for),
+    "a mark that is held is not there": Mutant(ENTER, "verdict := 'busy';\n      ELSIF",
+        "verdict := 'entered';\n      ELSIF", a_mark_that_is_locked_is_not_waited_for),
+    "two enter one scope": Mutant(ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
+        one_operation_enters_a_scope_and_the_mark_is_its_token, "epoch"),
+    "the mark looks like that of a row": Mutant(ENTER, "row_absent = true", "row_absent = false",
+        one_operation_enters_a_scope_and_the_mark_is_its_token),
+    "the table's scope is not looked up again": Mutant(ENTER, "AND p.scope = p_template", "",
+        a_scope_of_no_table_is_not_entered),
+    "the key's lock is not asked": Mutant(BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'",
+        keys_are_distinguished),
+    "the key's lock outlives a refusal": Mutant(BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock",
+        keys_are_distinguished),
     "any payload will do": Mutant(BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_distinguished),
-    "a replay leaves nothing in the log": Mutant(
-        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL", "OR true", keys_are_distinguished
-    ),
-    "headers stay in one piece": Mutant(
-        RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]", keys_are_distinguished
-    ),
+    "a replay leaves nothing in the log": Mutant(BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL",
+        "OR true", keys_are_distinguished),
+    "headers stay in one piece": Mutant(RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]",
+        keys_are_distinguished),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ceilings as they are given, kept and shown, and marks that are far above all others (R12)."""
+"""Ceilings and seals as they are given, kept and shown (R12)."""
 
 import asyncio
 import json
@@ -9,7 +9,6 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.cli.main import main
-from fencepost.storage.inspecting.ceilings import FAR
 from fencepost.storage.protecting.protect import ProtectError, protect
 
 
@@ -67,36 +66,6 @@ async def test_tables_of_a_scope_share_them(db: Connection) -> None:
     await protect(db, "u", scope="acc/{a}", max_token=5000)
 
 
-async def test_a_scope_is_not_entered_above_the_ceiling(db: Connection) -> None:
-    await protect(db, "t", scope="acc/{a}", max_jump=100)
-
-    async def each(token: int) -> str:
-        verdict: str = await db.fetchval(
-            "SELECT e.verdict FROM fencepost.enter_each('acc', ARRAY['acc/1'], ARRAY[$1::bigint],"
-            " 't'::regclass::oid, 'acc/{a}') AS e", token
-        )  # fmt: skip
-        return verdict
-
-    async def one(token: int) -> str:
-        try:
-            await db.execute("SELECT * FROM fencepost.enter('acc', ARRAY['acc/1'], $1)", token)
-        except Exception as error:  # noqa: BLE001 - its SQLSTATE is what is asked
-            return str(getattr(error, "sqlstate", error))
-        return "entered"
-
-    assert (await each(101), await one(101)) == ("unclear", "FP018")
-    assert await one(100) == "entered"
-    assert (await each(201), await one(201)) == ("unclear", "FP018")
-    assert await each(200) == "entered"
-    await protect(db, "t", max_jump=0)
-    assert (await each(2**62), await one(2**62)) == ("unclear", "FP018")
-    assert await db.fetchval("SELECT last_fence_token FROM fencepost.marks") == 200
-    async with db.transaction():
-        await db.execute(f"SET LOCAL fencepost.token = '{2**62 - 1}'")
-        await db.execute("INSERT INTO t VALUES (1, 1)")
-    assert await one(2**63 - 1) == "FP018"
-
-
 async def test_status_shows_them(db: Connection, database: str) -> None:
     assert "strict  external  id" in " ".join((await run(database, "status")).output.split(" "))
     await protect(db, "t", max_token=5000, max_jump=100)
@@ -105,30 +74,51 @@ async def test_status_shows_them(db: Connection, database: str) -> None:
     assert (shown["max_token"], shown["max_jump"]) == ("5000", "100")
 
 
-@pytest.mark.parametrize("source", ["external", "builtin"])
-async def test_doctor_survives_a_column_of_marks_of_another_type(db: Connection, database: str, source: str) -> None:
-    await protect(db, "t", source=source)
-    await db.execute(
-        "ALTER TABLE t DROP COLUMN last_fence_token CASCADE; ALTER TABLE t ADD COLUMN last_fence_token text"
-    )
-    found = await run(database, "doctor")
-    assert found.exit_code == 1
-    assert "t: the column last_fence_token is text" in found.output
+@pytest.fixture
+async def sealed_db(connect: Connect) -> Connection:
+    connection = await owner(connect)
+    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    await connection.execute("CREATE TABLE u (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    return connection
 
 
-async def test_doctor_finds_a_mark_far_above_all_others(db: Connection, database: str) -> None:
-    await db.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 900), (2, 1000)")
-    assert "far above" not in (await run(database, "doctor")).output
-    await db.execute(f"UPDATE t SET last_fence_token = {900 + FAR} WHERE id = 1")
-    assert "far above" not in (await run(database, "doctor")).output
-    await db.execute(f"UPDATE t SET last_fence_token = {2**61} WHERE id = 1")
-    found = await run(database, "doctor")
-    assert f"WARNING  t: t/1 has the mark {2**61}, far above all others (1000)" in found.output
-    assert "`fencepost fence reset t/1 --to N --reason" in found.output
-    assert found.exit_code == 0
-    async with db.transaction():
-        await db.execute(f"SET LOCAL fencepost.token = '{2**61}'")
-        await db.execute("DELETE FROM t WHERE id = 2")
-    assert "far above all others (0)" not in (await run(database, "doctor")).output
-    await db.execute("INSERT INTO t (id, last_fence_token) VALUES (3, 1000)")
-    assert "far above all others (1000)" in (await run(database, "doctor")).output
+async def is_sealed(sealed_db: Connection) -> bool:
+    sealed: bool = await sealed_db.fetchval("SELECT sealed FROM fencepost.protected WHERE name = 't'")
+    return sealed
+
+
+async def test_it_is_given_kept_and_taken_back_by_the_command(sealed_db: Connection, database: str) -> None:
+    assert (await run(database, "protect", "t", "--sealed")).exit_code == 0
+    assert (await run(database, "protect", "t", "--rule", "epoch")).exit_code == 0
+    assert await is_sealed(sealed_db)
+    assert "external (sealed)" in (await run(database, "status")).output
+    assert (await run(database, "protect", "t", "--no-sealed")).exit_code == 0
+    assert not await is_sealed(sealed_db)
+
+
+async def test_a_queue_has_no_seals_and_says_so_either_way_round(sealed_db: Connection) -> None:
+    with pytest.raises(ProtectError, match="--sealed and postgres:default exclude each other"):
+        await protect(sealed_db, "t", queue="postgres:default", sealed=True)
+    await protect(sealed_db, "t", sealed=True)
+    with pytest.raises(ProtectError, match="--no-sealed takes a seal away"):
+        await protect(sealed_db, "t", queue="postgres:default")
+    await protect(sealed_db, "t", queue="postgres:default", sealed=False)
+    with pytest.raises(ProtectError, match="exclude each other"):
+        await protect(sealed_db, "t", sealed=True)
+
+
+async def test_all_tables_of_a_scope_are_sealed_or_none_is(sealed_db: Connection) -> None:
+    await protect(sealed_db, "t", scope="of/{a}", sealed=True)
+    with pytest.raises(ProtectError, match="t has the same scope with --sealed"):
+        await protect(sealed_db, "u", scope="of/{a}")
+    await protect(sealed_db, "u", scope="of/{a}", sealed=True)
+    with pytest.raises(ProtectError, match="u has the same scope with --sealed"):
+        await protect(sealed_db, "t", sealed=False)
+
+
+async def test_direct_sql_takes_the_bare_number(sealed_db: Connection) -> None:
+    await protect(sealed_db, "t", sealed=True)
+    async with sealed_db.transaction():
+        await sealed_db.execute("SET LOCAL fencepost.token = '34'")
+        await sealed_db.execute("INSERT INTO t (id) VALUES (1)")
+    assert await sealed_db.fetchval("SELECT last_fence_token FROM t") == 34

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.consuming import Queue, consumed, make_tables, opened, write
@@ -12,10 +13,12 @@ from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
 from fencepost.cli.main import main
-from fencepost.queues.log import LogUnavailableError, Message, Position
+from fencepost.queues.log import LogUnavailableError
 from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
-from fencepost.queues.postgres.log import PostgresLog
 from fencepost.queues.registry import DEFAULT
+from fencepost.storage.queues import progress
+from fencepost.storage.queues.progress import PartitionProgress
+from fencepost.testing.servers.gateway import run_command
 
 Run = Callable[..., Any]
 
@@ -66,24 +69,6 @@ async def test_list_and_show_tell_what_is_wrong(queue: Queue, run: Run) -> None:
     assert ["method", "PATCH"] in shown["headers"]
 
 
-@pytest.mark.parametrize("nonce", [True, False])
-async def test_the_letter_of_a_message_that_is_in_the_log_twice_is_found_by_both_ids(
-    queue: Queue, run: Run, *, nonce: bool
-) -> None:
-    """As the page of either place gives it; without the nonce an id names the first place only."""
-    message = write("orders/k3", body={"colour": "red"})
-    first, second = await queue.append(message, message)
-    async with consumed(queue):
-        await queue.empty()
-    (letter,) = await _ids(queue, "orders/k3")
-    of_second = letter.replace(f".{first.offset}.", f".{second.offset}.")
-    asked = of_second if nonce else letter.rpartition(".")[0]
-    assert json.loads((await run("dead", "show", DEFAULT, asked)).output)["id"] == letter
-    dropped = await run("dead", "drop", DEFAULT, asked)
-    assert (dropped.exit_code, dropped.output) == (0, f"{letter} orders/k3: dropped\n")
-    assert await _ids(queue, "orders/k3") == []
-
-
 async def test_a_letter_that_is_retried_is_applied_when_what_was_wrong_is_mended(queue: Queue, run: Run) -> None:
     await queue.owner.execute("ALTER TABLE orders ADD colour text")
     (letter,) = await _ids(queue, "orders/k2")
@@ -94,16 +79,6 @@ async def test_a_letter_that_is_retried_is_applied_when_what_was_wrong_is_mended
         await queue.empty()
     assert await queue.owner.fetchval("SELECT colour FROM orders WHERE order_id = 'k2'") == "red"
     assert await _ids(queue, "orders/k2") == []
-
-
-async def test_a_resource_that_stopped_goes_on_in_order_when_all_of_it_is_retried(queue: Queue, run: Run) -> None:
-    await queue.owner.execute("ALTER TABLE orders DROP CONSTRAINT orders_status_check")
-    assert (await run("dead", "retry", DEFAULT, "--resource", "orders/k1")).exit_code == 0
-    async with consumed(queue):
-        await queue.empty()
-    assert await queue.n("k1") == 2
-    assert await queue.owner.fetchval("SELECT status FROM orders WHERE order_id = 'k1'") == "bad"
-    assert await queue.owner.fetchval("SELECT count(*) FROM fencepost.queue_stopped WHERE resource = 'orders/k1'") == 0
 
 
 async def test_a_letter_that_is_dropped_or_retried_stays_so_when_its_message_comes_again(
@@ -129,87 +104,6 @@ async def test_a_letter_that_is_dropped_or_retried_stays_so_when_its_message_com
         await queue.empty()
     left = {each.id for each in await queue.log.dead.list(10)}
     assert not left & {dropped, retried}
-    assert await queue.owner.fetchval("SELECT count(*) FROM fencepost.queue_stopped WHERE resource = 'orders/k1'") == 0
-
-
-async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, run: Run, database: str) -> None:
-    await queue.owner.execute("ALTER TABLE orders ADD colour text")
-    first, second = await _ids(queue, "orders/k1")
-    (third,) = await _ids(queue, "orders/k2")
-
-    async with queueing(database) as gateway:
-
-        async def page(write_id: str) -> tuple[bool, bool, str | None]:
-            told = (await gateway.api.ask("GET", f"writes/{write_id}")).json()
-            assert told["state"] == "failed"
-            assert not {"fencepost-letter", "fencepost-state"} & told["answer"]["headers"].keys()
-            return told["dead_letter"], told["dropped"], told["retried_as"]
-
-        behind = (await gateway.api.ask("GET", f"writes/{second}")).json()["answer"]
-        assert (behind["status"], behind["body"]["code"]) == (409, "FP030"), "it was behind the first"
-        assert await page(first) == (True, False, None)
-        await run("dead", "drop", DEFAULT, first)
-        assert await page(first) == (False, True, None)
-        output = (await run("dead", "retry", DEFAULT, third)).output
-        again = output.rpartition(" ")[2].strip()
-        assert await page(third) == (False, False, again)
-        async with consumed(queue):
-            await queue.empty()
-        told = (await gateway.api.ask("GET", f"writes/{again}")).json()
-        assert (told["state"], told["answer"]["body"]["colour"], told["retried_as"]) == ("applied", "red", None)
-
-
-async def test_a_retry_that_was_cut_off_before_its_append_leaves_the_letter(
-    queue: Queue, run: Run, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (letter,) = await _ids(queue, "orders/k2")
-
-    async def fail(_log: PostgresLog, _message: Message) -> Position:
-        raise LogUnavailableError("gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PostgresLog, "append", fail)
-        assert (await run("dead", "retry", DEFAULT, letter)).exit_code == 1
-    async with queueing(database) as gateway:
-        told = (await gateway.api.ask("GET", f"writes/{letter}")).json()
-    assert (told["dead_letter"], told["retried_as"]) == (True, None)
-    assert await _ids(queue, "orders/k2") == [letter]
-
-
-async def test_a_stop_whose_letter_is_gone_is_listed_and_cleared(queue: Queue, run: Run) -> None:
-    """As after a log was emptied, with its dead letters."""
-    first, second = await _ids(queue, "orders/k1")
-    await queue.owner.execute("DELETE FROM fencepost.queue_dead WHERE id IN ($1, $2)", first, second)
-    listed = await run("dead", "list", DEFAULT, "--resource", "orders/k1")
-    assert f"{first}  orders/k1  " in listed.output
-    assert f"gone: `fencepost dead drop {DEFAULT} {first}` lets it go on" in listed.output
-    (line,) = (await run("dead", "list", DEFAULT, "--resource", "orders/k1", "--json")).output.splitlines()
-    assert (json.loads(line)["id"], json.loads(line)["gone"]) == (first, True)
-    retried = await run("dead", "retry", DEFAULT, first)
-    assert (retried.exit_code, f"there is no dead letter {first}" in retried.output) == (1, True)
-    dropped = await run("dead", "drop", DEFAULT, first)
-    assert (dropped.exit_code, dropped.output) == (
-        0,
-        f"{first} orders/k1: the letter was gone; the resource goes on\n",
-    )
-    assert (await run("dead", "drop", DEFAULT, first)).exit_code == 1
-    await queue.append(write("orders/k1", body={"n": 3}))
-    async with consumed(queue):
-        await queue.empty()
-    assert await queue.n("k1") == 3
-
-
-@pytest.mark.parametrize("chosen", [("--resource", "orders/k1"), ("--all",)])
-async def test_stops_whose_letters_are_gone_are_dropped_with_the_letters(
-    queue: Queue, run: Run, chosen: tuple[str, ...]
-) -> None:
-    first, second = await _ids(queue, "orders/k1")
-    await queue.owner.execute("DELETE FROM fencepost.queue_dead WHERE id = $1", first)
-    retried = await run("dead", "retry", DEFAULT, *chosen)
-    assert f"{first} orders/k1: the resource is stopped by this write, and its dead letter is gone" in retried.output
-    dropped = await run("dead", "drop", DEFAULT, *chosen)
-    assert f"{first} orders/k1: the letter was gone; the resource goes on\n" in dropped.output
-    assert second not in dropped.output, "it was appended again before"
     assert await queue.owner.fetchval("SELECT count(*) FROM fencepost.queue_stopped WHERE resource = 'orders/k1'") == 0
 
 
@@ -266,8 +160,62 @@ async def test_what_is_asked_wrongly_is_one_line(run: Run, arguments: tuple[str,
     assert said in result.output
 
 
-async def test_status_shows_the_queue(queue: Queue, run: Run) -> None:
-    await queue.append(write("orders/k9", body={"n": 1}))
-    line = next(line for line in (await run("status")).output.splitlines() if line.startswith(f"queue {DEFAULT}"))
-    assert "failed 3" in line
-    assert "2 resources stopped" in line
+KAFKA = "kafka:orders"
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> asyncpg.Connection:
+    connection = await connect()
+    await progress.register(connection, KAFKA)
+    again = await progress.check(connection, KAFKA, "x", [9, 4], [None, None])
+    await progress.check(connection, KAFKA, "x", [9, 4], [None, None], before=again.recorded)
+    told = [PartitionProgress(0, 7, 1.0, applied=5, refused=1), PartitionProgress(1, 4, None, failed=2, redelivered=3)]
+    await progress.note(connection, KAFKA, 0, told)
+    await progress.note(connection, KAFKA, 0, [PartitionProgress(0, 6, 1.0, applied=1)])
+    return connection
+
+
+@pytest.mark.usefixtures("owner")
+async def test_each_queue_is_listed_with_how_far_it_is(database: str) -> None:
+    lines = run_command(database, "queue").splitlines()
+    header, of_kafka, of_postgres = (line.split() for line in lines)
+    assert header[:3] == ["QUEUE", "PARTITIONS", "LAG"]
+    assert of_kafka[:3] == [KAFKA, "2", "2"], "what was decided does not become less"
+    assert of_kafka[5:] == ["6", "1", "2", "3", "-", "generation", "0"]
+    assert of_postgres == ["postgres:default", "8", "0", "-", *"0000", "0", "generation", "0"]
+
+
+async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(owner: asyncpg.Connection) -> None:
+    await owner.execute("SELECT fencepost.source_raise($1, 'test', 0)", KAFKA)
+    await progress.note(owner, KAFKA, 0, [PartitionProgress(0, 8, 1.0, applied=1)])
+    [queue] = await progress.known(owner)
+    assert (queue.generation, queue.incarnation) == (1, None)
+    assert [(each.decided, each.end, each.oldest_s) for each in queue.partitions] == [(None, None, None)] * 2
+    assert queue.partitions[0].applied == 7
+
+
+async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, run: Run, database: str) -> None:
+    await queue.owner.execute("ALTER TABLE orders ADD colour text")
+    first, second = await _ids(queue, "orders/k1")
+    (third,) = await _ids(queue, "orders/k2")
+
+    async with queueing(database) as gateway:
+
+        async def page(write_id: str) -> tuple[bool, bool, str | None]:
+            told = (await gateway.api.ask("GET", f"writes/{write_id}")).json()
+            assert told["state"] == "failed"
+            assert not {"fencepost-letter", "fencepost-state"} & told["answer"]["headers"].keys()
+            return told["dead_letter"], told["dropped"], told["retried_as"]
+
+        behind = (await gateway.api.ask("GET", f"writes/{second}")).json()["answer"]
+        assert (behind["status"], behind["body"]["code"]) == (409, "FP030"), "it was behind the first"
+        assert await page(first) == (True, False, None)
+        await run("dead", "drop", DEFAULT, first)
+        assert await page(first) == (False, True, None)
+        output = (await run("dead", "retry", DEFAULT, third)).output
+        again = output.rpartition(" ")[2].strip()
+        assert await page(third) == (False, False, again)
+        async with consumed(queue):
+            await queue.empty()
+        told = (await gateway.api.ask("GET", f"writes/{again}")).json()
+        assert (told["state"], told["answer"]["body"]["colour"], told["retried_as"]) == ("applied", "red", None)

@@ -19,38 +19,19 @@ RECORD = "fencepost.idem_record(text, text, bytea, integer, text[], bytea)"
 PRUNE = "fencepost.prune_idempotency(double precision, integer)"
 
 MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
-    "the key's lock is not tried": (
-        BEGIN,
-        "IF NOT pg_try_advisory_xact_lock",
-        "IF false AND NOT pg_try_advisory_xact_lock",
-        scenarios.two_racers_with_one_key_land_once,
-    ),
-    "the lock outlives a refusal": (
-        BEGIN,
-        "pg_try_advisory_xact_lock",
-        "pg_try_advisory_lock",
-        scenarios.a_refusal_gives_its_key_back,
-    ),
-    "the first look-up is missing": (
-        BEGIN,
-        "IF NOT FOUND THEN\n    IF NOT pg_try",
-        "IF true THEN\n    IF NOT pg_try",
-        scenarios.a_write_that_landed_is_replayed_after_its_lock_changed_hands,
-    ),
+    "the key's lock is not tried": (BEGIN, "IF NOT pg_try_advisory_xact_lock",
+        "IF false AND NOT pg_try_advisory_xact_lock", scenarios.two_racers_with_one_key_land_once),
+    "the lock outlives a refusal": (BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock",
+        scenarios.a_refusal_gives_its_key_back),
+    "the first look-up is missing": (BEGIN, "IF NOT FOUND THEN\n    IF NOT pg_try", "IF true THEN\n    IF NOT pg_try",
+        scenarios.a_write_that_landed_is_replayed_after_its_lock_changed_hands),
     "any payload will do": (BEGIN, "IF r.payload_hash <> p_hash", "IF false", scenarios.a_key_is_for_one_payload),
-    "nothing is recorded": (
-        RECORD,
-        "VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer)",
+    "nothing is recorded": (RECORD, "VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer)",
         "SELECT p_caller, p_key, p_hash, p_status, p_headers, p_answer WHERE false",
-        scenarios.a_write_that_landed_is_replayed_after_the_lock_changed_hands,
-    ),
-    "new records are forgotten": (
-        PRUNE,
-        "WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'",
-        "WHERE true",
-        scenarios.only_old_records_are_forgotten,
-    ),
-}
+        scenarios.a_write_that_landed_is_replayed_after_the_lock_changed_hands),
+    "new records are forgotten": (PRUNE, "WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'",
+        "WHERE true", scenarios.only_old_records_are_forgotten),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])

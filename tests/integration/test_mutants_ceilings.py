@@ -62,92 +62,35 @@ async def reset_stays_above_other_marks(race: Race) -> None:
 
 
 MUTANTS = [
-    SqlMutant(
-        "the plain case takes any newer token",
-        "{stem}_upd",
-        "AND NOT (given OPERATOR(pg_catalog.>)",
-        "AND NOT (false AND given OPERATOR(pg_catalog.>)",
-        scenarios.update_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "a token of a setting is not compared",
-        "{stem}_upd",
-        "IF given OPERATOR(pg_catalog.>)",
-        "IF false AND given OPERATOR(pg_catalog.>)",
-        scenarios.direct_update_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "a good setting hides a made-up value beside it",
-        "{stem}_upd",
-        "given := greatest(given, NEW.last_fence_token)",
-        "given := NEW.last_fence_token",
-        scenarios.direct_update_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "INSERT takes any token",
-        "{stem}_insmark",
-        "IF NEW.last_fence_token OPERATOR(pg_catalog.>) '4",
-        "IF false AND NEW.last_fence_token OPERATOR(pg_catalog.>) '4",
-        scenarios.insert_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "DELETE takes any token",
-        "{stem}_del",
-        "IF token OPERATOR",
-        "IF false AND token OPERATOR",
-        scenarios.delete_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "nothing is above the ceiling",
-        BEYOND,
-        "IF p_token > p_max_token THEN",
-        "IF false THEN",
-        scenarios.claim_of_an_absent_key_above_the_ceiling_is_refused,
-    ),
-    SqlMutant(
-        "no leap is too far",
-        BEYOND,
-        "IF p_token - base > p_max_jump THEN",
-        "IF false THEN",
-        scenarios.a_leap_is_refused,
-    ),
-    SqlMutant(
-        "a leap is not measured from the floor",
-        BEYOND,
-        "greatest(p_mark, p_floor, 0)",
-        "greatest(p_mark, 0)",
-        scenarios.a_leap_is_measured_from_the_floor_too,
-    ),
-    SqlMutant(
-        "a leap is measured from a mark that is not waited for",
-        MEET,
+    SqlMutant("the plain case takes any newer token", "{stem}_upd", "AND NOT (given OPERATOR(pg_catalog.>)",
+        "AND NOT (false AND given OPERATOR(pg_catalog.>)", scenarios.update_above_the_ceiling_is_refused),
+    SqlMutant("a token of a setting is not compared", "{stem}_upd", "IF given OPERATOR(pg_catalog.>)",
+        "IF false AND given OPERATOR(pg_catalog.>)", scenarios.direct_update_above_the_ceiling_is_refused),
+    SqlMutant("a good setting hides a made-up value beside it", "{stem}_upd",
+        "given := greatest(given, NEW.last_fence_token)", "given := NEW.last_fence_token",
+        scenarios.direct_update_above_the_ceiling_is_refused),
+    SqlMutant("INSERT takes any token", "{stem}_insmark", "IF NEW.last_fence_token OPERATOR(pg_catalog.>) '4",
+        "IF false AND NEW.last_fence_token OPERATOR(pg_catalog.>) '4", scenarios.insert_above_the_ceiling_is_refused),
+    SqlMutant("DELETE takes any token", "{stem}_del", "IF token OPERATOR", "IF false AND token OPERATOR",
+        scenarios.delete_above_the_ceiling_is_refused),
+    SqlMutant("nothing is above the ceiling", BEYOND, "IF p_token > p_max_token THEN", "IF false THEN",
+        scenarios.claim_of_an_absent_key_above_the_ceiling_is_refused),
+    SqlMutant("no leap is too far", BEYOND, "IF p_token - base > p_max_jump THEN", "IF false THEN",
+        scenarios.a_leap_is_refused),
+    SqlMutant("a leap is not measured from the floor", BEYOND, "greatest(p_mark, p_floor, 0)", "greatest(p_mark, 0)",
+        scenarios.a_leap_is_measured_from_the_floor_too),
+    SqlMutant("a leap is measured from a mark that is not waited for", MEET,
         "coalesce(fencepost.meet_mark(p_resource), 0)",
         "coalesce((SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource), 0)",
-        scenarios.a_leap_is_measured_from_the_mark_that_is_there_then,
-    ),
+        scenarios.a_leap_is_measured_from_the_mark_that_is_there_then),
     SqlMutant("a reset does not wait for the mark", HELD, "FOR UPDATE", "", reset_waits),
-    SqlMutant(
-        "a mark falls without a record",
-        IS_RESET,
-        "RETURN EXISTS (SELECT",
-        "RETURN true OR EXISTS (SELECT",
-        lowered_by_hand,
-    ),
-    SqlMutant(
-        "a reset ignores other marks",
-        BELOW,
-        "AND k.last_fence_token < p_below",
-        "AND false",
-        reset_stays_above_other_marks,
-    ),
-    SqlMutant(
-        "a reset by hand ignores other marks",
-        "fencepost.reset_mark(text, text, bigint, bigint)",
-        "IF p_new < lowest THEN",
-        "IF false THEN",
-        reset_by_hand_stays_above_other_marks,
-    ),
-]
+    SqlMutant("a mark falls without a record", IS_RESET, "RETURN EXISTS (SELECT", "RETURN true OR EXISTS (SELECT",
+        lowered_by_hand),
+    SqlMutant("a reset ignores other marks", BELOW, "AND k.last_fence_token < p_below", "AND false",
+        reset_stays_above_other_marks),
+    SqlMutant("a reset by hand ignores other marks", "fencepost.reset_mark(text, text, bigint, bigint)",
+        "IF p_new < lowest THEN", "IF false THEN", reset_by_hand_stays_above_other_marks),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
@@ -158,8 +101,7 @@ async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Con
 
 
 @pytest.mark.parametrize(
-    "scenario",
-    [lowered_by_hand, reset_waits, reset_stays_above_other_marks, reset_by_hand_stays_above_other_marks],
+    "scenario", [lowered_by_hand, reset_waits, reset_stays_above_other_marks, reset_by_hand_stays_above_other_marks]
 )
 async def test_what_sees_them_passes(
     scenario: Callable[[Race], Awaitable[None]], connect: Connect, database: str

@@ -121,9 +121,7 @@ STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] =
 
 
 @pytest.mark.parametrize(
-    ("mutate_statements", "scenario"),
-    STATEMENT_MUTANTS,
-    ids=lambda each: each.__name__ if callable(each) else None,
+    ("mutate_statements", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
 )
 async def test_a_mutant_of_the_statements_is_seen(
     mutate_statements: Callable[[pytest.MonkeyPatch], None],

@@ -1,7 +1,4 @@
-"""Mutants of what keeps a token that was never issued out, and of what moves the tokens past marks.
-
-See test_mutants.py.
-"""
+"""Mutants of what keeps tokens out that were never issued, and moves tokens past marks. See test_mutants.py."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -27,77 +24,28 @@ ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
 
 SQL_MUTANTS = [
-    SqlMutant(
-        "the plain case takes any newer token",
-        "{stem}_upd",
-        "AND given OPERATOR(pg_catalog.<=) fencepost.issued()",
-        "",
-        scenarios.unissued_update_is_refused,
-    ),
-    SqlMutant(
-        "a token of a setting is not looked at",
-        "{stem}_upd",
-        "IF greatest(given, NEW.last_fence_token)",
-        "IF false AND greatest(given, NEW.last_fence_token)",
-        scenarios.unissued_update_by_direct_sql_is_refused,
-    ),
-    SqlMutant(
-        "a good setting hides a made-up value beside it",
-        "{stem}_upd",
-        "greatest(given, NEW.last_fence_token)",
-        "NEW.last_fence_token",
-        scenarios.unissued_update_by_direct_sql_is_refused,
-    ),
-    SqlMutant(
-        "INSERT takes any token",
-        "{stem}_insmark",
-        "IF NEW.last_fence_token OPERATOR",
-        "IF false AND NEW.last_fence_token OPERATOR",
-        scenarios.unissued_insert_is_refused,
-    ),
-    SqlMutant(
-        "DELETE takes any token",
-        "{stem}_del",
-        "IF token OPERATOR",
-        "IF false AND token OPERATOR",
-        scenarios.unissued_delete_is_refused,
-    ),
-    SqlMutant(
-        "every token was issued",
-        REQUIRE_ISSUED,
-        "IF p_token > issued THEN",
-        "IF false THEN",
-        scenarios.unissued_claim_of_an_absent_key_is_refused,
-    ),
-    SqlMutant(
-        "the newest token is none",
-        REQUIRE_ISSUED,
-        "IF p_token > issued THEN",
-        "IF p_token >= issued THEN",
-        scenarios.unissued_claim_of_an_absent_key_is_refused,
-    ),
-    SqlMutant(
-        "tokens are drawn while they move",
-        ISSUE_BEYOND,
-        "ALTER SEQUENCE fencepost.tokens CACHE 1;",
-        "",
-        scenarios.nextval_waits_for_the_tokens_to_move,
-    ),
-    SqlMutant(
-        "a move does not look again once no transaction draws",
-        ISSUE_BEYOND,
-        "IF p_token > fencepost.issued() THEN PERFORM",
-        "IF true THEN PERFORM",
-        scenarios.tokens_never_move_back,
-    ),
-    SqlMutant(
-        "a look that finds nothing to do holds on to the sequence",
-        ISSUE_BEYOND,
-        "(SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END FROM fencepost.tokens t)",
-        "fencepost.issued()",
-        scenarios.two_moves_at_once_do_not_deadlock,
-    ),
-]
+    SqlMutant("the plain case takes any newer token", "{stem}_upd",
+        "AND given OPERATOR(pg_catalog.<=) fencepost.issued()", "", scenarios.unissued_update_is_refused),
+    SqlMutant("a token of a setting is not looked at", "{stem}_upd", "IF greatest(given, NEW.last_fence_token)",
+        "IF false AND greatest(given, NEW.last_fence_token)", scenarios.unissued_update_by_direct_sql_is_refused),
+    SqlMutant("a good setting hides a made-up value beside it", "{stem}_upd", "greatest(given, NEW.last_fence_token)",
+        "NEW.last_fence_token", scenarios.unissued_update_by_direct_sql_is_refused),
+    SqlMutant("INSERT takes any token", "{stem}_insmark", "IF NEW.last_fence_token OPERATOR",
+        "IF false AND NEW.last_fence_token OPERATOR", scenarios.unissued_insert_is_refused),
+    SqlMutant("DELETE takes any token", "{stem}_del", "IF token OPERATOR", "IF false AND token OPERATOR",
+        scenarios.unissued_delete_is_refused),
+    SqlMutant("every token was issued", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF false THEN",
+        scenarios.unissued_claim_of_an_absent_key_is_refused),
+    SqlMutant("the newest token is none", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF p_token >= issued THEN",
+        scenarios.unissued_claim_of_an_absent_key_is_refused),
+    SqlMutant("tokens are drawn while they move", ISSUE_BEYOND, "ALTER SEQUENCE fencepost.tokens CACHE 1;", "",
+        scenarios.nextval_waits_for_the_tokens_to_move),
+    SqlMutant("a move does not look again once no transaction draws", ISSUE_BEYOND,
+        "IF p_token > fencepost.issued() THEN PERFORM", "IF true THEN PERFORM", scenarios.tokens_never_move_back),
+    SqlMutant("a look that finds nothing to do holds on to the sequence", ISSUE_BEYOND,
+        "(SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END FROM fencepost.tokens t)", "fencepost.issued()",
+        scenarios.two_moves_at_once_do_not_deadlock),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
@@ -178,38 +126,19 @@ def move_mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
 
 
 MOVING_MUTANTS: dict[str, tuple[str, str, Callable[[Connect], Awaitable[None]]]] = {
-    "no rows are asked": (
-        "WHERE NOT (SELECT fencepost.is_own_write",
-        "WHERE false AND NOT (SELECT fencepost.is_own_write",
-        moving.mark_of_a_row,
-    ),
+    "no rows are asked": ("WHERE NOT (SELECT fencepost.is_own_write",
+        "WHERE false AND NOT (SELECT fencepost.is_own_write", moving.mark_of_a_row),
     "no partitions are asked": ('FROM "public"."p" AS r', 'FROM ONLY "public"."p" AS r', moving.marks_of_partitions),
-    "no marks of deleted rows are asked": (
-        "WHERE starts_with(m.resource,",
-        "WHERE false AND starts_with(m.resource,",
-        moving.mark_of_a_deleted_row,
-    ),
-    "the floor is not asked": (
-        "SELECT 'The floor of t', f.floor",
-        "SELECT 'The floor of t', 0",
-        moving.floor_of_pruned_marks,
-    ),
-    "the lowest mark counts": (
-        "ORDER BY r.last_fence_token DESC",
-        "ORDER BY r.last_fence_token",
-        moving.mark_of_a_row,
-    ),
-    "hidden rows are overlooked": (
-        "set_config('row_security', 'off', true)",
-        "set_config('row_security', 'on', true)",
-        moving.mark_that_a_policy_hides,
-    ),
-    "the tokens stay where they are": (
-        "PERFORM fencepost.issue_beyond(high.mark)",
-        "PERFORM 1",
-        moving.mark_of_a_claim,
-    ),
-}
+    "no marks of deleted rows are asked": ("WHERE starts_with(m.resource,", "WHERE false AND starts_with(m.resource,",
+        moving.mark_of_a_deleted_row),
+    "the floor is not asked": ("SELECT 'The floor of t', f.floor", "SELECT 'The floor of t', 0",
+        moving.floor_of_pruned_marks),
+    "the lowest mark counts": ("ORDER BY r.last_fence_token DESC", "ORDER BY r.last_fence_token", moving.mark_of_a_row),
+    "hidden rows are overlooked": ("set_config('row_security', 'off', true)", "set_config('row_security', 'on', true)",
+        moving.mark_that_a_policy_hides),
+    "the tokens stay where they are": ("PERFORM fencepost.issue_beyond(high.mark)", "PERFORM 1",
+        moving.mark_of_a_claim),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MOVING_MUTANTS)

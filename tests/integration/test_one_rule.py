@@ -1,6 +1,4 @@
-"""The rule (R1, R2), and the bounds of tokens (R12, R19), stand in several places. Each judges a table of cases as the
-others do; each is changed once here, and the difference is seen.
-"""
+"""The rule (R1, R2) and the bounds of tokens (R12, R19) stand in several places, which judge alike."""
 
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -52,16 +50,12 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant(ACCEPTS, "mark < token", "mark <= token"),
-    Mutant(ACCEPTS, "mark < token", "mark + 1 < token"),
-    Mutant(ACCEPTS, "mark = token", "false", rule="epoch"),
-    Mutant(ACCEPTS, "rule = 'epoch'", "rule = 'strict'"),
+    Mutant(ACCEPTS, "mark < token", "mark <= token"), Mutant(ACCEPTS, "mark < token", "mark + 1 < token"),
+    Mutant(ACCEPTS, "mark = token", "false", rule="epoch"), Mutant(ACCEPTS, "rule = 'epoch'", "rule = 'strict'"),
     Mutant(UPDATES, "accepts(rule,", "accepts('epoch',"),
     Mutant(UPDATES, "accepts(rule,", "accepts('strict',", rule="epoch"),
-    Mutant(INSERTS, "accepts(rule,", "accepts('epoch',"),
-    Mutant(DELETES, "accepts(p_rule,", "accepts('epoch',"),
-    Mutant(RAISES, "accepts(p_rule,", "accepts('epoch',"),
-    Mutant(ENTERS, "accepts(found_rule,", "accepts('epoch',"),
+    Mutant(INSERTS, "accepts(rule,", "accepts('epoch',"), Mutant(DELETES, "accepts(p_rule,", "accepts('epoch',"),
+    Mutant(RAISES, "accepts(p_rule,", "accepts('epoch',"), Mutant(ENTERS, "accepts(found_rule,", "accepts('epoch',"),
     Mutant(ENTERS_EACH, "h.last_fence_token < u.token", "h.last_fence_token <= u.token"),
     Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest AND highest + 1", "issued"),
     Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest - 1 AND highest", "generation"),
@@ -79,7 +73,7 @@ MUTANTS = [
     Mutant("{stem}_upd", "(pg_catalog.>) '50'", "(pg_catalog.>) '51'", "ceiling"),
     Mutant("{stem}_insmark", "(pg_catalog.>) '50'", "(pg_catalog.>) '51'", "ceiling"),
     Mutant("{stem}_del", "(pg_catalog.>) '10'", "(pg_catalog.>) '11'", "jump"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function.partition('(')[0]}-{mutant.new}")

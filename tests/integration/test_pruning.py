@@ -1,20 +1,16 @@
 """Pruning of marks (R6): the scenarios, a mutant of each safety line, and the pass that a gateway makes."""
 
-import asyncio
-
 import pytest
-from click.testing import CliRunner
 from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import pruning as scenarios
 from tests.scenarios.races import Scenario, assert_seen
-from tests.support.interleave import Connect
-from tests.support.racing import Race, open_gateway, open_race, owner
+from tests.support.interleave import Connect, Connection
+from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_gateway, open_race, outcome, owner
 from tests.support.violations import judging
 
-from fencepost.cli.main import main
 from fencepost.fencing.token import Rule
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import pruning
+from fencepost.storage.upkeep import generations, pruning
 from fencepost.storage.upkeep.pruning import Pruner
 
 PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
@@ -30,98 +26,39 @@ async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, databas
 
 
 MUTANTS = [
-    SqlMutant(
-        "the floor stays",
-        PRUNE,
-        "SET floor = greatest(f.floor, raised_to)",
-        "SET floor = f.floor",
-        scenarios.stale_insert_waits_for_the_mark_that_goes,
-    ),
-    SqlMutant(
-        "the floor stays one short",
-        PRUNE,
-        "SET floor = greatest(f.floor, raised_to)",
-        "SET floor = greatest(f.floor, raised_to - 1)",
-        scenarios.stale_writes_after_pruning_are_refused,
-    ),
-    SqlMutant(
-        "pruning waits for marks",
-        PRUNE,
-        "FOR UPDATE SKIP LOCKED",
-        "FOR UPDATE",
-        scenarios.an_insert_before_the_mark_goes_keeps_it,
-    ),
-    SqlMutant(
-        "live leases are not looked at",
-        PRUNE,
-        "WHERE x.ended_at IS NULL ORDER BY",
-        "WHERE false ORDER BY",
-        scenarios.a_live_lease_stays_above_the_floor,
-    ),
-    SqlMutant(
-        "the oldest token of a live lease may be on the floor",
-        PRUNE,
+    SqlMutant("the floor stays", PRUNE, "SET floor = greatest(f.floor, raised_to)", "SET floor = f.floor",
+        scenarios.stale_insert_waits_for_the_mark_that_goes),
+    SqlMutant("the floor stays one short", PRUNE, "SET floor = greatest(f.floor, raised_to)",
+        "SET floor = greatest(f.floor, raised_to - 1)", scenarios.stale_writes_after_pruning_are_refused),
+    SqlMutant("pruning waits for marks", PRUNE, "FOR UPDATE SKIP LOCKED", "FOR UPDATE",
+        scenarios.an_insert_before_the_mark_goes_keeps_it),
+    SqlMutant("live leases are not looked at", PRUNE, "WHERE x.ended_at IS NULL ORDER BY", "WHERE false ORDER BY",
+        scenarios.a_live_lease_stays_above_the_floor),
+    SqlMutant("the oldest token of a live lease may be on the floor", PRUNE,
         "x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) - 1)",
-        "x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) + 1)",
-        scenarios.a_live_lease_stays_above_the_floor,
-    ),
-    SqlMutant(
-        "an expired lease is over",
-        PRUNE,
-        "WHERE x.ended_at IS NULL ORDER BY",
+        "x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) + 1)", scenarios.a_live_lease_stays_above_the_floor),
+    SqlMutant("an expired lease is over", PRUNE, "WHERE x.ended_at IS NULL ORDER BY",
         "WHERE x.ended_at IS NULL AND x.expires_at > clock_timestamp() ORDER BY",
-        scenarios.an_expired_lease_without_a_successor_stays_above_the_floor,
-    ),
-    SqlMutant(
-        "grants under way are not waited for",
-        PRUNE,
-        "coalesce(pg_snapshot_xmin(pg_current_snapshot()) < p_before, true)",
-        "false",
-        scenarios.a_grant_under_way_stays_above_the_floor,
-    ),
-    SqlMutant(
-        "the horizon is the snapshot's",
-        HORIZON,
-        "before := pg_current_xact_id();",
+        scenarios.an_expired_lease_without_a_successor_stays_above_the_floor),
+    SqlMutant("grants under way are not waited for", PRUNE,
+        "coalesce(pg_snapshot_xmin(pg_current_snapshot()) < p_before, true)", "false",
+        scenarios.a_grant_under_way_stays_above_the_floor),
+    SqlMutant("the horizon is the snapshot's", HORIZON, "before := pg_current_xact_id();",
         "before := pg_snapshot_xmax(pg_current_snapshot());",
-        scenarios.a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor,
-    ),
-    SqlMutant(
-        "tokens of after the horizon go too",
-        PRUNE,
-        "AND k.last_fence_token <= cap",
-        "",
-        scenarios.tokens_from_after_the_horizon_are_left_alone,
-    ),
-    SqlMutant(
-        "young marks go too",
-        PRUNE,
-        "AND k.changed_at <= cutoff",
-        "",
-        scenarios.only_old_marks_of_keys_without_a_row_go,
-    ),
-    SqlMutant(
-        "marks of live rows go too",
-        PRUNE,
-        "k.row_absent AND ",
-        "",
-        scenarios.only_old_marks_of_keys_without_a_row_go,
-    ),
-    SqlMutant(
-        "a source is asked for once",
-        PRUNE,
+        scenarios.a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor),
+    SqlMutant("tokens of after the horizon go too", PRUNE, "AND k.last_fence_token <= cap", "",
+        scenarios.tokens_from_after_the_horizon_are_left_alone),
+    SqlMutant("young marks go too", PRUNE, "AND k.changed_at <= cutoff", "",
+        scenarios.only_old_marks_of_keys_without_a_row_go),
+    SqlMutant("marks of live rows go too", PRUNE, "k.row_absent AND ", "",
+        scenarios.only_old_marks_of_keys_without_a_row_go),
+    SqlMutant("a source is asked for once", PRUNE,
         "IF EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
         "IF false AND EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
-        scenarios.a_table_that_changes_its_source_meanwhile_is_not_pruned,
-    ),
-    SqlMutant(
-        "two prune at once",
-        PRUNE,
-        "NOT pg_try_advisory_xact_lock(hashtextextended('fencepost.prune', 0))",
-        "false",
-        scenarios.two_pruners_do_not_wait_for_each_other,
-    ),
-]
+        scenarios.a_table_that_changes_its_source_meanwhile_is_not_pruned),
+    SqlMutant("two prune at once", PRUNE, "NOT pg_try_advisory_xact_lock(hashtextextended('fencepost.prune', 0))",
+        "false", scenarios.two_pruners_do_not_wait_for_each_other),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
@@ -192,29 +129,49 @@ async def test_a_gateway_prunes_on_its_second_pass_and_goes_on(connect: Connect,
         assert await pruner.run(0) == 1
 
 
-async def test_a_transaction_that_writes_for_long_holds_pruning_up(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, source="builtin")
-    async with open_gateway(database) as gateway:
-        pruner = Pruner(gateway.database)
-        await scenarios.absent(race, "k", 50)
-        long = await race.begin(race.b)
-        await race.b.execute("SELECT pg_current_xact_id()")
-        assert [await pruner.run(0) for _ in range(3)] == [0, 0, 0]
-        await long.rollback()
-        assert await pruner.run(0) == 1
+async def scoped(connect: Connect) -> Connection:
+    """Register a table of the scope account/…; its triggers do not matter here."""
+    connection = await owner(connect)
+    await connection.execute("CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
+    await connection.execute(
+        "INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, scope)"
+        " VALUES ('items', 'items', 'strict', 'builtin', '{id}', 'items', 'account/{account_id}')"
+    )
+    await connection.execute("INSERT INTO fencepost.floors (name) VALUES ('items'), ('account')")
+    await connection.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
+    return connection
 
 
-async def test_status_shows_how_much_there_is_to_remember(connect: Connect, database: str) -> None:
-    race: Race = await open_race(connect, database, source="builtin")
-    await scenarios.absent(race, "k", 50)
-    await scenarios.absent(race, "other", 60)
-    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", database])
-    assert "\nmarks: 2, " in status.output
-    assert " kB on disk\n" in status.output
-    assert "idempotency records: 0, " in status.output
-    assert "floors" not in status.output
-    until = await pruning.horizon(race.a)
-    await scenarios.prune(race.a, until)
-    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", database])
-    assert "\nmarks: 0, " in status.output
-    assert "floors, up to which marks were pruned: orders 60" in status.output
+async def enter(connection: Connection, account: int, token: int) -> int | str | None:
+    """Enter a scope as a write does; None."""
+    transaction = connection.transaction()
+    await transaction.start()
+    refused: int | str | None = await outcome(
+        connection.fetchval(
+            "SELECT refused_by FROM fencepost.enter('account', ARRAY[$1], $2)", f"account/{account}", token
+        )
+    )
+    await (transaction.commit() if refused is None else transaction.rollback())
+    return refused
+
+
+async def test_a_pruned_scope_refuses_older_holders(connect: Connect) -> None:
+    connection = await scoped(connect)
+    assert await enter(connection, 42, 50) is None
+    until = await pruning.horizon(connection)
+    assert (await pruning.prune_step(connection, until, 0, "")).pruned == 1
+    assert await connection.fetchval("SELECT count(*) FROM fencepost.marks") == 0
+    assert await enter(connection, 42, 40) == 50
+    assert await enter(connection, 43, 50) == 50, "the first touch of another scope, below the floor"
+    assert await enter(connection, 42, 51) is None
+
+
+async def test_a_raised_generation_voids_tokens_for_scopes(connect: Connect) -> None:
+    connection = await scoped(connect)
+    assert await enter(connection, 42, 50) is None
+    first = await generations.raise_generation(connection, "test") << 48
+    assert [await enter(connection, account, 60) for account in (42, 43)] == [first - 1] * 2
+    await connection.execute(WITHOUT_FLOORS)  # and without the floor
+    assert [await enter(connection, account, 60) for account in (42, 43)] == ["FP409"] * 2
+    token = await connection.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await enter(connection, 42, token) is None

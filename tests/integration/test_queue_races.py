@@ -1,8 +1,4 @@
-"""Queues in the database (R12): the interleavings, and that each safety line is there because something breaks without
-it.
-"""
-
-from dataclasses import dataclass
+"""Queues in the database (R12): the interleavings, and a mutant of each safety line."""
 
 import pytest
 from tests.scenarios import queue_records as records
@@ -31,215 +27,82 @@ async def test_queues(scenario: QueueScenario, connect: Connect) -> None:
         await scenario(connect)
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """In the function, `old` becomes `new`."""
-
-    name: str
-    function: str
-    old: str
-    new: str
-    scenario: QueueScenario
-
-
-MUTANTS = [
-    Mutant(
-        "a loss of an earlier generation quarantines",
-        QUARANTINE,
-        "b.generation <= coalesce(p_generation, b.generation)",
-        "true",
-        scenarios.a_loss_that_was_found_before_the_raise_quarantines_no_more,
-    ),
-    Mutant(
-        "an append does not lock its key",
-        APPEND,
-        "pg_advisory_xact_lock(k.lock)",
-        "k.lock",
-        scenarios.an_append_waits_for_an_earlier_one_of_its_key,
-    ),
-    Mutant(
-        "done deletes all up to an offset",
-        DONE,
-        "q.partition = t.partition AND q.position = t.position",
-        "q.partition = t.partition AND q.position <= t.position",
-        scenarios.done_leaves_what_was_committed_meanwhile,
-    ),
-    Mutant(
-        "a partition is read from what was taken last",
-        TAKE,
-        "WHERE x.partition = o.partition\n",
+MUTANTS: list[tuple[str, str, str, str, QueueScenario]] = [
+    ("a loss of an earlier generation quarantines", QUARANTINE,
+        "b.generation <= coalesce(p_generation, b.generation)", "true",
+        scenarios.a_loss_that_was_found_before_the_raise_quarantines_no_more),
+    ("an append does not lock its key", APPEND, "pg_advisory_xact_lock(k.lock)", "k.lock",
+        scenarios.an_append_waits_for_an_earlier_one_of_its_key),
+    ("done deletes all up to an offset", DONE, "q.partition = t.partition AND q.position = t.position",
+        "q.partition = t.partition AND q.position <= t.position", scenarios.done_leaves_what_was_committed_meanwhile),
+    ("a partition is read from what was taken last", TAKE, "WHERE x.partition = o.partition\n",
         "WHERE x.partition = o.partition AND x.position > coalesce((SELECT max(m) FROM unnest(p_taken) m), -1)\n",
-        scenarios.a_lower_offset_is_taken_after_a_higher_one,
-    ),
-    Mutant(
-        "a member takes what is another's",
-        TAKE,
-        " AND o.member = p_member AND o.until > clock_timestamp()",
-        "",
-        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors,
-    ),
-    Mutant(
-        "a member takes after its time",
-        TAKE,
-        " AND o.until > clock_timestamp()",
-        "",
-        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors,
-    ),
-    Mutant(
-        "a partition of a live member is free",
-        OWN,
-        "x.until < clock_timestamp() OR",
-        "true OR",
-        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors,
-    ),
-    Mutant(
-        "a member gives up what it is busy with",
-        OWN,
-        " AND x.partition <> ALL (p_busy)",
-        "",
-        scenarios.members_share_and_keep_what_they_are_busy_with,
-    ),
-    Mutant(
-        "members wait for each other",
-        OWN,
-        "LIMIT greatest(share - has, 0) FOR UPDATE SKIP LOCKED",
-        "LIMIT greatest(share - has, 0) FOR UPDATE",
-        scenarios.members_that_come_at_once_do_not_wait_for_each_other,
-    ),
-    Mutant(
-        "a late answer is a fault",
-        CHECK,
+        scenarios.a_lower_offset_is_taken_after_a_higher_one),
+    ("a member takes what is another's", TAKE, " AND o.member = p_member AND o.until > clock_timestamp()", "",
+        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors),
+    ("a member takes after its time", TAKE, " AND o.until > clock_timestamp()", "",
+        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors),
+    ("a partition of a live member is free", OWN, "x.until < clock_timestamp() OR", "true OR",
+        scenarios.an_owner_that_was_paused_takes_nothing_of_its_successors),
+    ("a member gives up what it is busy with", OWN, " AND x.partition <> ALL (p_busy)", "",
+        scenarios.members_share_and_keep_what_they_are_busy_with),
+    ("members wait for each other", OWN, "LIMIT greatest(share - has, 0) FOR UPDATE SKIP LOCKED",
+        "LIMIT greatest(share - has, 0) FOR UPDATE", scenarios.members_that_come_at_once_do_not_wait_for_each_other),
+    ("a late answer is a fault", CHECK,
         "IF p_before IS NULL OR cardinality(p_before) = 0 THEN verdict := 'again';",
         "IF p_before IS NULL OR cardinality(p_before) = 0 THEN verdict := 'quarantined';",
-        scenarios.a_late_answer_is_no_fault,
-    ),
-    Mutant(
-        "who comes second to a first look takes it for a fault",
-        CHECK,
-        "p_before IS NULL OR cardinality(p_before) = 0",
-        "p_before IS NULL",
-        scenarios.two_first_looks_are_no_fault,
-    ),
-    Mutant(
-        "a late answer is compared with what was recorded since",
-        CHECK,
+        scenarios.a_late_answer_is_no_fault),
+    ("who comes second to a first look takes it for a fault", CHECK,
+        "p_before IS NULL OR cardinality(p_before) = 0", "p_before IS NULL", scenarios.two_first_looks_are_no_fault),
+    ("a late answer is compared with what was recorded since", CHECK,
         "p_incarnation, p_before, p_ends, p_before_epochs, p_epochs",
-        "p_incarnation, q.ends, p_ends, q.leader_epochs, p_epochs",
-        scenarios.a_late_answer_is_no_fault,
-    ),
-    Mutant(
-        "the first look of a generation may be from before it",
-        CHECK,
-        "IF p_generation IS NULL THEN verdict := 'again'; RETURN; END IF;",
-        "",
-        scenarios.tokens_up_to_the_ends_are_issued,
-    ),
-    Mutant(
-        "ends may fall",
-        FAULT,
-        "WHERE u.is_now < u.was ORDER BY u.o LIMIT 1;",
-        "WHERE false ORDER BY u.o LIMIT 1;",
-        scenarios.a_log_that_lost_messages_quarantines,
-    ),
-    Mutant(
-        "leader epochs may go back",
-        FAULT,
-        "WHERE u.is_now < u.was ORDER BY u.o LIMIT 1;",
-        "WHERE false ORDER BY u.o LIMIT 1;",
-        scenarios.a_leader_epoch_that_went_back_quarantines,
-    ),
-    Mutant(
-        "any log of the name will do",
-        FAULT,
-        "IF p_was <> p_incarnation THEN",
-        "IF false THEN",
-        scenarios.a_log_that_was_made_again_quarantines,
-    ),
-    Mutant(
-        "partitions may be added",
-        FAULT,
-        "IF cardinality(p_recorded) <> cardinality(p_ends) THEN",
-        "IF false THEN",
-        scenarios.a_log_that_got_other_partitions_quarantines,
-    ),
-    Mutant(
-        "what was taken before a generation was raised is written",
-        CHECK,
-        "IF generation <> p_generation THEN verdict := 'raised'; RETURN; END IF;",
-        "",
-        scenarios.a_check_waits_for_a_raise_under_way,
-    ),
-    Mutant(
-        "a check does not lock the source",
-        CHECK,
-        "IF locked = 1 THEN PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE; END IF;",
-        "",
-        scenarios.a_check_waits_for_a_raise_under_way,
-    ),
-    Mutant(
-        "the database's own log outlives its failover",
-        REGISTER,
-        "CASE p_kind WHEN 'postgres' THEN 'database' ELSE 'lock' END",
-        "'lock'",
-        scenarios.a_raised_generation_of_the_database_is_one_of_its_own_log,
-    ),
-    Mutant(
-        "records of messages are forgotten like all others",
-        PRUNE,
-        "i.caller <> 'queue' OR fencepost.queue_forgettable(i.key)",
-        "true",
-        records.records_go_when_they_are_committed_and_not_before,
-    ),
-    Mutant(
-        "a record is forgotten before it is known what is committed",
-        FORGETTABLE,
-        "p.committed IS NULL OR ",
-        "",
-        records.after_a_raise_what_is_committed_is_asked_anew,
-    ),
-    Mutant(
-        "the first message that is not committed counts as committed",
-        FORGETTABLE,
-        "BETWEEN p.committed AND",
-        "BETWEEN p.committed + 1 AND",
-        records.records_go_when_they_are_committed_and_not_before,
-    ),
-    Mutant(
-        "what was committed is of any generation",
-        COMMITTED,
-        "IS DISTINCT FROM p_generation THEN RETURN",
-        "IS NULL THEN RETURN",
-        records.after_a_raise_what_is_committed_is_asked_anew,
-    ),
-    Mutant(
-        "what is said during a raise is of the new generation",
-        COMMITTED,
-        "PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR SHARE;",
-        "",
-        records.what_is_said_during_a_raise_is_of_the_generation_before,
-    ),
-    Mutant(
-        "a raise leaves what was committed",
-        "fencepost.queue_forget(text)",
-        ", committed = NULL",
-        "",
-        records.after_a_raise_what_is_committed_is_asked_anew,
-    ),
-    Mutant(
-        "the first message that is not committed is one that is",
-        IS_COMMITTED,
-        "p.committed > p_offset",
-        "p.committed >= p_offset",
-        records.records_go_when_they_are_committed_and_not_before,
-    ),
-]
+        "p_incarnation, q.ends, p_ends, q.leader_epochs, p_epochs", scenarios.a_late_answer_is_no_fault),
+    ("the first look of a generation may be from before it", CHECK,
+        "IF p_generation IS NULL THEN verdict := 'again'; RETURN; END IF;", "",
+        scenarios.tokens_up_to_the_ends_are_issued),
+    ("ends may fall", FAULT, "WHERE u.is_now < u.was ORDER BY u.o LIMIT 1;", "WHERE false ORDER BY u.o LIMIT 1;",
+        scenarios.a_log_that_lost_messages_quarantines),
+    ("leader epochs may go back", FAULT, "WHERE u.is_now < u.was ORDER BY u.o LIMIT 1;",
+        "WHERE false ORDER BY u.o LIMIT 1;", scenarios.a_leader_epoch_that_went_back_quarantines),
+    ("any log of the name will do", FAULT, "IF p_was <> p_incarnation THEN", "IF false THEN",
+        scenarios.a_log_that_was_made_again_quarantines),
+    ("partitions may be added", FAULT, "IF cardinality(p_recorded) <> cardinality(p_ends) THEN", "IF false THEN",
+        scenarios.a_log_that_got_other_partitions_quarantines),
+    ("what was taken before a generation was raised is written", CHECK,
+        "IF generation <> p_generation THEN verdict := 'raised'; RETURN; END IF;", "",
+        scenarios.a_check_waits_for_a_raise_under_way),
+    ("a check does not lock the source", CHECK,
+        "IF locked = 1 THEN PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR NO KEY UPDATE; END IF;", "",
+        scenarios.a_check_waits_for_a_raise_under_way),
+    ("the database's own log outlives its failover", REGISTER,
+        "CASE p_kind WHEN 'postgres' THEN 'database' ELSE 'lock' END", "'lock'",
+        scenarios.a_raised_generation_of_the_database_is_one_of_its_own_log),
+    ("records of messages are forgotten like all others", PRUNE,
+        "i.caller <> 'queue' OR fencepost.queue_forgettable(i.key)", "true",
+        records.records_go_when_they_are_committed_and_not_before),
+    ("a record is forgotten before it is known what is committed", FORGETTABLE, "p.committed IS NULL OR ", "",
+        records.after_a_raise_what_is_committed_is_asked_anew),
+    ("the first message that is not committed counts as committed", FORGETTABLE, "BETWEEN p.committed AND",
+        "BETWEEN p.committed + 1 AND", records.records_go_when_they_are_committed_and_not_before),
+    ("what was committed is of any generation", COMMITTED, "IS DISTINCT FROM p_generation THEN RETURN",
+        "IS NULL THEN RETURN", records.after_a_raise_what_is_committed_is_asked_anew),
+    ("what is said during a raise is of the new generation", COMMITTED,
+        "PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR SHARE;", "",
+        records.what_is_said_during_a_raise_is_of_the_generation_before),
+    ("a raise leaves what was committed", "fencepost.queue_forget(text)", ", committed = NULL", "",
+        records.after_a_raise_what_is_committed_is_asked_anew),
+    ("the first message that is not committed is one that is", IS_COMMITTED, "p.committed > p_offset",
+        "p.committed >= p_offset", records.records_go_when_they_are_committed_and_not_before),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-async def test_each_line_is_there_for_a_reason(mutant: Mutant, connect: Connect) -> None:
+@pytest.mark.parametrize(("function", "old", "new", "scenario"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
+async def test_each_line_is_there_for_a_reason(
+    function: str, old: str, new: str, scenario: QueueScenario, connect: Connect
+) -> None:
     owner = await connect()
-    definition = await owner.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", mutant.function)
-    assert mutant.old in definition, f"{mutant.function} has no {mutant.old!r}: {definition}"
-    await owner.execute(definition.replace(mutant.old, mutant.new))
+    definition = await owner.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
+    assert old in definition, f"{function} has no {old!r}: {definition}"
+    await owner.execute(definition.replace(old, new))
     with pytest.raises(AssertionError):
-        await mutant.scenario(connect)
+        await scenario(connect)

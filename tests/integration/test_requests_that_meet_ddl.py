@@ -50,16 +50,3 @@ async def test_it_is_not_run_for_ever(race: Race) -> None:
         request = Changing(race, gateway, 100)
         assert isinstance(await on_table(gateway, "orders", "patch", request.use), Problem)
         assert request.runs == MOST_DOUBTS + 1
-
-
-async def test_where_nothing_has_changed_it_is_run_once(race: Race) -> None:
-    runs = 0
-
-    async def use(_: Table) -> Outcome:
-        nonlocal runs
-        runs += 1
-        raise RefusedError(asyncpg.UndefinedColumnError("there is none"))
-
-    async with open_gateway(race.dsn) as gateway:
-        assert isinstance(await on_table(gateway, "orders", "patch", use), Problem)
-    assert runs == 1

@@ -5,13 +5,15 @@ import pytest
 from tests.scenarios import sources as scenarios
 from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
+from tests.support.lease_racing import MINUTE, step_back
 from tests.support.racing import outcome
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
-from fencepost.storage.leases import sources
+from fencepost.gateway.leases.acquire import hash_secret
+from fencepost.storage.leases import source_leases, sources
+from fencepost.storage.leases.source_leases import GrantRecord
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import raising
 
 SOURCE = scenarios.SOURCE
 
@@ -76,35 +78,58 @@ async def test_a_scope_is_not_entered_under_a_token_that_was_voided_since_the_sn
     assert await owner.fetchval("SELECT n FROM items") == 0
 
 
-async def test_an_open_write_that_does_not_end_keeps_a_bump_from_waiting_for_ever(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(raising, "LOCK_TIMEOUT", "10ms")
-    race = await scenarios.open_source_race(connect, database, "strict")
-    await race.insert(race.a, "k", 30)
-    await race.begin(race.a)
-    assert await race.update(race.a, "k", 40)
-    assert await outcome(sources.raise_source(race.b, SOURCE, "test")) == "55P03"
-    assert (await sources.state(race.observer, SOURCE, "k")).generation == 0
+ZK = "zk"
 
 
-async def test_a_table_that_could_not_be_pinned_leaves_the_source_where_it_was(connect: Connect) -> None:
-    """Its marks count as issued only if it becomes the source's."""
-    owner = await connect()
-    await owner.execute("SET search_path = public")
-    await sources.register(owner, SOURCE, "redis", "source", verifies=True)
-    await open_external(owner)
-    transaction = owner.transaction()
+SECRET = hash_secret("secret")
+
+
+@pytest.fixture
+async def db(connect: Connect) -> asyncpg.Connection:
+    connection = await connect()
+    await sources.register(connection, ZK, "zookeeper", "source", verifies=True)
+    return connection
+
+
+async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes = SECRET) -> int:
+    before = await sources.state(db, ZK, lock)
+    granting = GrantRecord(ZK, lock, secret, "worker", (), "handle", (number,), before, MINUTE, 1)
+    verdict, lease = await source_leases.grant(db, granting)
+    assert verdict == "granted"
+    assert lease is not None
+    return lease.lease_id
+
+
+async def left(db: asyncpg.Connection, lease_id: int) -> float:
+    """Seconds until the lease is over, by its row."""
+    seconds: float = await db.fetchval(
+        "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM fencepost.source_leases"
+        " WHERE lease_id = $1",
+        lease_id,
+    )
+    return seconds
+
+
+async def test_the_keeper_of_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
+    """Else the hold of a holder that is dead would stay for as long as the step was."""
+    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
+    await step_back(db)
+    due = await source_leases.due_in(db, [mine])
+    assert 50_000 < due[mine] <= MINUTE
+    assert 50 < await left(db, mine) <= MINUTE / 1000
+    assert await left(db, other) > MINUTE / 1000
+
+
+async def test_sweeping_counts_all_leases_anew_and_waits_for_none(db: asyncpg.Connection, connect: Connect) -> None:
+    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
+    await step_back(db)
+    writer = await connect()
+    transaction = writer.transaction()
     await transaction.start()
-    await protect(owner, "t", source=SOURCE)
-    assert (await sources.state(owner, SOURCE, "k")).issued == 7000
+    await writer.execute("SELECT FROM fencepost.source_leases WHERE lease_id = $1 FOR UPDATE", busy)
+    assert await source_leases.forget(db, 3600, 100) == 0
     await transaction.rollback()
-    assert (await sources.state(owner, SOURCE, "k")).issued == 0
-    await protect(owner, "t", source=SOURCE)
-    assert (await sources.state(owner, SOURCE, "k")).issued == 7000
-
-
-async def open_external(owner: asyncpg.Connection) -> None:
-    await owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    await protect(owner, "t")
-    await owner.execute("BEGIN; SET LOCAL fencepost.token = '7000'; INSERT INTO t VALUES (1); COMMIT")
+    assert 50 < await left(db, free) <= MINUTE / 1000
+    assert await left(db, busy) > MINUTE / 1000
+    assert await source_leases.forget(db, 3600, 100) == 0
+    assert 50 < await left(db, busy) <= MINUTE / 1000

@@ -1,7 +1,4 @@
-"""Raising the generation while others write (R19): one function each, AssertionError when a rule is broken.
-
-The table is of the built-in source, which has issued ISSUED tokens. See races.py.
-"""
+"""Raising the generation while others write (R19). The table is of the built-in source, which issued ISSUED tokens."""
 
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
@@ -86,17 +83,6 @@ async def a_generation_waits_for_a_write_under_way(race: Race) -> None:
     assert await outcome(race.update(race.a, "k", 41)) == "FP409"
 
 
-async def a_write_waits_for_a_generation_under_way_and_is_refused(race: Race) -> None:
-    await race.insert(race.a, "k", 30)
-    raising = await race.begin(race.b)
-    assert await generations.raise_generation(race.b, "test") > 0
-    write = await race.waits(race.a, outcome(race.update(race.a, "k", 40)))
-    insert = await race.waits(race.c, outcome(race.insert(race.c, "other", 40)))
-    await raising.commit()
-    assert await write == "FP409"
-    assert await insert == "FP409"
-
-
 async def a_grant_under_way_is_over_once_the_generation_is_raised(race: Race) -> None:
     grant = await race.begin(race.a)
     await granted(race.a, "mine")
@@ -123,46 +109,11 @@ async def a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock(race: Rac
     assert isinstance(await raising, int)
 
 
-async def a_deadlock_with_writes_under_way_is_tried_again(race: Race) -> None:
-    """One has compared a token and wants a lease in the same transaction; the raise has that table already."""
-    await race.a.execute("SET deadlock_timeout = '1min'")  # so that the raise is the one that finds out
-    await race.b.execute("SET deadlock_timeout = '10ms'")
-    writer, other = await race.begin(race.a), await race.begin(race.c)
-    await race.a.execute("SELECT fencepost.issued()")
-    await race.c.execute("LOCK TABLE fencepost.leases IN ROW EXCLUSIVE MODE")
-    raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
-    locks = await race.waits(race.a, race.a.execute("LOCK TABLE fencepost.locks IN ROW EXCLUSIVE MODE"))
-    await other.commit()
-    await locks
-    assert not raising.done(), "it gave up, or did not wait for the writer"
-    await writer.commit()
-    assert await raising > 0
-    assert [g.reason for g in await generations.history(race.observer)] == ["migrated", "test"]
-
-
-async def two_operators_raise_one_after_the_other(race: Race) -> None:
-    first = await race.begin(race.a)
-    one = await generations.raise_generation(race.a, "one")
-    second = await race.waits(race.b, generations.raise_generation(race.b, "two"))
-    await first.commit()
-    two = await second
-    assert 0 < one < two
-    assert [g.reason for g in await generations.history(race.observer)] == ["migrated", "one", "two"]
-    assert await race.observer.fetchval("SELECT fencepost.oldest()") == two << 48
-    assert await race.observer.fetchval("SELECT fencepost.issued()") == (two << 48) - 1
-
-
 async def a_generation_goes_beyond_tokens_that_were_moved_far(race: Race) -> None:
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", (900 << 48) + 9)
     first = await raised(race)
     assert first >= 901 << 48
     assert await drawn(race) == first
-
-
-async def a_generation_goes_beyond_a_token_of_another_history(race: Race) -> None:
-    raised_to = await generations.raise_generation(race.observer, "test", (900 << 48) + 2)
-    assert raised_to > 900
-    assert await drawn(race) == raised_to << 48
 
 
 async def two_histories_raise_different_numbers(race: Race) -> None:
@@ -185,17 +136,6 @@ async def an_external_table_takes_its_tokens_as_before(race: Race) -> None:
     assert found == 0
 
 
-async def a_mark_of_an_earlier_generation_is_passed_by_break_glass(race: Race) -> None:
-    """An operator's repair keeps the mark, however old."""
-    await race.insert(race.a, "k", 30)
-    await raised(race)
-    await race.observer.execute("SET fencepost.break_glass = 'a test of repairs'")
-    await race.observer.execute("UPDATE public.orders SET status = 'repaired'")
-    await race.observer.execute("RESET fencepost.break_glass")
-    assert (await race.row("k") or {})["status"] == "repaired"
-    assert await race.live_mark("k") == 30
-
-
 async def pruned_and_raised(race: Race) -> None:
     """The floor never falls, whatever raises it."""
     await absent(race, "k", 50)
@@ -205,21 +145,9 @@ async def pruned_and_raised(race: Race) -> None:
 
 
 SCENARIOS = [
-    update_under_an_old_token_is_refused,
-    insert_under_an_old_token_is_refused,
-    delete_under_an_old_token_is_refused,
-    keys_without_a_row_are_refused,
-    a_claim_under_an_old_token_is_refused_without_the_floor,
-    a_generation_waits_for_a_write_under_way,
-    a_write_waits_for_a_generation_under_way_and_is_refused,
-    a_grant_under_way_is_over_once_the_generation_is_raised,
-    a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock,
-    a_deadlock_with_writes_under_way_is_tried_again,
-    two_operators_raise_one_after_the_other,
-    a_generation_goes_beyond_tokens_that_were_moved_far,
-    a_generation_goes_beyond_a_token_of_another_history,
-    two_histories_raise_different_numbers,
-    an_external_table_takes_its_tokens_as_before,
-    a_mark_of_an_earlier_generation_is_passed_by_break_glass,
-    pruned_and_raised,
-]
+    update_under_an_old_token_is_refused, insert_under_an_old_token_is_refused, delete_under_an_old_token_is_refused,
+    keys_without_a_row_are_refused, a_claim_under_an_old_token_is_refused_without_the_floor,
+    a_generation_waits_for_a_write_under_way, a_grant_under_way_is_over_once_the_generation_is_raised,
+    a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock, a_generation_goes_beyond_tokens_that_were_moved_far,
+    two_histories_raise_different_numbers, an_external_table_takes_its_tokens_as_before, pruned_and_raised,
+]  # fmt: skip

@@ -46,9 +46,7 @@ async def applied(race: Race) -> int:
 
 
 async def assert_applied(race: Race, count: int) -> None:
-    """Hold against the audit's count how many writes landed. Without its trigger, where batches do the work, nothing
-    counts, and only whether any landed can be known: from the marks, and from the column n, which is 0 at first.
-    """
+    """Hold against the audit's count how many writes landed."""
     if await race.observer.fetchval("SELECT to_regclass('public.applied') IS NOT NULL"):
         assert await applied(race) == count
         return
@@ -117,9 +115,7 @@ async def a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> 
 
 
 async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
-    """Another request's record is there at the end although no transaction had the key's lock: the primary key is the
-    last line.
-    """
+    """Another request's record is there at the end although no transaction had the key's lock."""
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
@@ -182,12 +178,8 @@ async def only_old_records_are_forgotten(race: Race) -> None:
 
 
 ALL = (
-    two_racers_with_one_key_land_once,
-    a_record_that_commits_between_look_up_and_lock_is_seen,
-    a_lock_that_was_got_around_ends_in_a_replay,
-    a_refusal_gives_its_key_back,
-    a_key_is_for_one_payload,
+    two_racers_with_one_key_land_once, a_record_that_commits_between_look_up_and_lock_is_seen,
+    a_lock_that_was_got_around_ends_in_a_replay, a_refusal_gives_its_key_back, a_key_is_for_one_payload,
     a_write_that_landed_is_replayed_after_the_lock_changed_hands,
-    a_write_that_landed_is_replayed_after_its_lock_changed_hands,
-    only_old_records_are_forgotten,
-)
+    a_write_that_landed_is_replayed_after_its_lock_changed_hands, only_old_records_are_forgotten,
+)  # fmt: skip

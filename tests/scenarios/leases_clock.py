@@ -116,22 +116,9 @@ async def kept_place_of_before_is_swept(race: LeaseRace) -> None:
     assert (await race.tickets("kept"), await race.waiting("x")) == ([], ["waits"])
 
 
-async def place_that_is_kept_now_is_kept(race: LeaseRace) -> None:
-    granted(await race.acquire(race.a, "x", secret="holder"))
-    kept = await race.queue(race.b, "x", secret="kept")
-    await leases.leave(race.b, kept, KEEP_MS)
-    assert await leases.sweep(race.observer) == 0
-    assert await race.waiting("x") == ["kept"]
-
-
 CLOCK_SCENARIOS: tuple[LeaseScenario, ...] = (
-    lease_never_shows_more_than_its_ttl,
-    lease_in_the_way_counts_from_the_request_that_meets_it,
-    holder_mints_on_and_its_lease_counts_anew,
-    waiter_is_sent_to_try_and_the_lease_counts_anew,
-    sweeping_counts_leases_anew_that_no_request_meets,
-    kept_place_of_before_is_no_place_in_the_queue,
-    kept_place_of_before_is_there_for_the_waiter_that_comes_back,
-    kept_place_of_before_is_swept,
-    place_that_is_kept_now_is_kept,
-)
+    lease_never_shows_more_than_its_ttl, lease_in_the_way_counts_from_the_request_that_meets_it,
+    holder_mints_on_and_its_lease_counts_anew, waiter_is_sent_to_try_and_the_lease_counts_anew,
+    sweeping_counts_leases_anew_that_no_request_meets, kept_place_of_before_is_no_place_in_the_queue,
+    kept_place_of_before_is_there_for_the_waiter_that_comes_back, kept_place_of_before_is_swept,
+)  # fmt: skip

@@ -61,18 +61,6 @@ async def release_notifies_its_own_gateway_directly(race: LeaseRace) -> None:
     assert await notified(race.observer, there) == [elsewhere]
 
 
-async def release_sees_a_ticket_that_it_waited_for(race: LeaseRace) -> None:
-    """Another client gets in line while the holder releases: either it finds the lock free, or it is woken."""
-    seen = await race.listen(race.observer)
-    holder = granted(await race.acquire(race.a, "x", secret="holder"))
-    queueing = await race.begin(race.b)
-    visit = await race.queue(race.b, "x", secret="waiter")
-    release = await race.waits(race.a, race.release(race.a, holder.lease_id, "holder"))
-    await queueing.commit()
-    assert await release is True
-    assert await notified(race.observer, seen) == [visit]
-
-
 async def leaving_wakes_the_next(race: LeaseRace) -> None:
     """The first waiter was woken and is gone: the one behind it is notified, whichever way the first one left."""
     seen = await race.listen(race.observer)
@@ -118,22 +106,8 @@ async def no_request_waits_for_the_dead(race: LeaseRace) -> None:
     granted(await race.acquire(race.c, "x", secret="passer-by"))
 
 
-async def silent_gateway_that_speaks_again_is_counted(race: LeaseRace) -> None:
-    """A gateway that was away for a while has its places back as soon as it beats."""
-    holder = granted(await race.acquire(race.a, "x", secret="holder"))
-    visit = await race.queue(race.b, "x", secret="waiter")
-    await race.observer.execute(SILENT, race.gateway)
-    assert await race.waiting("x") == []
-    await race.beat(visit)
-    assert await race.waiting("x") == ["waiter"]
-    assert await race.release(race.a, holder.lease_id, "holder")
-    assert (await race.acquire(race.c, "x", secret="passer-by")).verdict == "held"
-
-
 async def beat_names_who_is_first(race: LeaseRace) -> None:
-    """A gateway is notified, once a second, which of its waiters are to try, and when: now, or when the lease
-    expires.
-    """
+    """A gateway is notified, once a second, which of its waiters are to try, and when."""
     holder = granted(await race.acquire(race.a, "held", secret="holder"))
     held = [await race.queue(race.b, "held", secret=f"held{number}") for number in (1, 2)]
     lease = granted(await race.acquire(race.a, "free", secret="had it"))
@@ -247,32 +221,9 @@ async def several_locks_are_not_starved(race: LeaseRace) -> None:
     granted(await race.acquire(race.b, "b", secret="only b", visit=only_b, wait_ms=MINUTE))
 
 
-async def waiting_is_all_or_none_too(race: LeaseRace) -> None:
-    """Who waits for two locks holds neither: it is in both queues, and the free one is held by none."""
-    granted(await race.acquire(race.a, "b", secret="holder"))
-    await race.queue(race.b, "a", "b", secret="both")
-    assert await race.holder("a") is None
-    assert await leases.lock_counts(race.observer) == (1, 1)
-    states = await leases.lock_states(race.observer, None, None, 10)
-    assert [(state.name, state.lease_id is not None, state.waiters.count("both")) for state in states] == [
-        ("a", False, 1),
-        ("b", True, 1),
-    ]
-
-
 QUEUE_SCENARIOS: tuple[LeaseScenario, ...] = (
-    no_request_passes_those_that_wait,
-    release_wakes_the_first_and_no_other,
-    release_notifies_its_own_gateway_directly,
-    release_sees_a_ticket_that_it_waited_for,
-    leaving_wakes_the_next,
-    no_request_waits_for_the_dead,
-    silent_gateway_that_speaks_again_is_counted,
-    beat_names_who_is_first,
-    beat_notifies_those_without_a_place,
-    repeat_keeps_the_place,
-    earlier_request_does_not_take_the_place_along,
-    place_is_kept_for_a_while,
+    no_request_passes_those_that_wait, release_wakes_the_first_and_no_other, release_notifies_its_own_gateway_directly,
+    leaving_wakes_the_next, no_request_waits_for_the_dead, beat_names_who_is_first, beat_notifies_those_without_a_place,
+    repeat_keeps_the_place, earlier_request_does_not_take_the_place_along, place_is_kept_for_a_while,
     several_locks_are_not_starved,
-    waiting_is_all_or_none_too,
-)
+)  # fmt: skip

@@ -1,9 +1,4 @@
-"""A table of cases (rule, mark, floor, token, bounds), and each way in which the product judges a token.
-
-The rule (R1, R2) and the bounds of tokens (R12, R19) stand in several places: fencing/token.py and fencing/verdict.py,
-storage/statements/row_sql.py (`comparison`), storage/protecting/functions.py (the triggers of one table), and in
-migrations/schema, judging.sql, bounds.sql, scopes.sql. tests/integration/test_one_rule.py judges all cases in all ways.
-"""
+"""A table of cases (rule, mark, floor, token, bounds), and each way in which the product judges (R1, R2, R12, R19)."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -215,9 +210,7 @@ async def undone(connection: Connection, work: Awaitable[object]) -> object:
 
 
 async def _statement(world: World, case: Case, work: Awaitable[object]) -> str:
-    """The gateway's: no row comes back, and the next question gives the reason. Refused by the trigger would be too
-    late.
-    """
+    """The gateway's."""
     found = await undone(world.race.a, work)
     if isinstance(found, str):
         return found if found in ("void", "too high") else f"refused by the trigger: {found}"
@@ -332,21 +325,13 @@ def in_python(world: World, case: Case, found: KeyState) -> str:
 
 
 ON_ROWS: Final[tuple[Way, ...]] = (
-    python_on_a_row,
-    the_statement_that_updates,
-    the_statement_that_deletes,
-    the_trigger_of_updates,
-    the_plain_case_of_updates,
-    the_trigger_of_deletes,
-)
+    python_on_a_row, the_statement_that_updates, the_statement_that_deletes, the_trigger_of_updates,
+    the_plain_case_of_updates, the_trigger_of_deletes,
+)  # fmt: skip
 ON_KEYS: Final[tuple[Way, ...]] = (
-    python_on_a_key,
-    the_trigger_of_inserts,
-    the_claim_of_a_key,
-    the_entry_of_a_scope,
-    the_entry_of_scopes_in_a_batch,
+    python_on_a_key, the_trigger_of_inserts, the_claim_of_a_key, the_entry_of_a_scope, the_entry_of_scopes_in_a_batch,
     the_trigger_of_a_scope,
-)
+)  # fmt: skip
 
 
 async def differences(world: World, cases: tuple[Case, ...]) -> AsyncGenerator[str, None]:

@@ -1,7 +1,4 @@
-"""Pruning, step by step (R6): one function each, AssertionError when a rule is broken. See races.py.
-
-The table is of the built-in source, which has issued ISSUED tokens that no lease knows of.
-"""
+"""Pruning, step by step (R6). The table is of the built-in source, whose tokens no lease knows of. See races.py."""
 
 import pytest
 from tests.support.interleave import Connection
@@ -76,18 +73,6 @@ async def stale_writes_after_pruning_are_refused(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.b, "other", 51)), list)
 
 
-async def an_old_snapshot_does_not_read_an_old_floor(race: Race) -> None:
-    await absent(race, "k", 50)
-    until = await pruning.horizon(race.a)
-    old = race.b.transaction(isolation="repeatable_read")
-    await old.start()
-    await race.b.execute("SELECT 1")
-    assert (await prune(race.a, until)).pruned == 1
-    assert await outcome(race.insert(race.b, "k", 40)) in ("40001", "FP409")
-    await old.rollback()
-    assert await race.row("k") is None
-
-
 async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
     """Pruning does not wait for a mark that another transaction is raising, and leaves it."""
     await absent(race, "k", 50)
@@ -145,9 +130,7 @@ async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
 
 
 async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
-    """A transaction that is under way may have a number above the snapshot's xmax: that comes after the newest one
-    that has ENDED. So the horizon takes a number of its own.
-    """
+    """A transaction that is under way may have a number above the snapshot's xmax."""
     older = await race.begin(race.c)
     await race.c.execute("SELECT pg_current_xact_id()")
     grant = await race.begin(race.a)
@@ -244,32 +227,12 @@ async def pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> Non
     assert await floor(race) == first - 1
 
 
-async def a_generation_waits_for_pruning_that_is_under_way(race: Race) -> None:
-    await absent(race, "k", ISSUED)
-    until = await pruning.horizon(race.a)
-    pruner = await race.begin(race.a)
-    assert (await prune(race.a, until)).pruned == 1
-    raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
-    await pruner.commit()
-    first = await raising << 48
-    assert await floor(race) == first - 1
-
-
 SCENARIOS = [
-    stale_insert_waits_for_the_mark_that_goes,
-    stale_writes_after_pruning_are_refused,
-    an_old_snapshot_does_not_read_an_old_floor,
-    an_insert_before_the_mark_goes_keeps_it,
-    a_live_lease_stays_above_the_floor,
-    an_expired_lease_without_a_successor_stays_above_the_floor,
-    a_grant_under_way_stays_above_the_floor,
-    a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor,
-    tokens_from_after_the_horizon_are_left_alone,
-    a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already,
-    only_old_marks_of_keys_without_a_row_go,
-    a_table_of_another_source_is_not_pruned,
-    a_table_that_changes_its_source_meanwhile_is_not_pruned,
-    two_pruners_do_not_wait_for_each_other,
-    pruning_waits_for_a_generation_that_is_being_raised,
-    a_generation_waits_for_pruning_that_is_under_way,
-]
+    stale_insert_waits_for_the_mark_that_goes, stale_writes_after_pruning_are_refused,
+    an_insert_before_the_mark_goes_keeps_it, a_live_lease_stays_above_the_floor,
+    an_expired_lease_without_a_successor_stays_above_the_floor, a_grant_under_way_stays_above_the_floor,
+    a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor, tokens_from_after_the_horizon_are_left_alone,
+    a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already, only_old_marks_of_keys_without_a_row_go,
+    a_table_of_another_source_is_not_pruned, a_table_that_changes_its_source_meanwhile_is_not_pruned,
+    two_pruners_do_not_wait_for_each_other, pruning_waits_for_a_generation_that_is_being_raised,
+]  # fmt: skip

@@ -39,16 +39,6 @@ async def records_go_when_they_are_committed_and_not_before(connect: Connect) ->
     assert not await progress.is_committed(a, "kafka:a.b", generation, 0, 5)
 
 
-async def what_is_committed_rises_only_and_not_above_the_end(connect: Connect) -> None:
-    a = await connect()
-    await progress.register(a, "kafka:a.b")
-    generation = await looked_at(a, "x", 9, 10)
-    await progress.note_committed(a, "kafka:a.b", generation, [100, 4])
-    await progress.note_committed(a, "kafka:a.b", generation, [0, 0])
-    found = [await progress.is_committed(a, "kafka:a.b", generation, *at) for at in ((0, 8), (0, 9), (1, 3), (1, 4))]
-    assert found == [True, False, True, False]
-
-
 async def after_a_raise_what_is_committed_is_asked_anew(connect: Connect) -> None:
     a = await connect()
     await progress.register(a, "kafka:a.b")
@@ -85,8 +75,6 @@ async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Conne
 
 
 SCENARIOS: list[QueueScenario] = [
-    records_go_when_they_are_committed_and_not_before,
-    what_is_committed_rises_only_and_not_above_the_end,
-    after_a_raise_what_is_committed_is_asked_anew,
+    records_go_when_they_are_committed_and_not_before, after_a_raise_what_is_committed_is_asked_anew,
     what_is_said_during_a_raise_is_of_the_generation_before,
-]
+]  # fmt: skip

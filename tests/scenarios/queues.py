@@ -1,7 +1,4 @@
-"""Queues in the database: one function for each interleaving, AssertionError when a rule is broken. See races.py.
-
-Messages are of partition 0, and of postgres:default; what a log says of itself is said by the test, of kafka:orders.
-"""
+"""Queues in the database. Messages are of partition 0, and of postgres:default; what a log says, the test says."""
 
 from collections.abc import Awaitable, Callable
 
@@ -52,16 +49,6 @@ async def an_append_waits_for_an_earlier_one_of_its_key(connect: Connect) -> Non
     assert await taken(consumer) == ["orders/1", "orders/2", "orders/1"]
 
 
-async def appends_of_other_keys_do_not_wait(connect: Connect) -> None:
-    first, second, consumer = await connect(), await connect(), await member(connect)
-    transaction = first.transaction()
-    await transaction.start()
-    await appended(first, "orders/1")
-    await appended(second, "orders/2")
-    assert await taken(consumer) == ["orders/2"]
-    await transaction.commit()
-
-
 async def appends_of_the_same_keys_in_another_order_do_not_deadlock(connect: Connect) -> None:
     first, second, observer = await connect(), await connect(), await connect()
     transaction = first.transaction()
@@ -97,15 +84,6 @@ async def a_lower_offset_is_taken_after_a_higher_one(connect: Connect) -> None:
     assert await taken(consumer, "a", offset) == ["orders/slow"], "it is never taken, or what is in hand comes twice"
 
 
-async def what_is_below_decided_is_decided(connect: Connect) -> None:
-    consumer = await member(connect)
-    first, second, third = await appended(consumer, "orders/1", "orders/2", "orders/3")
-    await table_log.done(consumer, [(0, third), (0, first)])
-    assert (await table_log.decided(consumer))[0] == second
-    await table_log.done(consumer, [(0, second)])
-    assert (await table_log.decided(consumer))[0] == third + 1
-
-
 async def an_owner_that_was_paused_takes_nothing_of_its_successors(connect: Connect) -> None:
     paused, successor = await member(connect), await connect()
     await appended(successor, "orders/1")
@@ -117,14 +95,6 @@ async def an_owner_that_was_paused_takes_nothing_of_its_successors(connect: Conn
     assert await taken(successor, "b") == ["orders/1"]
     assert await taken(paused) == []
     assert (await table_log.own(paused, "a", TTL_MS, ())).partitions == (), "it woke up, and took them back"
-
-
-async def an_owner_that_was_paused_and_had_no_successor_goes_on(connect: Connect) -> None:
-    paused = await member(connect)
-    await appended(paused, "orders/1")
-    await paused.execute(EXPIRE, "a")
-    assert len((await table_log.own(paused, "a", TTL_MS, ())).partitions) == PARTITIONS
-    assert await taken(paused) == ["orders/1"]
 
 
 async def members_share_and_keep_what_they_are_busy_with(connect: Connect) -> None:
@@ -299,24 +269,12 @@ async def a_loss_that_was_found_before_the_raise_quarantines_no_more(connect: Co
 
 
 SCENARIOS: list[QueueScenario] = [
-    an_append_waits_for_an_earlier_one_of_its_key,
-    appends_of_other_keys_do_not_wait,
-    appends_of_the_same_keys_in_another_order_do_not_deadlock,
-    done_leaves_what_was_committed_meanwhile,
-    a_lower_offset_is_taken_after_a_higher_one,
-    what_is_below_decided_is_decided,
-    an_owner_that_was_paused_takes_nothing_of_its_successors,
-    an_owner_that_was_paused_and_had_no_successor_goes_on,
-    members_share_and_keep_what_they_are_busy_with,
-    members_that_come_at_once_do_not_wait_for_each_other,
-    tokens_up_to_the_ends_are_issued,
-    a_late_answer_is_no_fault,
-    two_first_looks_are_no_fault,
-    a_log_that_lost_messages_quarantines,
-    a_log_that_was_made_again_quarantines,
-    a_log_that_got_other_partitions_quarantines,
-    a_leader_epoch_that_went_back_quarantines,
-    a_loss_that_was_found_before_the_raise_quarantines_no_more,
-    a_check_waits_for_a_raise_under_way,
+    an_append_waits_for_an_earlier_one_of_its_key, appends_of_the_same_keys_in_another_order_do_not_deadlock,
+    done_leaves_what_was_committed_meanwhile, a_lower_offset_is_taken_after_a_higher_one,
+    an_owner_that_was_paused_takes_nothing_of_its_successors, members_share_and_keep_what_they_are_busy_with,
+    members_that_come_at_once_do_not_wait_for_each_other, tokens_up_to_the_ends_are_issued, a_late_answer_is_no_fault,
+    two_first_looks_are_no_fault, a_log_that_lost_messages_quarantines, a_log_that_was_made_again_quarantines,
+    a_log_that_got_other_partitions_quarantines, a_leader_epoch_that_went_back_quarantines,
+    a_loss_that_was_found_before_the_raise_quarantines_no_more, a_check_waits_for_a_raise_under_way,
     a_raised_generation_of_the_database_is_one_of_its_own_log,
-]
+]  # fmt: skip

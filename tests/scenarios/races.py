@@ -1,7 +1,6 @@
-"""Interleavings that the product must survive, one function each: AssertionError when a rule is broken.
+"""Interleavings of one row's statements that the product must survive: AssertionError when a rule is broken.
 
-They run twice: against the product (tests/integration/test_races_scenarios.py), where they pass, and against mutants of
-its safety lines (test_mutants*.py), where they must not. Here: the statements of one row, and the triggers.
+They run against the product (test_races_scenarios.py), and against mutants (test_mutants*.py), which must not pass.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,4 @@
-"""Interleavings that the product must survive, one function each: AssertionError when a rule is broken.
-
-They run twice: against the product (tests/integration/test_races_scenarios.py), where they pass, and against mutants of
-its safety lines (test_mutants*.py), where they must not. Here: claims, multi-row writes, and what the gateway answers.
-"""
+"""As races.py: claims, multi-row writes, and what the gateway answers."""
 
 from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, result_of, written
 

@@ -1,8 +1,4 @@
-"""A token above a table's ceiling raises no mark, whatever brings it: AssertionError when one does (R12).
-
-They run twice: against the product (tests/integration/test_ceilings.py), where they pass, and against mutants of its
-safety lines (test_mutants_ceilings.py), where they must not. The table's source is external.
-"""
+"""As races.py: a token above an external table's ceiling raises no mark, whatever brings it (R12)."""
 
 from collections.abc import Awaitable, Callable
 

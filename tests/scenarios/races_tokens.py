@@ -1,9 +1,4 @@
-"""Interleavings that the product must survive, one function each: AssertionError when a rule is broken.
-
-They run twice: against the product (tests/integration/test_races_tokens.py), where they pass, and against mutants of
-its safety lines (test_mutants_tokens.py), where they must not. Here: tables of the built-in source (R12), which has
-issued ISSUED tokens.
-"""
+"""As races.py: tables of the built-in source (R12), which has issued ISSUED tokens."""
 
 from dataclasses import replace
 
@@ -113,22 +108,6 @@ async def unissued_is_reported_before_missing(race: Race) -> None:
         assert answer.extra == {}
         assert str(ISSUED) not in answer.detail, "it is its holder's"
         assert result_of(await insert(gateway, posted(ISSUED, {"order_id": "there"}))) == "23505"
-
-
-async def token_that_is_drawn_while_its_write_waits_is_issued(race: Race) -> None:
-    """R12: what counts is the moment of the verdict; the draw need not be committed (a grant claims before it is)."""
-    await race.insert(race.a, "k", 30)
-    async with open_gateway(race.dsn) as gateway:
-        holder = await race.begin(race.a)
-        await race.update(race.a, "k", 31)
-        assert result_of(await patch(gateway, keyed("k", UNISSUED, status="b"))) == "FP018", "a batch does not wait"
-        waiter = await race.waits(race.c, race.update(race.c, "k", UNISSUED, status="b"))
-        drawing = await race.begin(race.b)
-        assert await race.b.fetchval("SELECT nextval('fencepost.tokens')") == UNISSUED
-        await holder.commit()
-        assert written(await waiter)
-        await drawing.rollback()
-    assert await race.live_mark("k") == UNISSUED
 
 
 async def nextval_waits_for_the_tokens_to_move(race: Race) -> None:

@@ -1,8 +1,4 @@
-"""Interleavings of scoped writes that the product must survive; AssertionError when a rule is broken.
-
-They run against the product (tests/integration/test_scope_races) and against mutants of its safety lines
-(test_scope_mutants).
-"""
+"""As races.py: scoped writes. They run in test_scope_races, and against the mutants of test_scope_mutants."""
 
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
@@ -69,14 +65,6 @@ async def later_statements_see_the_older_holders_work(race: Race) -> None:
     await newer.commit()
 
 
-async def stale_write_of_several_scopes_waits_and_is_refused(race: Race) -> None:
-    holder = await race.begin(race.a)
-    await entered(race, race.a, 40, "account/7")
-    waiter = await race.waits(race.b, entered(race, race.b, 39, "account/7", "account/42"))
-    await holder.commit()
-    assert await waiter == {"account/42": None, "account/7": 40}
-
-
 async def crossing_writers_do_not_deadlock(race: Race) -> None:
     """Scopes are taken in one order, however they are named."""
     await race.a.execute("SET lock_timeout = '300ms'")
@@ -140,15 +128,6 @@ async def a_scope_of_no_table_is_not_entered(race: Race) -> None:
     assert await outcome(race.a.fetch("SELECT fencepost.enter('accounts', '{accounts/1}', 50)")) == "FP000"
 
 
-async def a_savepoint_that_is_undone_has_not_entered(race: Race) -> None:
-    transaction = await race.begin(race.a)
-    await race.a.execute("SAVEPOINT s")
-    await entered(race, race.a, 30, "account/42")
-    await race.a.execute("UPDATE items SET n = 1 WHERE id = 1; ROLLBACK TO s")
-    assert await outcome(race.a.execute("UPDATE items SET n = 1 WHERE id = 1")) == "FP428"
-    await transaction.rollback()
-
-
 async def tokens_that_were_never_issued_are_refused(race: Race) -> None:
     source = race.fence.source
     assert await entered(race, race.a, 2**60, "account/42") == (
@@ -157,15 +136,7 @@ async def tokens_that_were_never_issued_are_refused(race: Race) -> None:
 
 
 ALL = (
-    first_touch_is_ordered,
-    later_statements_see_the_older_holders_work,
-    stale_write_of_several_scopes_waits_and_is_refused,
-    crossing_writers_do_not_deadlock,
-    direct_sql_is_judged,
-    pruned_scope_leaves_a_floor,
-    old_snapshot_fails,
-    an_old_snapshot_reads_no_old_rule,
-    a_scope_of_no_table_is_not_entered,
-    a_savepoint_that_is_undone_has_not_entered,
-    tokens_that_were_never_issued_are_refused,
-)
+    first_touch_is_ordered, later_statements_see_the_older_holders_work, crossing_writers_do_not_deadlock,
+    direct_sql_is_judged, pruned_scope_leaves_a_floor, old_snapshot_fails, an_old_snapshot_reads_no_old_rule,
+    a_scope_of_no_table_is_not_entered, tokens_that_were_never_issued_are_refused,
+)  # fmt: skip

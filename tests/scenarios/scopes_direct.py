@@ -1,7 +1,4 @@
-"""What direct SQL may try with tables of a scope (R8, R14); AssertionError when a rule is broken.
-
-As those of scopes.py, they run against the product and against mutants of its safety lines.
-"""
+"""As scopes.py: what direct SQL may try with tables of a scope (R8, R14)."""
 
 import asyncpg
 from tests.scenarios.scopes import entered, mark
@@ -85,19 +82,6 @@ async def copy(connection: Connection, token: int, account: int) -> str:
     except asyncpg.PostgresError as error:
         return error.sqlstate or "?"
     return "ok"
-
-
-async def two_first_touches_of_direct_sql_are_ordered(race: Race) -> None:
-    """The scope was never written to, and both insert its first row."""
-    for number, (token, answer) in enumerate(((34, "FP409"), (35, "FP409" if race.strict else "ok"), (36, "ok"))):
-        account = 200 + number
-        holder = await race.begin(race.a)
-        await race.a.execute("SELECT set_config('fencepost.token', '35', true)")
-        await race.a.execute(f"INSERT INTO items VALUES ({account}, {account})")
-        insert = f"INSERT INTO notes VALUES ({account}, 1)"
-        waiter = await race.waits(race.b, race.direct(race.b, insert, token))
-        await holder.commit()
-        assert await waiter == answer, token
 
 
 async def an_older_writer_that_waited_for_the_row_is_refused(race: Race) -> None:
@@ -231,14 +215,9 @@ async def a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
 
 
 ALL = (
-    a_later_trigger_moves_no_row_into_a_scope_unjudged,
-    a_column_of_the_scope_keeps_its_type,
-    every_kind_of_statement_is_judged,
-    two_first_touches_of_direct_sql_are_ordered,
-    an_older_writer_that_waited_for_the_row_is_refused,
-    cascades_are_judged_by_the_scopes_of_what_they_reach,
-    partitions_are_judged_whichever_way_they_are_reached,
-    broken_glass_is_recorded_and_a_claim_waits_for_it,
-    a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor,
+    a_later_trigger_moves_no_row_into_a_scope_unjudged, a_column_of_the_scope_keeps_its_type,
+    every_kind_of_statement_is_judged, an_older_writer_that_waited_for_the_row_is_refused,
+    cascades_are_judged_by_the_scopes_of_what_they_reach, partitions_are_judged_whichever_way_they_are_reached,
+    broken_glass_is_recorded_and_a_claim_waits_for_it, a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor,
     a_table_that_left_the_scope_is_not_entered_for,
-)
+)  # fmt: skip

@@ -1,8 +1,4 @@
-"""A source's generation is raised while others write (R12): one function each, AssertionError when a rule is broken.
-
-The table is pinned to SOURCE, which has issued ISSUED tokens. No lock service runs: only what PostgreSQL does is shown.
-See races.py.
-"""
+"""As races.py: a lock service's generation is raised while others write (R12). Only PostgreSQL's part is shown."""
 
 from typing import Literal, TypeAlias
 
@@ -141,17 +137,6 @@ async def a_write_waits_for_a_bump_under_way_and_is_refused(race: Race) -> None:
     assert (await write, await insert) == ("FP409", "FP409")
 
 
-async def a_bump_that_is_rolled_back_changes_nothing(race: Race) -> None:
-    await race.insert(race.a, "k", 30)
-    raising = await race.begin(race.b)
-    await race.b.execute("SELECT fencepost.source_raise($1, 'test', 0)", SOURCE)
-    write = await race.waits(race.a, race.update(race.a, "k", 40))
-    await raising.rollback()
-    assert await write
-    state = await bounds(race)
-    assert (state.generation, state.issued) == (0, ISSUED)
-
-
 async def what_was_issued_is_known_although_its_record_is_rolled_back(race: Race) -> None:
     """The service has handed the token out. A backup that is restored gives it again, and that must show."""
     recording = await race.begin(race.b)
@@ -160,24 +145,6 @@ async def what_was_issued_is_known_although_its_record_is_rolled_back(race: Race
     assert (await bounds(race)).issued == ISSUED + 5
     await issue(race.observer, ISSUED + 1)
     assert (await bounds(race)).issued == ISSUED + 5, "and it never falls"
-
-
-async def a_deadlock_with_writes_under_way_is_tried_again(race: Race) -> None:
-    """One has the log, to which raising adds, and wants to compare its token with what raising has locked."""
-    await race.a.execute(
-        "SET deadlock_timeout = '1min'"
-    )  # so that the transaction that raises is the one that finds out
-    await race.b.execute("SET deadlock_timeout = '10ms'")
-    writer, other = await race.begin(race.a), await race.begin(race.c)
-    await race.a.execute("LOCK TABLE fencepost.source_log IN SHARE MODE")
-    await race.c.execute("LOCK TABLE fencepost.source_leases IN EXCLUSIVE MODE")
-    raised = await race.waits(race.b, sources.raise_source(race.b, SOURCE, "test"))
-    compared = await race.waits(race.a, race.a.fetchval("SELECT fencepost.issued($1)", SOURCE))
-    await other.commit()
-    assert await compared == ISSUED
-    assert not raised.done(), "it gave up, or did not wait for the writer"
-    await writer.commit()
-    assert await raised == 1
 
 
 async def a_new_generation_begins_above_the_old_one(race: Race) -> None:
@@ -192,14 +159,8 @@ async def a_new_generation_begins_above_the_old_one(race: Race) -> None:
 
 
 SCENARIOS = [
-    a_transaction_from_before_a_bump_is_refused_after_it,
-    a_claim_from_before_a_bump_is_refused_after_it,
-    a_token_that_is_granted_after_the_snapshot_passes,
-    a_bump_waits_for_a_write_under_way,
-    a_bump_waits_for_a_claim_under_way,
-    a_write_waits_for_a_bump_under_way_and_is_refused,
-    a_bump_that_is_rolled_back_changes_nothing,
-    what_was_issued_is_known_although_its_record_is_rolled_back,
-    a_deadlock_with_writes_under_way_is_tried_again,
-    a_new_generation_begins_above_the_old_one,
-]
+    a_transaction_from_before_a_bump_is_refused_after_it, a_claim_from_before_a_bump_is_refused_after_it,
+    a_token_that_is_granted_after_the_snapshot_passes, a_bump_waits_for_a_write_under_way,
+    a_bump_waits_for_a_claim_under_way, a_write_waits_for_a_bump_under_way_and_is_refused,
+    what_was_issued_is_known_although_its_record_is_rolled_back, a_new_generation_begins_above_the_old_one,
+]  # fmt: skip

@@ -1,8 +1,4 @@
-"""What `protect --source builtin` must see before tokens are drawn, one function each (R12).
-
-They run twice: against the product (tests/integration/test_protect_tokens.py), where they pass, and against mutants of
-its statements (test_mutants_tokens.py), where they must not.
-"""
+"""As races.py: what `protect --source builtin` must see before tokens are drawn (R12)."""
 
 from collections.abc import Awaitable
 
@@ -10,7 +6,7 @@ import asyncpg
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import outcome, owner
 
-from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.owner import settle_sql
 
 HIGH = 5000
@@ -100,33 +96,6 @@ async def floor_of_pruned_marks(connect: Connect) -> None:
     await becomes_builtin(db)
 
 
-async def marks_of_an_unprotected_table(connect: Connect) -> None:
-    """Protected before, and written to by hand since."""
-    db = await table(connect)
-    await unprotect(db, "t")
-    await db.execute(f"INSERT INTO t (id, last_fence_token) VALUES (2, {HIGH})")
-    await becomes_builtin(db)
-
-
-async def marks_of_a_renamed_table(connect: Connect) -> None:
-    """Its marks move to the new name first."""
-    db = await table(connect)
-    await with_token(db, HIGH, "INSERT INTO t (id) VALUES (2); DELETE FROM t")
-    await db.execute("ALTER TABLE t RENAME TO u")
-    await becomes_builtin(db, "u")
-
-
-async def marks_that_wait_under_a_new_name(connect: Connect) -> None:
-    """A table of the built-in source takes the name of one that had another, and with it that one's marks."""
-    db = await table(connect)
-    await with_token(db, HIGH, "INSERT INTO t (id) VALUES (2); DELETE FROM t")
-    await unprotect(db, "t")
-    await db.execute("DROP TABLE t; CREATE TABLE u (id int PRIMARY KEY, v text)")
-    await protect(db, "u", source="builtin")
-    await db.execute("ALTER TABLE u RENAME TO t")
-    await becomes_builtin(db)
-
-
 async def marks_of_partitions(connect: Connect) -> None:
     """A partitioned table is one table."""
     db = await owner(connect)
@@ -181,15 +150,6 @@ async def claim_under_way(connect: Connect) -> None:
 
 
 ALL = [
-    mark_of_a_row,
-    mark_of_a_deleted_row,
-    mark_of_a_claim,
-    floor_of_pruned_marks,
-    marks_of_an_unprotected_table,
-    marks_of_a_renamed_table,
-    marks_that_wait_under_a_new_name,
-    marks_of_partitions,
-    mark_that_a_policy_hides,
-    write_under_way,
-    claim_under_way,
-]
+    mark_of_a_row, mark_of_a_deleted_row, mark_of_a_claim, floor_of_pruned_marks, marks_of_partitions,
+    mark_that_a_policy_hides, write_under_way, claim_under_way,
+]  # fmt: skip

@@ -32,7 +32,7 @@ every_source = pytest.mark.parametrize("bench", EACH_BENCH, indirect=True)
 """What is seen once with each source that ships."""
 
 
-@pytest.fixture(scope="session", params=OF_EACH_KIND)
+@pytest.fixture(scope="package", params=OF_EACH_KIND)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a lock service, once for each kind."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import LiteralString
 
 import psycopg
 import pytest
@@ -59,33 +58,6 @@ def test_the_database_must_be_the_gateways_also_without_tables(
 
 
 @pytest.mark.long("torture")
-@pytest.mark.parametrize(
-    "breaking",
-    [
-        pytest.param("ALTER TABLE fencepost.protected RENAME TO elsewhere", id="none can be protected"),
-        pytest.param("ALTER TABLE fencepost.protected ADD CHECK (scope IS NULL)", id="the third cannot be protected"),
-    ],
-)
-def test_tables_that_cannot_all_be_made_are_not_left(breaking: LiteralString, database: str, tmp_path: Path) -> None:
-    with GatewayServer(database, tmp_path / "gateway.log") as gateway, psycopg.connect(database) as connection:
-        connection.execute(breaking)
-        connection.commit()
-        code, output = torture("--url", gateway.url, "--database-url", database, out=tmp_path / "out")
-        assert code == 2, output
-        assert "the tables cannot be made in the database of --database-url" in output
-        assert connection.execute(TABLES).fetchone() == (0,)
-
-
-def test_a_database_that_nothing_is_done_in_is_refused(database: str, tmp_path: Path) -> None:
-    settings = {"FENCEPOST_SOURCES": "here=postgres-advisory:"}
-    with GatewayServer(database, tmp_path / "gateway.log", settings=settings) as gateway:
-        given = ["--url", gateway.url, "--database-url", database, "--workload", "mutex", "--source", "here"]
-        code, output = torture(*given, out=tmp_path / "out")
-    assert code == 2, output
-    assert "--database-url does nothing for the workload mutex with the source here" in output
-
-
-@pytest.mark.long("torture")
 def test_a_source_of_another_program_is_left_alone(database: str, tmp_path: Path) -> None:
     settings = {"FENCEPOST_SOURCES": "postgres_advisory=postgres-advisory:"}
     with GatewayServer(database, tmp_path / "gateway.log", settings=settings):
@@ -96,24 +68,3 @@ def test_a_source_of_another_program_is_left_alone(database: str, tmp_path: Path
         code, output = torture("--database-url", database, *given, out=tmp_path / "out")
         assert_ended_well(code, output)
         assert connection.execute(STATE).fetchone() == (100000, True)
-
-
-@pytest.mark.long("torture")
-@pytest.mark.parametrize("workload", ["mutex", "client"])
-def test_a_gateway_that_wants_keys_gets_one(database: str, tmp_path: Path, workload: str) -> None:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(
-            "INSERT INTO fencepost.api_keys (id, secret_hash, access) VALUES ('a', sha256('b'), '{read,write,lock}')"
-        )
-    file = tmp_path / "key"
-    file.write_text("fp_a_b\n")
-    settings = {"FENCEPOST_API_KEYS": "on"}
-    with GatewayServer(database, tmp_path / "gateway.log", settings=settings) as gateway:
-        given = ["--url", gateway.url, "--workload", workload, "--ops", "50", "--faults", "none"]
-        given += [] if workload == "mutex" else ["--database-url", database]
-        code, output = torture(*given, out=tmp_path / "out")
-        assert code == 2, output
-        assert "Give a token: --api-token-file" in output
-        code, output = torture(*given, "--api-token-file", str(file), out=tmp_path / "out")
-    assert_ended_well(code, output)
-    assert "fp_a_b" not in (tmp_path / "gateway.log").read_text() + (tmp_path / "out" / "report.html").read_text()

@@ -14,7 +14,6 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, History, Invoke, Recorder
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.torture import Config, run
 from fencepost.torture.assignment import Assignment
 from fencepost.torture.holders.actor import Actor
 from fencepost.torture.holders.database import Database
@@ -103,22 +102,3 @@ def test_without_a_fence_the_paused_holder_overwrites_what_the_next_one_added(
     assert added(history, PAUSED)
     assert [violation.model for violation in verdict.violations] == ["set"]
     assert "misses 1 that were certainly in the set before: 'w0.1-" in verdict.violations[0].words
-
-
-FAULTS = "pause-holder,kill-holder,partition-client,partition-database,cut-after-commit"
-OF_SERVICES = ",pause-lock-service,kill-lock-service"
-
-
-def test_a_run_with_pauses_kills_and_partitions_loses_nothing(
-    source_stage: SourceStage, database: str, tmp_path: Path
-) -> None:
-    source = source_stage.config.source
-    faults = FAULTS + ("" if source in {"builtin", "postgres-advisory"} else OF_SERVICES)
-    verdict = run(
-        Config(
-            tmp_path / "out", 3, "fenced-set", source, operations=150, faults=faults, database_url=database,
-            gateways=1, loaders=1, holders=1, resources=2,
-        )
-    )  # fmt: skip
-    assert_valid(verdict, seed=3)
-    assert verdict.accepted > 20

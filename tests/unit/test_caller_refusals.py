@@ -26,16 +26,6 @@ def test_what_could_not_be_written_down_is_added_to_what_came_since() -> None:
     assert counted.take() == {("ann", "FP037"): (2, "no")}
 
 
-def test_callers_beyond_the_most_are_counted_together() -> None:
-    counted = CallerRefusals()
-    for number in range(MOST + 5):
-        counted.on_event(refused(f"caller {number}"))
-    counted.on_event(refused("caller 1"))
-    taken = counted.take()
-    assert len(taken) == MOST + 1
-    assert (taken["caller 1", "FP037"][0], taken[OTHERS, "FP037"][0]) == (2, 5)
-
-
 def test_those_that_are_counted_apart_are_as_many_in_a_day_as_in_a_moment() -> None:
     """Each is a row of the database: who has many addresses must not make as many rows."""
     now = [0.0]
@@ -49,10 +39,3 @@ def test_those_that_are_counted_apart_are_as_many_in_a_day_as_in_a_moment() -> N
     now[0] = DAY + 1
     counted.on_event(refused("address new"))
     assert set(counted.take()) == {("address new", "FP037")}
-
-
-def test_names_and_details_are_cut() -> None:
-    counted = CallerRefusals()
-    counted.on_event(refused("x" * 5000, detail="y" * 5000))
-    (((caller, _), (_, detail)),) = counted.take().items()
-    assert (len(caller), len(detail)) == (500, 500)

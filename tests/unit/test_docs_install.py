@@ -6,7 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = re.compile(r"""(?:pip3? install|uv add|pipx install|uv pip install)[^\n`]*[\s'"]fencepost\b""")
-EXTRA = re.compile(r"pip install '\.\[(\w+)\]'")
 
 
 def texts() -> dict[str, str]:
@@ -21,10 +20,3 @@ def test_fencepost_is_installed_from_its_clone() -> None:
     assert BY_NAME.search("pip install fencepost")
     output = {name: found[0] for name, text in texts().items() if (found := BY_NAME.search(text))}
     assert output == {}
-
-
-def test_extras_that_are_named_exist() -> None:
-    project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    known = set(re.findall(r"^(\w+) = ", project, re.MULTILINE))
-    named = {extra for text in texts().values() for extra in EXTRA.findall(text)}
-    assert {"redis", "embedded"} <= named <= known

@@ -13,14 +13,11 @@ ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
 IN_FILE = re.compile(r"((?:[\w-]+/)+\w+\.py)::(\w+)")
 PLACEHOLDERS = {"file.py"}
-WORDS = re.compile(r"`([\w/]+)\.(py|sql)`\s+\(([^()]*)\)")
-FOLDER = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OF_THE_SCHEMA = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
 MADE = re.compile(r"\b(?:TABLE|SEQUENCE|VIEW|TYPE|FUNCTION|TRIGGER) (?:fencepost\.)?([a-z_]+)")
 SETTING = re.compile(r"'fencepost\.([a-z_]+)'")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-ABSENT = re.compile(r"\b(DESIGN|FACTS|STYLE|BRIEF)\b|/work/")
 """Documents that were once beside the project, and are in no clone."""
 
 
@@ -97,33 +94,6 @@ def test_functions_that_are_named_with_their_file_exist() -> None:
     assert missing == set()
 
 
-def test_words_in_brackets_after_a_file_stand_in_it() -> None:
-    """`gateway/preconditions.py` (`require_token`). Of SQL: the file makes the function or table."""
-    named = {each for page in pages() for each in WORDS.findall((ROOT / page).read_text("utf-8"))}
-    for name, kind, words in named:
-        of_the_name = [path for path in tracked() if f"{name}.{kind}" in endings(path)]
-        texts = [(ROOT / path).read_text("utf-8") for path in of_the_name]
-        for word in re.findall(r"`(\w+)`", words):
-            there = rf"\b{word}\b" if kind == "py" else rf"^CREATE \w+ fencepost\.{word}\b"
-            assert any(re.search(there, text, re.MULTILINE) for text in texts), f"{name}.{kind} has no {word}"
-
-
-def test_folders_that_are_named_exist() -> None:
-    """Those of the clone's own roots, and `locks/` with its slash: `orders/order-123` is a resource."""
-    roots = {path.parts[0] for path in tracked() if len(path.parts) > 1}
-    missing = {
-        f"{path}: {name}" for path in pages() for name in FOLDER.findall((ROOT / path).read_text("utf-8"))
-        if (name.endswith("/") or name.partition("/")[0] in roots) and name.rstrip("/") not in folders() | files()
-    }  # fmt: skip
-    assert missing == set()
-
-
-def test_nothing_names_a_document_that_is_not_here() -> None:
-    here = Path(__file__).relative_to(ROOT)
-    named = {f"{path}: {found[0]}" for path in with_prose() if path != here and (found := ABSENT.search(prose(path)))}
-    assert named == set()
-
-
 @cache
 def anchors(page: Path) -> set[str]:
     """The fragments of a page's headings, as code hosts make them."""
@@ -140,16 +110,6 @@ def test_links_lead_to_files_and_headings() -> None:
         leads_to = (page.parent / unquote(url.path)).resolve() if url.path else page
         assert leads_to.exists(), f"{page}: {target}"
         assert not url.fragment or url.fragment in anchors(leads_to), f"{page}: {target}"
-
-
-def test_each_page_is_linked_from_another() -> None:
-    linked = {
-        (ROOT / path).parent.joinpath(unquote(urlsplit(target).path)).resolve()
-        for path in pages() for target in LINK.findall((ROOT / path).read_text("utf-8")) if "://" not in target
-    }  # fmt: skip
-    linked |= {folder / "README.md" for folder in linked}
-    alone = {str(path) for path in pages() if path.parts[0] == "docs" and (ROOT / path) not in linked}
-    assert alone == set()
 
 
 def test_objects_of_the_schema_that_documents_name_exist() -> None:

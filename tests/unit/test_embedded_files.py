@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.embedded.data_directory import DataDirectory, running_url
+from fencepost.embedded.data_directory import DataDirectory
 from fencepost.embedded.postmaster import disown_stale_pid_file, live_postmaster
 from fencepost.embedded.process import Account, EmbeddedServerError
 
@@ -52,20 +52,6 @@ def test_the_pid_file(directory: DataDirectory, valuable: Path, link: Link) -> N
     assert valuable.read_text() == VALUABLE
 
 
-def test_the_whole_cluster(tmp_path: Path, directory: DataDirectory) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "postmaster.pid").write_text(VALUABLE)
-    directory.pgdata.rmdir()
-    directory.pgdata.symlink_to(elsewhere)
-    for use in (disown_stale_pid_file, live_postmaster):
-        with pytest.raises(EmbeddedServerError, match="is a link"):
-            use(directory.pgdata)
-    with pytest.raises(EmbeddedServerError, match="is a link"):
-        directory.check_version("18")
-    assert (elsewhere / "postmaster.pid").read_text() == VALUABLE
-
-
 @links
 @pytest.mark.parametrize(
     ("name", "use"),
@@ -85,13 +71,6 @@ def test_our_own_files(
     with pytest.raises(EmbeddedServerError, match="is a link, or no plain file"):
         use(directory)
     assert valuable.read_text() == VALUABLE
-
-
-@links
-def test_where_the_server_is(directory: DataDirectory, valuable: Path, link: Link) -> None:
-    link(valuable, directory.path / "lock")
-    with pytest.raises(EmbeddedServerError, match="lock is a link"):
-        running_url(directory.path)
 
 
 def test_a_stale_pid_file_of_its_own_is_written(directory: DataDirectory) -> None:

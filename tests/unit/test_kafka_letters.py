@@ -38,11 +38,3 @@ def test_a_letter_says_what_it_leaves_out_and_where_that_is() -> None:
     whole = dict(record_of(letter, SETTINGS, "").headers)
     assert "fencepost-dead-left-out" not in whole
     assert whole["fencepost-dead-reason"] == b"a reason"
-
-
-def test_dead_letters_are_appended_whatever_the_url_allows_for_messages() -> None:
-    url = "kafka://h:9092/orders?message.max.bytes=5000&compression.codec=gzip"
-    properties = read_url(url).of_dead_letters().of_producer()
-    assert (properties["message.max.bytes"], properties["compression.codec"]) == ("1000000000", "gzip")
-    assert SETTINGS.of_dead_letters().of_producer()["compression.codec"] == "zstd"
-    assert "message.max.bytes" not in SETTINGS.of_producer()

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 import structlog
 
-from fencepost.observe.events import Refused, RequestTurnedAway
-from fencepost.observe.logs import MOST_PEERS, MOST_REFUSALS, MOST_TURNED_AWAY, EventLog, configure
+from fencepost.observe.events import Refused
+from fencepost.observe.logs import MOST_REFUSALS, EventLog, configure
 
 
 @pytest.fixture
@@ -36,36 +36,6 @@ def test_a_flood_of_refusals_is_counted_and_not_logged_one_by_one(logged: list[s
     assert [(entry["code"], entry["count"]) for entry in logged[MOST_REFUSALS:]] == [("FP001", 20), ("FP002", 1)]
 
 
-def test_after_that_refusals_are_logged_again(logged: list[structlog.typing.EventDict]) -> None:
-    log = EventLog()
-    for _ in range(MOST_REFUSALS + 1):
-        log.on_event(refused("FP001"))
-    log.log_withheld()
-    log.on_event(refused("FP001"))
-    log.log_withheld()
-    assert [entry["event"] for entry in logged[MOST_REFUSALS:]] == ["refused, and not logged one by one", "refused"]
-
-
-def test_a_flood_of_bad_requests_is_counted_by_its_peers(logged: list[structlog.typing.EventDict]) -> None:
-    log = EventLog()
-    for _ in range(MOST_TURNED_AWAY + 20):
-        log.on_event(RequestTurnedAway("FP034", "too large", "10.0.0.7"))
-    log.on_event(RequestTurnedAway("FP031", "Host", "10.0.0.8"))
-    assert [entry["peer"] for entry in logged] == ["10.0.0.7"] * MOST_TURNED_AWAY
-    log.log_withheld()
-    rest = [(entry["peer"], entry["code"], entry["count"]) for entry in logged[MOST_TURNED_AWAY:]]
-    assert rest == [("10.0.0.7", "FP034", 20), ("10.0.0.8", "FP031", 1)]
-
-
-def test_peers_without_number_are_counted_together(logged: list[structlog.typing.EventDict]) -> None:
-    log = EventLog()
-    for number in range(MOST_TURNED_AWAY + 3 * MOST_PEERS):
-        log.on_event(RequestTurnedAway("FP031", "Host", f"fd00::{number}"))
-    log.log_withheld()
-    assert len(logged) == MOST_TURNED_AWAY + MOST_PEERS + 1
-    assert (logged[-1]["peer"], logged[-1]["count"]) == ("others", 2 * MOST_PEERS)
-
-
 @pytest.mark.parametrize("style", ["console", "json"])
 def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
     capfd: pytest.CaptureFixture[str], style: Literal["console", "json"]
@@ -82,14 +52,3 @@ def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
     written = capfd.readouterr().err
     assert len(written.splitlines()) == written.count("\n") == 10
     assert not [line for line in written.splitlines() if not line.isprintable()]
-
-
-def test_a_traceback_keeps_its_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    try:
-        configure("info", "console")
-        logging.getLogger("fencepost.test").error("failed", exc_info=RuntimeError("it broke"))
-    finally:
-        logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
-    assert "\nRuntimeError: it broke" in capfd.readouterr().err

@@ -20,11 +20,7 @@ def test_every_type_takes_null_only_where_its_column_does() -> None:
     [
         ("text", "'new'::text", "new"),
         ("text", "'it''s'::text", "it's"),
-        ("varchar", "'a'::character varying(3)", "a"),
-        ("int4", "0", 0),
         ("int4", "'-1'::integer", -1),
-        ("int4", "(-1)", -1),
-        ("numeric", "0.5", 0.5),
         ("numeric", "'NaN'::numeric", "NaN"),
         ("bool", "false", False),
         ("jsonb", "'{\"a\": [1]}'::jsonb", {"a": [1]}),
@@ -41,12 +37,7 @@ def test_a_literal_default_is_described_as_json(base_name: str, default: str, ex
         ("timestamptz", "now()"),
         ("int8", "nextval('s'::regclass)"),
         ("text", "('a'::text || 'b'::text)"),
-        ("text", "lower('A'::text)"),
-        ("date", "('now'::text)::date"),
-        ("text", "NULL::text"),
         ("_text", "'{}'::text[]"),
-        ("date", "('2026-01-01'::date + 1)"),
-        ("uuid", "gen_random_uuid()"),
     ],
 )
 def test_a_computed_default_is_described_in_words_only(base_name: str, default: str) -> None:
@@ -60,9 +51,3 @@ def test_numbers_that_json_cannot_write_are_strings(base: str) -> None:
     validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
     assert all(map(validator.is_valid, (1.5, 2, "NaN", "Infinity", "-Infinity", None)))
     assert not validator.is_valid("1.5")
-
-
-def test_arrays_may_nest() -> None:
-    validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", "_int4")))
-    assert all(map(validator.is_valid, ([], [1, None], [[1], [2]], None)))
-    assert not validator.is_valid(["a"])

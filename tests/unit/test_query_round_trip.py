@@ -154,12 +154,3 @@ def test_a_query_written_as_text_is_read_back_the_same(query: Query) -> None:
 def test_random_bytes_raise_nothing_but_query_errors(raw: bytes) -> None:
     with suppress(QueryError):
         parse_query(raw)
-
-
-@given(QUERIES, st.data())
-def test_a_damaged_query_raises_nothing_but_query_errors(query: Query, data: st.DataObject) -> None:
-    text = query_text(query)
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, len(text)))
-    with suppress(QueryError):
-        parse_query(text[:start] + data.draw(st.binary(max_size=3)) + text[end:])

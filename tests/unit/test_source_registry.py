@@ -2,28 +2,13 @@
 
 import pytest
 
-from fencepost.locks.registry import SourceContext, kind_of, make
+from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import SourceConfigError
 from fencepost.settings import Settings
 from fencepost.source_wiring import check_sources
 from fencepost.startup import StartupError
 
 CONTEXT = SourceContext("s", "")
-
-
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [
-        ("redis://r", "redis"),
-        ("rediss://r", "redis"),
-        ("etcd://e", "etcd"),
-        ("etcds://e", "etcd"),
-        ("redlock://a,b,c", "redlock"),
-    ],
-)
-def test_switching_tls_on_does_not_make_it_another_service(url: str, kind: str) -> None:
-    assert kind_of(url) == kind
-    assert make(url, CONTEXT).capabilities is not None
 
 
 @pytest.mark.parametrize("url", ["etcd://[::1", "redis://u:hunter2℀@h/0", "nowhere://u:hunter2@h", "", "redis"])

@@ -36,18 +36,7 @@ def test_bytes_are_a_token_iff_the_definition_has_it(raw: bytes) -> None:
             parse_token(raw)
 
 
-@given(token=TOKENS)
-def test_every_token_is_read_as_itself(token: int) -> None:
-    assert parse_token(str(token).encode()) == token
-
-
 @given(mark=st.integers(0, MAX_TOKEN), token=TOKENS)
 def test_strict_takes_what_is_newer_and_lease_what_is_not_older(mark: int, token: int) -> None:
     assert accepts("strict", mark, Token(token)) is (token > mark)
     assert accepts("epoch", mark, Token(token)) is not (token < mark)
-
-
-@given(token=TOKENS)
-def test_a_token_meets_itself_under_lease_only(token: int) -> None:
-    assert not accepts("strict", token, Token(token))
-    assert accepts("epoch", token, Token(token))

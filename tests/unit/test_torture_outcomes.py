@@ -21,22 +21,15 @@ def test_success_is_what_happened(status: int) -> None:
     ("status", "code", "reason"),
     [
         (409, "FP001", "stale"),
-        (409, "FP002", "spent"),
         (404, "FP006", "missing"),
         (423, "FP011", "held"),
         (409, "FP018", "unissued"),
-        (409, "FP013", "other"),
         (409, "23505", "other"),
-        (410, "FP012", "other"),
         (503, "FP015", "other"),
     ],
 )
 def test_a_refusal_has_a_reason(status: int, code: str, reason: Reason) -> None:
     assert outcome(answer(status, code=code)) == Refused(reason, code)
-
-
-def test_a_refusal_names_the_mark() -> None:
-    assert outcome(answer(409, code="FP001", current_token="34")) == Refused("stale", "FP001", 34)
 
 
 def test_a_503_that_may_be_repeated_did_nothing() -> None:
@@ -48,8 +41,6 @@ def test_a_503_that_may_be_repeated_did_nothing() -> None:
     [
         answer(503, code="FP009", retryable=False),
         answer(500, code="FP023"),
-        answer(503, code="FP999"),
-        answer(502),
         Answer(504, {}, b"<html>a proxy's"),
         answer(409),
     ],

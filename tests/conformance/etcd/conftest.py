@@ -9,7 +9,7 @@ from tests.conformance.etcd_bench import EtcdBench, running
 from fencepost.locks.source import Source
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdBench]:
     with running(tmp_path_factory.mktemp("etcd")) as bench:
         yield bench

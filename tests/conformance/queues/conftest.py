@@ -27,21 +27,21 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(
-    scope="session",
+    scope="package",
     params=[
         name if name in FAST else pytest.param(name, marks=pytest.mark.long(f"tests with {name}")) for name in BENCHES
     ],
 )
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueueBench]:
-    """Run one log's server for the session; skips where it is not installed."""
+    """Run one log's server for this directory; skips where it is not installed."""
     module = importlib.import_module(f"tests.conformance.queues.{request.param}_bench")
     with module.running(tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def three_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Run a Kafka of three brokers for the session; a test leaves all of them running."""
+    """Run a Kafka of three brokers for this directory; a test leaves all of them running."""
     with kafka_bench.brokers(tmp_path_factory.mktemp("three"), 3) as running:
         yield running
 

@@ -13,7 +13,7 @@ from fencepost.locks.source import (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
     with running(tmp_path_factory.mktemp("redis")) as bench:
         yield bench

@@ -12,7 +12,7 @@ from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBench]:
     with running(tmp_path_factory.mktemp("zookeeper-alone")) as bench:
         yield bench

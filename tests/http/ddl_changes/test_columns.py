@@ -9,47 +9,6 @@ from fencepost.storage.protecting.protect import protect, unprotect
 pytestmark = pytest.mark.versions
 
 
-async def test_an_added_column(scene: Scene) -> None:
-    await scene.owner.execute("ALTER TABLE t ADD COLUMN extra text DEFAULT 'e'")
-    answer = await scene.api.ask("PATCH", "data/t/1", {"extra": "new"}, token=11)
-    assert (answer.status_code, answer.json()["extra"]) == (200, "new")
-    await scene.owner.execute("ALTER TABLE t ADD COLUMN more text DEFAULT 'm'")
-    assert (await scene.api.ask("GET", "data/t?more=eq.m&select=more&limit=1")).json() == [{"more": "m"}]
-    await scene.owner.execute("ALTER TABLE t ADD COLUMN third text DEFAULT '3'")
-    assert (await scene.api.ask("POST", "data/t", {"id": 3, "third": "x"}, token=5)).json()[0]["third"] == "x"
-
-
-async def test_a_dropped_column(scene: Scene) -> None:
-    await scene.owner.execute("ALTER TABLE t DROP COLUMN n")
-    assert (await scene.api.ask("GET", "data/t/1")).json() == {"id": 1, "v": "a"}
-    await scene.owner.execute("ALTER TABLE t DROP COLUMN v")
-    assert await scene.write("PATCH", "data/t/1", {"v": "x"}) == (400, "FP016")
-    assert await scene.write("PUT", "data/t/1", {}) == (200, None)
-    assert await scene.write("DELETE", "data/t/1") == (204, None)
-
-
-async def test_a_renamed_column(scene: Scene) -> None:
-    await scene.owner.execute("ALTER TABLE t RENAME COLUMN v TO w")
-    assert (await scene.api.ask("GET", "data/t?order=id&limit=1")).json() == [{"id": 1, "w": "a", "n": 1}]
-    assert await scene.write("PATCH", "data/t/1", {"w": "x"}) == (200, None)
-    assert await scene.write("PATCH", "data/t/1", {"v": "x"}) == (400, "FP016")
-    assert await scene.write("DELETE", "data/t/1") == (204, None)
-
-
-async def test_a_column_of_another_type(scene: Scene) -> None:
-    assert await scene.write("PATCH", "data/t/1", {"n": 5}) == (200, None)
-    await scene.owner.execute("ALTER TABLE t ALTER COLUMN n TYPE text USING 'n' || n")
-    assert (await scene.api.ask("GET", "data/t/1")).json()["n"] == "n5"
-    assert await scene.write("PATCH", "data/t/1", {"n": 6}) == (200, None)
-    assert await scene.write("PATCH", "data/t?n=eq.6", {"n": 7}) == (204, None)
-    assert await scene.write("DELETE", "data/t/1") == (204, None)
-
-
-async def test_a_value_of_a_columns_new_type_is_taken_at_once(scene: Scene) -> None:
-    await scene.owner.execute("ALTER TABLE t ALTER COLUMN n TYPE text")
-    assert await scene.write("PATCH", "data/t/1", {"n": "now a text"}) == (200, None)
-
-
 async def test_a_value_is_not_rounded_to_the_precision_that_a_column_had(scene: Scene) -> None:
     await scene.owner.execute("ALTER TABLE t ADD COLUMN price numeric(10, 2)")
     assert await scene.write("PATCH", "data/t/1", {"price": 1}) == (200, None)

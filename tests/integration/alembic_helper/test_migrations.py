@@ -11,7 +11,7 @@ from tests.integration.alembic_helper.project import BOTH, Project
 from tests.support.interleave import Connection
 
 from fencepost.storage.inspecting.tables import examine_tables
-from fencepost.storage.protecting.protect import protect
+from fencepost.storage.schema.migrate import upgrade as migrate
 
 
 @pytest.mark.versions
@@ -63,43 +63,66 @@ async def test_offline_there_is_a_clear_error(project: Project) -> None:
     assert "Traceback" not in ran.stderr
 
 
-async def test_unvalidated_on_request(project: Project, db: Connection) -> None:
-    project.revise(2, '    protect(op, "orders", validate=False)')
-    await project.upgrade()
-    (finding,) = await examine_tables(db)
-    assert (finding.level, "was not validated on old rows" in finding.text) == ("warning", True)
-    await protect(db, "orders")
-    assert [each.level for each in await examine_tables(db)] == ["ok"]
+@BOTH
+async def test_what_rolls_the_migration_back_rolls_this_back(project: Project, db: Connection) -> None:
+    project.revise(3, '    protect(op, "orders", rule="epoch")\n    raise RuntimeError("later in the same migration")')
+    with pytest.raises(RuntimeError, match="later in the same migration"):
+        await project.upgrade()
+    assert await db.fetchval("SELECT to_regclass('orders') IS NULL"), "all revisions were one transaction"
+    assert await db.fetchval("SELECT count(*) FROM fencepost.protected") == 0
+    assert await db.fetchval("SELECT count(*) FROM fencepost.floors") == 0
 
 
-async def test_the_same_as_the_command(project: Project, db: Connection) -> None:
-    """Functions, triggers, registration: one code made both."""
-    made = "SELECT pg_get_functiondef(f.oid) FROM pg_proc f WHERE f.pronamespace = 'fencepost'::regnamespace ORDER BY 1"
-    triggers = "SELECT tgenabled::text || pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1"
-    await project.upgrade()
-    by_migration = [await db.fetch(made), await db.fetch(triggers)]
-    await project.downgrade("0001")
-    await protect(db, "orders")
-    await protect(db, "items", rule="epoch", scope="account/{account_id}", requires_key=True)
-    assert [await db.fetch(made), await db.fetch(triggers)] == by_migration
-
-
-async def test_a_column_that_the_models_have_is_compared_like_any_other(project: Project) -> None:
-    await project.upgrade()
-    project.edit('Column("status", Text)', 'Column("status", Text), Column("last_fence_token", Integer)')
-    project.edit("include_name=include_name", "include_name=include_name, compare_type=True")
-    with pytest.raises(CommandError, match=r"modify_type.*last_fence_token.*BIGINT"):
-        await project.check()
+WRONG = [
+    ('protect(op, "nowhere")', "nowhere: there is no such table"),
+    ('protect(op, "orders", scope="account/{nothing}")', "column nothing is no column of orders"),
+    ('protect(op, "orders", scope="not a template")', "orders: scope "),
+    ('op.execute("CREATE TABLE keyless (a int)"); protect(op, "keyless")', "keyless: it has no primary key"),
+    ('unprotect(op, "orders"); unprotect(op, "orders")', "orders: it is not protected"),
+    ("""protect(op, "orders", max_token=2**63 - 1)
+    op.execute("UPDATE orders SET last_fence_token = 9223372036854775807")
+    protect(op, "orders", source="builtin")""", "above 2\\^62"),
+]  # fmt: skip
 
 
 @BOTH
-async def test_names_that_drivers_could_take_for_parameters(project: Project, db: Connection) -> None:
-    odd = "odd %s %(x)s :y $1 {z} ?"
-    await db.execute(f'CREATE TABLE "{odd}" (":id" int PRIMARY KEY, "a%" text NOT NULL)')
-    project.revise(2, f"    protect(op, {odd!r})")
-    project.revise(3, f"    protect(op, {odd!r}, scope='x/{{a%}}')", f"    protect(op, {odd!r}, scope='')")
+async def test_what_is_in_the_way_is_reported_and_nothing_happens(project: Project, db: Connection) -> None:
     await project.upgrade()
-    assert await db.fetchval("SELECT scope FROM fencepost.protected WHERE name = $1", odd) == "x/{a%}"
-    await project.downgrade("0002")
-    with pytest.raises(asyncpg.PostgresError, match="a write needs a fence token"):
-        await db.execute(f"INSERT INTO \"{odd}\" VALUES (1, 'x')")
+    for statement, output in WRONG:
+        project.revise(3, f"    {statement}")
+        with pytest.raises(CommandError, match=output):
+            await project.upgrade()
+        assert await db.fetchval("SELECT count(*) FROM fencepost.protected") == 2, statement
+        assert await db.fetchval("SELECT version_num FROM alembic_version") == "0002", statement
+
+
+@BOTH
+async def test_it_needs_the_migrations_transaction(project: Project) -> None:
+    project.revise(3, '    with op.get_context().autocommit_block():\n        protect(op, "orders")')
+    with pytest.raises(CommandError, match="cannot be inside of autocommit_block"):
+        await project.upgrade()
+
+
+@BOTH
+async def test_the_migrations_role_is_a_member_of_the_schemas_owner(
+    project: Project, db: Connection, database: str
+) -> None:
+    await db.execute("CREATE ROLE migrator LOGIN PASSWORD 'secret'; GRANT CREATE ON SCHEMA public TO migrator")
+    try:
+        ini = project.directory / "alembic.ini"
+        user = database.partition("://")[2].partition("@")[0]
+        ini.write_text(ini.read_text().replace(user.replace("%", "%%"), "migrator:secret"))
+        with pytest.raises(CommandError, match="run the migration as a member of the role that owns the schema"):
+            await project.upgrade()
+        await db.execute("CREATE ROLE keeper; GRANT keeper TO migrator")
+        await migrate(database, owner="keeper")
+        await project.upgrade()
+        findings = await examine_tables(db)
+        assert {(each.subject, each.level) for each in findings} == {("orders", "ok"), ("items", "ok")}, findings
+        assert (
+            await db.fetchval("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = 'orders'") == "migrator"
+        )
+        await project.downgrade("base")
+    finally:
+        await migrate(database, owner="postgres")
+        await db.execute("DROP OWNED BY migrator, keeper; DROP ROLE migrator, keeper")

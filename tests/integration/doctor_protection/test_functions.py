@@ -1,7 +1,7 @@
 """`fencepost doctor` on the functions behind a table's triggers: versions, owners, privileges, settings."""
 
 import pytest
-from tests.integration.doctor_protection.reporting import command, complaints, stem
+from tests.integration.doctor_protection.reporting import complaints, mended, stem
 from tests.support.interleave import Connection
 
 from fencepost.storage.inspecting.functions import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
@@ -36,24 +36,6 @@ async def test_functions_that_an_older_version_made(
         assert await complaints(database) == []
 
 
-async def test_functions_of_another_role(owner: Connection, database: str) -> None:
-    await owner.execute("CREATE ROLE somebody")
-    try:
-        await owner.execute(
-            f'ALTER FUNCTION fencepost."{await stem(owner, "t")}_insmark"() OWNER TO somebody;'
-            "ALTER FUNCTION fencepost.raise_mark(text, bigint, text, boolean) OWNER TO somebody;"
-            "ALTER TABLE fencepost.floors OWNER TO somebody"
-        )
-        (line,) = await complaints(database)
-        assert line.startswith("ERROR    owner: the schema fencepost belongs to postgres, and not all that is in it")
-        for each in ("floors of somebody", "fencepost.raise_mark(text,bigint,text,boolean) of somebody", "_insmark"):
-            assert each in line
-        assert (await command("migrate", database=database)).exit_code == 0
-        assert await complaints(database) == []
-    finally:
-        await owner.execute("DROP OWNED BY somebody CASCADE; DROP ROLE somebody")
-
-
 async def test_what_everybody_may_execute_and_must_not(owner: Connection, database: str) -> None:
     for called in (
         "fencepost.raise_mark(text, bigint, text, boolean)",
@@ -70,26 +52,6 @@ async def test_what_everybody_may_execute_and_must_not(owner: Connection, databa
         assert await complaints(database) == [], called
 
 
-async def test_what_default_privileges_gave_to_a_role(owner: Connection, database: str) -> None:
-    await owner.execute("CREATE ROLE default_app")
-    try:
-        await owner.execute("GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO default_app")
-        assert await complaints(database) == []
-        glass = "ok       break-glass: besides the schema's owner and superusers these may break the glass: default_app"
-        assert glass in (await command("doctor", database=database)).output.splitlines()
-        # As ALTER DEFAULT PRIVILEGES … GRANT EXECUTE ON FUNCTIONS TO default_app does when they are made.
-        await owner.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO default_app")
-        lines = await complaints(database)
-        assert len(lines) == 1
-        assert lines[0].startswith("ERROR    privileges: default_app may execute what only triggers should: REVOKE")
-        for name in FOR_TRIGGERS_ONLY:
-            assert f"fencepost.{name}(" in lines[0]
-        await owner.execute(lines[0].partition(": REVOKE")[1].removeprefix(": ") + lines[0].partition(": REVOKE")[2])
-        assert await complaints(database) == []
-    finally:
-        await owner.execute("DROP OWNED BY default_app; DROP ROLE default_app")
-
-
 async def test_a_function_that_lost_its_search_path(owner: Connection, database: str) -> None:
     await owner.execute("ALTER FUNCTION fencepost.raise_mark(text, bigint, text, boolean) RESET search_path")
     (line,) = await complaints(database)
@@ -102,3 +64,42 @@ async def test_the_lists_of_who_may_execute_name_functions_that_there_are(owner:
     )
     assert {row[0] for row in rows if row[1]} >= FOR_ALL | FOR_TRIGGERS_ONLY
     assert {row[0] for row in rows} >= NOT_FOR_ALL
+
+
+LOOKALIKES = [
+    ("BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION nothing()", "t", "upd"),
+    ("AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION nothing()", "t", "insmark"),
+    ("BEFORE TRUNCATE ON t FOR EACH STATEMENT EXECUTE FUNCTION nothing()", "t", "trunc"),
+    ("AFTER UPDATE ON t FOR EACH ROW EXECUTE FUNCTION {own}()", "t", "upd"),
+    ("BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION {other}()", "t", "upd"),
+    ("BEFORE UPDATE OF v ON t FOR EACH ROW EXECUTE FUNCTION {own}()", "t", "upd"),
+    ("BEFORE UPDATE ON t FOR EACH ROW WHEN (NEW.id > 5) EXECUTE FUNCTION {own}()", "t", "upd"),
+    ("BEFORE INSERT OR UPDATE OR DELETE ON scoped FOR EACH ROW EXECUTE FUNCTION nothing()", "scoped", "scope"),
+]
+
+
+@pytest.mark.parametrize(("clause", "table", "part"), LOOKALIKES)
+async def test_a_trigger_that_only_has_the_fences_name(
+    owner: Connection, database: str, clause: str, table: str, part: str
+) -> None:
+    await owner.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(NEW, OLD); END'"
+    )
+    own = f'fencepost."{await stem(owner, table)}_{part}"'
+    clause = clause.format(own=own, other=own.replace("_upd", "_ins"))
+    await owner.execute(f"DROP TRIGGER zzz_fencepost_{part} ON {table}; CREATE TRIGGER zzz_fencepost_{part} {clause}")
+    lines = await complaints(database)
+    assert any(
+        line.startswith(f"ERROR    {table}: triggers have the fence's names and are others (zzz_fencepost_{part})")
+        for line in lines
+    ), lines
+    await owner.execute(f"DROP TRIGGER zzz_fencepost_{part} ON {table}")
+    await mended(owner, database, table)
+
+
+@pytest.mark.parametrize("table", ["t", "scoped"])
+async def test_tables_that_inherit_have_no_fence(owner: Connection, database: str, table: str) -> None:
+    await owner.execute(f"CREATE TABLE heir () INHERITS ({table})")
+    assert any("tables inherit from it (heir)" in line for line in await complaints(database))
+    await owner.execute("DROP TABLE heir")
+    assert await complaints(database) == []

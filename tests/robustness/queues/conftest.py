@@ -8,9 +8,9 @@ from tests.robustness.queues.log_servers import KINDS, THREE
 from fencepost.testing.servers.launcher import Launcher
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def launcher() -> Iterator[Launcher]:
-    """Run one for the session."""
+    """Run one for this directory."""
     with Launcher() as running:
         yield running
 

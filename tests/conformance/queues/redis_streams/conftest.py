@@ -29,7 +29,7 @@ async def numbers_taken(consumer: RedisConsumer, count: int) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
     with running(tmp_path_factory.mktemp("queues")) as bench:
         yield bench
