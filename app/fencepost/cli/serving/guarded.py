@@ -6,18 +6,23 @@
 - A target with a # is refused. uvicorn leaves out what stands behind it, and a filter without its end writes more rows.
 - A target that names a host (GET http://… HTTP/1.1, as to a proxy) names the same one as Host.
 - What cannot be parsed is refused as 400. Answers to earlier requests that are still under way come first.
+- A client that has closed its half of the connection still gets the answers to its whole requests.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from fencepost.cli.serving.draining import DrainingProtocol
 from fencepost.fencing.edge_problem_types import HEAD_TOO_LARGE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.http.guard import ADMIN_GUARD, GUARD, HEAD_BYTES, Arrival, Guard
+from fencepost.http.hanging_up import HUNG_UP
 from fencepost.http.problems.response import problem_response
+
+if TYPE_CHECKING:
+    import asyncio
 
 _LINGERS: Final = 1.0
 """Seconds for which a connection stays open after a refusal. What comes is not looked at."""
@@ -70,10 +75,13 @@ class GuardedProtocol(DrainingProtocol):
     """Whether something was refused: nothing that comes after it is looked at."""
     _last_word: Problem | None = None
     """What was refused, as long as earlier requests are not answered."""
+    _under_way: RequestResponseCycle
+    """The request that the application works on; later ones are in `pipeline`."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin, unless there are too many connections."""
         self.arrival = Arrival()
+        self._hung_up: asyncio.Future[None] = self.loop.create_future()
         super().connection_made(transport)
         self._guard = self.app_state.get(GUARD)
         admin = self.app_state.get(ADMIN_GUARD)
@@ -89,7 +97,21 @@ class GuardedProtocol(DrainingProtocol):
         """Clean up."""
         if self._guard is not None:
             self._guard.closed(self, self._address)
+        self._tell_of_the_end()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more: it has gone, or reads on. True: the connection stays until it is answered."""
+        self._tell_of_the_end()
+        if self.arrival.in_body and not self._drop_the_last():
+            return False
+        # TLS has no half of a connection; and an answer without an end (a stream) would go on for nobody.
+        if self._idle or self.cycle.response_started or self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        if not self._refused:
+            self._refused = True
+            self._announce_the_end()
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived. What is left of it without an end has a clock."""
@@ -135,6 +157,7 @@ class GuardedProtocol(DrainingProtocol):
         """A request begins to arrive."""
         self._head = 0
         super().on_message_begin()
+        self.scope[HUNG_UP] = self._watch  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the target."""
@@ -196,7 +219,7 @@ class GuardedProtocol(DrainingProtocol):
     def on_response_complete(self) -> None:
         """An answer was sent. If it was the last one before something that was refused, that is answered now."""
         super().on_response_complete()
-        if not self._refused or self.pipeline:
+        if not self._refused or not self.cycle.response_complete:
             return
         problem, self._last_word = self._last_word, None
         if problem is not None and not self.transport.is_closing():
@@ -213,20 +236,37 @@ class GuardedProtocol(DrainingProtocol):
             self._guard.closed(self, self._address)
             self._guard.refused(problem, self._address)
         cycle = self.cycle  # the newest
-        if self.arrival.in_body:
-            if self.pipeline:  # it waits behind others, which are answered
-                self.pipeline.popleft()
-                self._last_word = problem
-                return
+        if self.arrival.in_body and not self._drop_the_last():
             if cycle.response_started:
                 self.transport.close()
                 return
             cycle.disconnected = True
             cycle.message_event.set()
-        elif cycle is not None and not cycle.response_complete:
+        elif cycle is not None and not self.cycle.response_complete:
             self._last_word = problem
             return
         self._say(problem)
+
+    def _drop_the_last(self) -> bool:
+        """Drop the request whose body is arriving, if it waits behind others; these are answered."""
+        if not self.pipeline:
+            return False
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._under_way
+        return True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._under_way = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _watch(self) -> "asyncio.Future[None]":
+        """Give what is done once the client has gone. To see that, the gateway goes on reading."""
+        self.flow.resume_reading()
+        return self._hung_up
+
+    def _tell_of_the_end(self) -> None:
+        if not self._hung_up.done():
+            self._hung_up.set_result(None)
 
     def _say(self, problem: Problem) -> None:
         """Write the answer, and close a little later: if unread bytes lie in the socket when it is closed, the client

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fencepost.fencing.access_problem_types import LOCK_FORBIDDEN
 from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
-    OUTCOME_UNKNOWN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
 )
@@ -21,20 +19,20 @@ from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.leases.acquire_problems import forbidden_lock, hung_up, lock_held, mismatch, problem_of
 from fencepost.gateway.leases.sealing import binding_of, names_of_writes
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
+from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, unavailable
 from fencepost.gateway.roles import acting
 from fencepost.locks.leases import AcquireResult, Leases, Overtaken
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
 from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
+from fencepost.storage.errors import RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest
 from fencepost.storage.statements.query import QueryError
 
-_ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
 _OVERTAKEN: Final = (
     "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
 )
@@ -90,21 +88,12 @@ def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def forbidden_lock(caller: Caller, names: Sequence[str]) -> Problem | None:
-    """Refuse locks that are not for this caller."""
-    name = next((name for name in names if not caller.may_lock(name)), None)
-    if name is None:
-        return None
-    return Problem(
-        LOCK_FORBIDDEN,
-        f"The lock {name!r:.120} is not for {caller.name}.",
-        hint=f"The caller's token or key has these patterns: {', '.join(caller.locks or ()) or 'none'}.",
-        extra={"lock": name},
-    )
-
-
 async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
-    """Acquire all locks and claim all claims, or nothing. `gone`: the client has hung up, and waits no longer."""
+    """Acquire all locks and claim all claims, or nothing.
+
+    `gone`: the client has hung up. It waits no longer, and what it is granted is given back, unless it chose the
+    secret: with that it can ask again, on another connection, and may have done so already.
+    """
     if request.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
     if not request.wait_ms:
@@ -127,12 +116,14 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         try:
             await gateway.catalog.loaded_after(arrived)
         except UnavailableError as error:
-            outcome = _problem_of(error, request)
+            outcome = problem_of(error, request.source, chosen=request.chosen)
         else:
             waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
             again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
+        if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
+            outcome = hung_up()
         outcome = await with_blocker(gateway, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         gateway.report_if_forbidden(outcome)
@@ -151,13 +142,14 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         )
     )
     if gone.done() and not request.chosen and lease.lease_id is not None:
-        # No client got the secret, so none can ever use the lease.
+        # No client has the secret, or waits for it, so none can ever use the lease.
         locks = gateway.locks_of(request.source)
         try:
             if locks is not None:
                 await locks.release(lease.lease_id, hash_secret(request.secret, gateway.caller))
         except (StorageError, SourceError) as error:
-            return _problem_of(error, request)  # which no client reads; the lease's time will run out
+            return problem_of(error, request.source, chosen=request.chosen)  # the lease's time will run out
+        return hung_up()
     return outcome
 
 
@@ -174,9 +166,10 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
     except Overtaken:
         return Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER), False
     except SourceError as error:
-        return _problem_of(error, request), False
+        return problem_of(error, request.source, chosen=request.chosen), False
     except StorageError as error:
-        return _problem_of(error, request), isinstance(error, RefusedError) and error.may_be_outdated and on_tables
+        outdated = isinstance(error, RefusedError) and error.may_be_outdated and on_tables
+        return problem_of(error, request.source, chosen=request.chosen), outdated
     return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
 
 
@@ -232,7 +225,7 @@ def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | P
     acquired = attempted.acquired
     match acquired.verdict:
         case "repeated" if request.owner_given and acquired.owner != request.owner:
-            return _mismatch()  # two who use one secret are not one who asks twice
+            return mismatch()  # two who use one secret are not one who asks twice
         case "granted" | "repeated":
             claims = attempted.claims if isinstance(attempted.claims, list) else []
             names = tuple(sorted(request.locks, key=str.encode))
@@ -240,61 +233,4 @@ def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | P
         case "held" | "queued":
             return lock_held(acquired, request.source)
         case "mismatch":
-            return _mismatch()
-
-
-def _mismatch() -> Problem:
-    return bad_request(
-        "X-Lease-Secret: this secret is that of a live lease of other locks, claims or writes, or of another owner",
-        "Choose a new secret for every lease; repeat one only to repeat the same request.",
-    )
-
-
-def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
-    """Return who is in the way."""
-    if source != BUILTIN:
-        by = "another client" if acquired.owner is None else acquired.owner
-        detail = f"{acquired.lock} is held by {by}, according to {source}."
-    elif acquired.lease_id is None and not acquired.waiting:
-        detail = f"{acquired.lock} is being granted to another client at this moment."
-    elif acquired.lease_id is None:
-        detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
-    else:
-        detail = f"{acquired.owner} has held {acquired.lock} since {acquired.granted_at}."
-    return Problem(
-        LOCK_HELD,
-        detail,
-        hint="Wait with wait_ms, or try again after Retry-After.",
-        retry_after=max(-(-(acquired.due_ms or 0) // 1000), 1),
-        extra={
-            "lock": acquired.lock,
-            "holder": acquired.owner,
-            "source": source,
-            "lease_id": None if acquired.lease_id is None else str(acquired.lease_id),
-            "held_since": acquired.granted_at,
-            "held_until": acquired.expires_at,
-            "waiting": acquired.waiting,
-        },
-    )
-
-
-def _problem_of(error: StorageError | SourceError, request: Acquire) -> Problem:
-    if isinstance(error, SourceError):
-        return source_problem(error, request.source)
-    if isinstance(error, RefusedError):
-        if error.constraint in _ONE_SECRET:  # two requests at once, for different locks
-            return _mismatch()
-        return problem_of_refused(error)
-    if isinstance(error, OutcomeUnknownError):
-        return Problem(
-            OUTCOME_UNKNOWN,
-            f"It is not known whether the lease was granted: {error}",
-            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
-            if request.chosen
-            else "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, "
-            "no client knows its secret: its time runs out.",
-            retry_after=RETRY_AFTER,
-        )
-    if isinstance(error, UnavailableError):
-        return unavailable(error)
-    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+            return mismatch()

@@ -8,7 +8,7 @@ from fencepost.election.watching import Key, Subscription
 from fencepost.fencing.caller import EVERYBODY
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import forbidden_lock
+from fencepost.gateway.leases.acquire_problems import forbidden_lock
 from fencepost.gateway.leases.held import locks
 
 PAGE = 1000

@@ -12,7 +12,8 @@ from fencepost.fencing.problem_types import LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.seal import Binding
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import forbidden_lock, hash_secret
+from fencepost.gateway.leases.acquire import hash_secret
+from fencepost.gateway.leases.acquire_problems import forbidden_lock
 from fencepost.gateway.leases.sealing import binding_of
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
 from fencepost.gateway.roles import acting

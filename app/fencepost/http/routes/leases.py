@@ -1,6 +1,5 @@
 """The routes of leases and locks: acquire, look, renew, mint, release, list."""
 
-import asyncio
 from collections.abc import Callable
 
 from fastapi import APIRouter, Request
@@ -11,6 +10,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
 from fencepost.gateway.leases.acquire import acquire
+from fencepost.http.hanging_up import hung_up
 from fencepost.http.openapi import leases as openapi
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_no_body
@@ -77,14 +77,7 @@ class LeaseRoutes:
 
     async def _acquire(self, request: Request) -> Response:
         wanted = await read_acquire(request, self._max_body_bytes, self._gateway(request.scope).locks.limits)
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Only a waiting client may hang up; others are answered at once.
-        watch = asyncio.create_task(_hang_up(request, gone)) if wanted.wait_ms else None
-        try:
-            outcome = await acquire(self._gateway(request.scope), wanted, gone)
-        finally:
-            if watch is not None:
-                watch.cancel()
+        outcome = await acquire(self._gateway(request.scope), wanted, hung_up(request.scope))
         if isinstance(outcome, Problem):
             return problem_response(outcome)
         response = json_response(
@@ -138,9 +131,3 @@ class LeaseRoutes:
         if isinstance(found, Problem):
             return problem_response(found)
         return json_response([lock_body(source, each) for each in found])
-
-
-async def _hang_up(request: Request, gone: "asyncio.Future[None]") -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    gone.set_result(None)

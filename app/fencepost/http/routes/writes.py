@@ -24,6 +24,7 @@ from fencepost.gateway.queued import Found, find, wait
 from fencepost.gateway.results import STATES
 from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
+from fencepost.http.hanging_up import hung_up
 from fencepost.http.openapi.problems import problems
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.headers import Headers
@@ -132,18 +133,12 @@ async def _answer(gateway: Gateway, request: Request, write_id: str) -> Response
 
 async def _unless_hung_up(request: Request, waiting: Coroutine[Any, Any, Found]) -> Found:
     """Wait, but not for a client that is gone."""
-    waits, watch = asyncio.create_task(waiting), asyncio.create_task(_hang_up(request))
+    waits = asyncio.create_task(waiting)
     try:
-        await asyncio.wait((waits, watch), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waits, hung_up(request.scope)), return_when=asyncio.FIRST_COMPLETED)
         return waits.result() if waits.done() else None
     finally:
         waits.cancel()
-        watch.cancel()
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, caller: str) -> AsyncIterator[bytes]:

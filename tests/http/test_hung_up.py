@@ -1,0 +1,83 @@
+"""Clients that close the connection, or their half of it, before they are answered."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import asyncpg
+import pytest
+from tests.http.raw import RawConnection
+from tests.support.interleave import blocks_another_session
+
+ROW = "/v1/data/orders/order-123"
+
+
+def request(method: str, path: str, body: object = None, token: int | None = None) -> bytes:
+    text = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+    head += "" if body is None else "Content-Type: application/json\r\n"
+    head += "" if token is None else f"X-Fence-Token: {token}\r\n"
+    return f"{head}\r\n".encode() + text
+
+
+@dataclass
+class Holder:
+    """A session that has locked the row, and another one that looks on."""
+
+    session: asyncpg.Connection
+    observer: asyncpg.Connection
+
+    async def is_waited_for(self) -> None:
+        await blocks_another_session(self.session, self.observer)
+
+    async def commits(self) -> None:
+        await self.session.execute("COMMIT")
+
+
+@pytest.fixture
+async def holder(demo_database: str) -> AsyncIterator[Holder]:
+    session, observer = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
+    await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+    yield Holder(session, observer)
+    await session.close()
+    await observer.close()
+
+
+WRITES = [request("PATCH", ROW, {"note": str(token)}, token) for token in (1301, 1302, 1303)]
+
+
+@pytest.mark.parametrize(
+    ("behind", "last"), [(b"", None), (WRITES[0][:-3], None), (WRITES[0][:40], None), (b"NO HTTP\r\n\r\n", 400)]
+)
+async def test_whole_requests_are_answered_in_order_and_then_what_is_behind_them(
+    raw: RawConnection, holder: Holder, behind: bytes, last: int | None
+) -> None:
+    await raw.send(b"".join(WRITES) + behind)
+    raw.writer.write_eof()
+    await holder.is_waited_for()
+    await holder.commits()
+    for note in ("1301", "1302", "1303"):
+        answer = await raw.answer()
+        assert (answer.status, answer.body["note"]) == (200, note)
+    if last is not None:
+        assert (await raw.answer()).status == last
+    assert await raw.ended()
+
+
+async def test_what_is_granted_to_a_client_that_has_gone_is_given_back(
+    raw: RawConnection, gateway_url: str, holder: Holder
+) -> None:
+    """Also without `wait_ms`: the claim waits for the row."""
+    wanted = {"lock": "nightly", "claim": ["orders/order-123"], "ttl_ms": 3_600_000}
+    await raw.send(request("POST", "/v1/leases", wanted))
+    await holder.is_waited_for()
+    raw.writer.write_eof()
+    await holder.commits()
+    answer = await raw.answer()
+    assert (answer.status, answer.body["code"]) == (400, "FP016")
+    assert "nothing is held" in answer.body["detail"]
+    assert await raw.ended()
+    another = await RawConnection.open(gateway_url)
+    await another.send(request("POST", "/v1/leases", wanted))
+    assert (await another.answer()).status == 201
+    another.close()
