@@ -70,12 +70,13 @@ BEGIN
   RETURN here;
 END $$;
 
--- A waiter leaves. p_keep_ms > 0 keeps its place for that long, for a next request with the same secret.
+-- A waiter leaves. p_keep_ms > 0 keeps its place for that long, for a next request with the same secret. A request that tries for a lock
+-- has the lock's row, and may get in line behind us: we wait until its ticket is there to be seen, or nobody would wake it.
 CREATE FUNCTION fencepost.leave(p_visit uuid, p_keep_ms integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET lock_timeout = '1s' AS $$
 DECLARE
-  left_behind text[];
+  left_behind text[] := ARRAY(SELECT w.name FROM fencepost.waiters w WHERE w.visit = p_visit);
 BEGIN
   IF p_keep_ms > 0 THEN
     UPDATE fencepost.waiters w SET gateway = NULL, kept_ms = p_keep_ms,
@@ -83,10 +84,10 @@ BEGIN
      WHERE w.visit = p_visit;
     RETURN;
   END IF;
-  WITH gone AS (DELETE FROM fencepost.waiters w WHERE w.visit = p_visit RETURNING w.name)
-  SELECT array_agg(n.name) INTO left_behind FROM gone n;
+  PERFORM FROM fencepost.locks k WHERE k.name = ANY (left_behind) ORDER BY k.name FOR UPDATE;
+  DELETE FROM fencepost.waiters w WHERE w.visit = p_visit;
   -- Its successor may be first now, and the lock may be free.
-  IF left_behind IS NOT NULL THEN PERFORM fencepost.wake(left_behind, NULL); END IF;
+  IF FOUND THEN PERFORM fencepost.wake(left_behind, NULL); END IF;
 END $$;
 
 -- A gateway's heartbeat, which keeps its waiters, p_visits, in their queues. p_left: visits that have left, where saying

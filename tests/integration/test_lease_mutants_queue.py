@@ -46,6 +46,9 @@ MUTANTS = [
         queue.release_wakes_the_first_and_no_other),
     mutant("the waiters of the gateway that releases are woken by NOTIFY", WAKE, "IF w.gateway = p_gateway THEN",
         "IF false THEN", queue.release_notifies_its_own_gateway_directly),
+    mutant("leaving does not wait for who is getting in line", LEAVE,
+        "WHERE k.name = ANY (left_behind) ORDER BY k.name FOR UPDATE;", "WHERE false;",
+        queue.who_gets_in_line_while_the_first_leaves_is_woken),
     *(mutant(f"{name} wakes no waiter", function, "PERFORM fencepost.wake(left_behind, NULL);", "NULL;",
              queue.leaving_wakes_the_next)
       for name, function in (("leaving", LEAVE), ("a heartbeat", BEAT), ("retiring", RETIRE))),

@@ -90,6 +90,21 @@ async def leaving_wakes_the_next(race: LeaseRace) -> None:
         await race.observer.execute("DELETE FROM fencepost.waiters")
 
 
+async def who_gets_in_line_while_the_first_leaves_is_woken(race: LeaseRace) -> None:
+    """Its ticket is not committed yet: the one that leaves waits for it, or nobody would wake it."""
+    seen = await race.listen(race.observer)
+    holder = granted(await race.acquire(race.a, "x", secret="holder"))
+    first = await race.queue(race.b, "x", secret="first")
+    assert await race.release(race.a, holder.lease_id, "holder")
+    assert await notified(race.observer, seen) == [first]
+    arriving = await race.begin(race.c)
+    second = await race.queue(race.c, "x", secret="second")
+    leaving = await race.waits(race.b, leases.leave(race.b, first))
+    await arriving.commit()
+    await leaving
+    assert await notified(race.observer, seen) == [second]
+
+
 async def no_request_waits_for_the_dead(race: LeaseRace) -> None:
     """Waiters that gave up, or whose gateway is silent, do not count: the lock goes to who is there."""
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
@@ -223,7 +238,8 @@ async def several_locks_are_not_starved(race: LeaseRace) -> None:
 
 QUEUE_SCENARIOS: tuple[LeaseScenario, ...] = (
     no_request_passes_those_that_wait, release_wakes_the_first_and_no_other, release_notifies_its_own_gateway_directly,
-    leaving_wakes_the_next, no_request_waits_for_the_dead, beat_names_who_is_first, beat_notifies_those_without_a_place,
+    leaving_wakes_the_next, who_gets_in_line_while_the_first_leaves_is_woken, no_request_waits_for_the_dead,
+    beat_names_who_is_first, beat_notifies_those_without_a_place,
     repeat_keeps_the_place, earlier_request_does_not_take_the_place_along, place_is_kept_for_a_while,
     several_locks_are_not_starved,
 )  # fmt: skip
