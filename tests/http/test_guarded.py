@@ -48,6 +48,30 @@ async def test_chunks_without_trailers_are_a_body(gateway_url: str) -> None:
     assert (await ask(gateway_url, request)).status == 200
 
 
+async def test_blanks_around_a_value_are_no_part_of_it(gateway_url: str) -> None:
+    request = (
+        PATCH.replace(b"localhost", b" \tlocalhost\t ") + b"X-Fence-Token: \t1301 \t\r\nContent-Length: 21\r\n\r\n"
+    )
+    assert (await ask(gateway_url, request + b'{"status": "shipped"}')).status == 200
+
+
+async def test_what_a_proxy_may_frame_otherwise_is_400(http: httpx.AsyncClient, gateway_url: str) -> None:
+    chunks, old = b'15\r\n{"status": "shipped"}\r\n0\r\n\r\n', PATCH.replace(b"HTTP/1.1", b"HTTP/1.0")
+    coded = b"Transfer-Encoding: %b\r\n"
+    before = await status_of(http)
+    for head in (
+        *(PATCH + coded % each for each in (b"gzip, chunked", b", chunked", b"chunked;q=1", b"identity")),
+        PATCH + coded % b"gzip" + coded % b"chunked",
+        PATCH + coded % b"chunked" + coded % b"chunked",
+        old + coded % b"chunked",
+    ):
+        answer = await ask(gateway_url, head + b"X-Fence-Token: 1301\r\n\r\n" + chunks)
+        assert (answer.status, answer.body["code"]) == (400, "FP016"), head
+    for version in (b"HTTP/2.0", b"HTTP/0.9"):
+        assert (await ask(gateway_url, HEALTH.replace(b"HTTP/1.1", version))).status == 400
+    assert await status_of(http) == before
+
+
 async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_url: str) -> None:
     heads = (
         HOST + b"X-Long: " + b"x" * guard.HEAD_BYTES + b"\r\n\r\n",
@@ -195,8 +219,8 @@ async def test_more_connections_than_may_be_are_503_while_all_work(
 ) -> None:
     url = await start_gateway(demo_database, **{bound: 2})
     streams = [await RawConnection.open(url) for _ in range(2)]
-    for each in streams:
-        await each.send(b"GET /v1/elections/events?name=a HTTP/1.1\r\n" + HOST + b"\r\n")
+    for each in streams:  # with what is refused behind it: the stream goes on, and counts
+        await each.send(b"GET /v1/elections/events?name=a HTTP/1.1\r\n" + HOST + b"\r\nNO HTTP\r\n\r\n")
         await each.reader.readuntil(b"\r\n\r\n")
     answer = await ask(url, b"")
     assert (answer.status, answer.body["code"], answer.headers["retry-after"]) == (503, "FP035", "1")

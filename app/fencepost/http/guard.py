@@ -22,6 +22,8 @@ MOST_OF_ADMIN: Final = 64
 """Of the admin port, per worker: clients of the main port that have all of theirs keep no operator out."""
 HEAD_BYTES: Final = 65_536
 """Most bytes of a request's path, query and headers together."""
+MOST_ENDING: Final = 128
+"""Most connections that were refused, do not count any more, and stay for a moment so that the client reads why."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Guarded(Protocol):
 
     @property
     def gives_way(self) -> bool:
-        """Whether no whole request of it is under way."""
+        """Whether no whole request of it is under way, and no answer."""
         ...
 
     @property
@@ -50,8 +52,17 @@ class Guarded(Protocol):
         """Whether the gateway itself does not read what arrives, for now."""
         ...
 
+    @property
+    def unsent(self) -> int:
+        """How many bytes of answers the client has not taken yet."""
+        ...
+
     def refuse(self, problem: Problem) -> None:
-        """Answer what arrives with this, and close the connection; `closed` has been called when this returns."""
+        """Answer what arrives with this, and close the connection; where it gave way, it does not count any more."""
+        ...
+
+    def abort(self) -> None:
+        """Cut the connection off. What the client has not taken is lost."""
         ...
 
 
@@ -66,6 +77,9 @@ class Guard:
     _connections: dict[str, dict[Guarded, None]] = field(default_factory=dict)
     """By the peer's address, the oldest first."""
     _count: int = 0
+    _ending: set[Guarded] = field(default_factory=set)
+    _unsent: dict[Guarded, tuple[float, int]] = field(default_factory=dict)
+    """Connections with answers that are not taken: since when they are watched, and how much it was then."""
     _looks: asyncio.TimerHandle | None = None
 
     def opened(self, connection: Guarded, address: str, loop: asyncio.AbstractEventLoop) -> Problem | None:
@@ -86,8 +100,18 @@ class Guard:
             self._looks = loop.call_later(self.times.look_every, self._look, loop)
         return None
 
+    def ends(self, connection: Guarded, address: str) -> bool:
+        """Count a connection no more, for it is ended; False: at once, for too many are being ended."""
+        self.closed(connection, address)
+        if len(self._ending) >= MOST_ENDING:
+            return False
+        self._ending.add(connection)
+        return True
+
     def closed(self, connection: Guarded, address: str) -> None:
         """Forget a connection."""
+        self._ending.discard(connection)
+        self._unsent.pop(connection, None)
         theirs = self._connections.get(address)
         if theirs is None or connection not in theirs:
             return
@@ -115,22 +139,40 @@ class Guard:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for connections in list(self._connections.values()):
+        for address, connections in list(self._connections.items()):
             for each in list(connections):
                 since = each.arrival.since
                 if since is not None and (problem := _too_slow(each, now, now - since, self.times)) is not None:
                     each.refuse(problem)
+                if each.unsent or each in self._unsent:
+                    self._look_at_unsent(each, address, now)
         self._looks = loop.call_later(self.times.look_every, self._look, loop) if self._connections else None
+
+    def _look_at_unsent(self, connection: Guarded, address: str, now: float) -> None:
+        """Cut a connection off whose client takes its answers too slowly, or not at all."""
+        unsent, within = connection.unsent, self.times.body_within
+        if not unsent:
+            self._unsent.pop(connection, None)
+            return
+        since, before = self._unsent.setdefault(connection, (now, unsent))
+        if now - since <= within:
+            return
+        if 0 <= before - unsent < within * self.times.body_rate:
+            late = f"In {within:.0f} seconds {before - unsent} of {before} bytes of the answer were taken."
+            self.refused(Problem(REQUEST_TOO_SLOW, late), address)
+            connection.abort()
+        else:  # it goes on, or there is more to take: its time begins anew
+            self._unsent[connection] = now, unsent
 
 
 def _too_slow(connection: Guarded, now: float, took: float, times: EdgeTimes) -> Problem | None:
     """Say that what arrives takes too long, if it does so: it has taken `took` seconds until now."""
     arrival, late = connection.arrival, None
-    if not arrival.in_body:
+    if connection.held_up:  # then it is not the client who is slow: its time begins anew
+        arrival.since, arrival.bytes = now, 0
+    elif not arrival.in_body:
         if took > times.head_within:
             late = f"After {times.head_within:.0f} seconds the request's head was not there."
-    elif connection.held_up:  # then it is not the client who is slow: its time begins anew
-        arrival.since, arrival.bytes = now, 0
     elif took > times.body_within:
         late = f"After {times.body_within:.0f} seconds the request's body was not there."
     elif took > times.head_within and arrival.bytes < took * times.body_rate:

@@ -1,21 +1,17 @@
-"""uvicorn's protocol within the bounds of http/guard.py, whose refusals are problems, as all answers are.
+"""A connection within the bounds of http/guard.py. What is refused is answered with a problem, as all answers are.
 
-- A head has at most HEAD_BYTES. What is not whole is refused once more than that has come.
-- Trailers, the fields after the last chunk of a body, are refused. uvicorn appends them to the headers of the request,
-  so that a field that no proxy has looked at would be a header here (RFC 9110 §6.5.1 forbids it).
-- A target with a # is refused. uvicorn leaves out what stands behind it, and a filter without its end writes more rows.
-- A target that names a host (GET http://… HTTP/1.1, as to a proxy) names the same one as Host.
+- A head that is not whole is refused once more than HEAD_BYTES of it have come.
 - What cannot be parsed is refused as 400. Answers to earlier requests that are still under way come first.
 - A client that has closed its half of the connection still gets the answers to its whole requests.
+- A client that does not read its answer is cut off.
 """
 
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from fencepost.cli.serving.draining import DrainingProtocol
-from fencepost.fencing.edge_problem_types import HEAD_TOO_LARGE
+from fencepost.cli.serving.parsing import ParsingProtocol, head_too_large
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.http.guard import ADMIN_GUARD, GUARD, HEAD_BYTES, Arrival, Guard
 from fencepost.http.hanging_up import HUNG_UP
@@ -26,57 +22,19 @@ if TYPE_CHECKING:
 
 _LINGERS: Final = 1.0
 """Seconds for which a connection stays open after a refusal. What comes is not looked at."""
-_OF_BODY: Final = (b"content-length", b"transfer-encoding")
-_FIELD: Final = 4
-"""Bytes of a field beside its name and value."""
 
 
-class _RefusedError(Exception):
-    """Ends the parser's work; what is refused, and why, is in `_problem`."""
-
-
-class _Rest:
-    """What a parser calls that reads the rest of a request: nothing for the head, which it gets again, and then all."""
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self._protocol = protocol
-        self._head = True
-        self.on_body = protocol.on_body
-        self.on_message_complete = protocol.on_message_complete
-
-    def on_message_begin(self) -> None:
-        if not self._head:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if not self._head:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if self._head:
-            self._head = False
-        else:
-            self._protocol.on_headers_complete()
-
-
-class GuardedProtocol(DrainingProtocol):
+class GuardedProtocol(ParsingProtocol):
     """One connection."""
 
-    _head = 0
-    """Bytes of the head that is arriving: of its whole fields."""
-    _problem: Problem | None = None
     _address = ""
     _guard: Guard | None = None
     _refused = False
     """Whether something was refused: nothing that comes after it is looked at."""
     _last_word: Problem | None = None
     """What was refused, as long as earlier requests are not answered."""
-    _under_way: RequestResponseCycle
-    """The request that the application works on; later ones are in `pipeline`."""
+    _under_way: RequestResponseCycle | None = None
+    """The request that the application works on, or has answered last; later ones are in `pipeline`."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin, unless there are too many connections."""
@@ -98,6 +56,9 @@ class GuardedProtocol(DrainingProtocol):
         if self._guard is not None:
             self._guard.closed(self, self._address)
         self._tell_of_the_end()
+        if self._under_way is not None and not self._under_way.response_complete:
+            self._under_way.disconnected = True
+            self._under_way.message_event.set()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -120,9 +81,9 @@ class GuardedProtocol(DrainingProtocol):
         # As uvicorn does it, but that this logs each refusal, without limit and without the peer.
         self._unset_keepalive_if_required()
         try:
-            self._parse(data)
+            self.parse(data)
         except httptools.HttpParserError:
-            problem, self._problem = self._problem, None
+            problem, self.problem = self.problem, None
             self.refuse(problem or bad_request("The request is no HTTP/1.1: the parser stopped in it."))
             return
         if self._arriving:
@@ -132,65 +93,15 @@ class GuardedProtocol(DrainingProtocol):
             else:
                 arrival.bytes += len(data)
                 if arrival.bytes > HEAD_BYTES:
-                    self.refuse(_head_too_large())
-
-    def _parse(self, data: bytes) -> None:
-        """Parse it. Behind the head of a request with `Upgrade`, or of CONNECT, the parser stops: it takes what follows
-        for another protocol. Nothing is upgraded here, so that is the request's body (RFC 9110 §7.8); another parser
-        reads it.
-        """
-        while True:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as stopped:
-                data = data[stopped.args[0] :]
-            else:
-                return
-            of_body = [each for each in self.headers if each[0] in _OF_BODY]
-            of_body.append((b"connection", b"keep-alive" if self.parser.should_keep_alive() else b"close"))
-            version = self.parser.get_http_version().encode()
-            self.parser = httptools.HttpRequestParser(_Rest(self))
-            fields = b"".join(b"%b: %b\r\n" % each for each in of_body)
-            self.parser.feed_data(b"POST / HTTP/%b\r\n%b\r\n" % (version, fields))
+                    self.refuse(head_too_large())
 
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
-        self._head = 0
         super().on_message_begin()
         self.scope[HUNG_UP] = self._watch  # type: ignore[typeddict-unknown-key]
 
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
-        self.url += url
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field. It is of the head, or a trailer."""
-        if not self._arriving:
-            shown = name[:60].decode("latin-1")
-            self._end(
-                bad_request(
-                    f"{shown}: a field after the body (a trailer) is not taken.",
-                    "Send it before the body, as a header.",
-                )
-            )
-        name = name.lower()
-        self._count(len(name) + len(value) + _FIELD)
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
-
     def on_headers_complete(self) -> None:
         """A request's head is there; its body begins."""
-        if b"#" in self.url:
-            shown = self.url[:200].decode("latin-1")
-            self._end(
-                bad_request(
-                    f"The target {shown!r} has a #, which no request may have (RFC 9112 §3.2).", "In a value it is %23."
-                )
-            )
-        if self.url[:1] != b"/":
-            self._require_same_host()
         super().on_headers_complete()
         self.arrival.since, self.arrival.bytes, self.arrival.in_body = self.loop.time(), 0, True
 
@@ -199,22 +110,32 @@ class GuardedProtocol(DrainingProtocol):
         self.arrival.bytes += len(body)
         super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        """A request has arrived; or its head has, of which the parser knows no more."""
-        if self.parser.should_upgrade():
-            return
+    def on_request_complete(self) -> None:
+        """A request has arrived."""
         self.arrival.since, self.arrival.in_body = None, False
-        super().on_message_complete()
+        super().on_request_complete()
 
     @property
     def gives_way(self) -> bool:
-        """Whether no whole request of it is under way."""
-        return self._idle or self.arrival.since is not None
+        """Whether no whole request of it is under way, and no answer."""
+        if self._refused or self.unsent:
+            return False
+        of_one_that_arrives = self.arrival.in_body and not self.pipeline
+        return self.cycle is None or self.cycle.response_complete or of_one_that_arrives
 
     @property
     def held_up(self) -> bool:
         """Whether the gateway does not read what arrives, for now."""
         return self.flow.read_paused
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes of answers the client has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Cut the connection off. What the client has not taken is lost."""
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         """An answer was sent. If it was the last one before something that was refused, that is answered now."""
@@ -233,12 +154,11 @@ class GuardedProtocol(DrainingProtocol):
             return
         self._refused = True
         if self._guard is not None:
-            self._guard.closed(self, self._address)
             self._guard.refused(problem, self._address)
         cycle = self.cycle  # the newest
         if self.arrival.in_body and not self._drop_the_last():
             if cycle.response_started:
-                self.transport.close()
+                self._end()
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -249,11 +169,33 @@ class GuardedProtocol(DrainingProtocol):
 
     def _drop_the_last(self) -> bool:
         """Drop the request whose body is arriving, if it waits behind others; these are answered."""
-        if not self.pipeline:
+        if not self.pipeline or self._under_way is None:
             return False
         self.pipeline.popleft()
         self.cycle = self.pipeline[0][0] if self.pipeline else self._under_way
         return True
+
+    def _say(self, problem: Problem) -> None:
+        """Write the answer, and close a little later: if unread bytes lie in the socket when it is closed, the client
+        gets an error of the connection, and may lose the answer.
+        """
+        response = problem_response(problem, {"Connection": "close", "X-Content-Type-Options": "nosniff"})
+        head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
+        still_unsent = self.unsent
+        self.transport.write(b"".join((STATUS_LINE[response.status_code], head, b"\r\n", response.body)))
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        if still_unsent:  # of earlier answers: the connection counts until they are taken, or the guard cuts it off
+            self.loop.call_later(_LINGERS, self.transport.close)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """End the connection in a moment, whatever the client does."""
+        if self._guard is None or self._guard.ends(self, self._address):
+            self.loop.call_later(_LINGERS, self.transport.abort)
+        else:
+            self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._under_way = cycle
@@ -267,35 +209,3 @@ class GuardedProtocol(DrainingProtocol):
     def _tell_of_the_end(self) -> None:
         if not self._hung_up.done():
             self._hung_up.set_result(None)
-
-    def _say(self, problem: Problem) -> None:
-        """Write the answer, and close a little later: if unread bytes lie in the socket when it is closed, the client
-        gets an error of the connection, and may lose the answer.
-        """
-        response = problem_response(problem, {"Connection": "close", "X-Content-Type-Options": "nosniff"})
-        head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
-        self.transport.write(b"".join((STATUS_LINE[response.status_code], head, b"\r\n", response.body)))
-        self.flow.resume_reading()
-        self.transport.write_eof()
-        self.loop.call_later(_LINGERS, self.transport.close)
-
-    def _require_same_host(self) -> None:
-        """Refuse a target in absolute form whose host is another one than that of Host (RFC 9112 §3.2.2)."""
-        scheme, _, rest = self.url.partition(b"://")
-        authority = rest.partition(b"/")[0].partition(b"?")[0].lower()
-        hosts = [value.lower() for name, value in self.headers if name == b"host"]
-        if scheme and rest and hosts != [authority]:
-            self._end(bad_request("The target names another host than Host does.", "Send the path alone."))
-
-    def _count(self, size: int) -> None:
-        self._head += size
-        if self._head > HEAD_BYTES:
-            self._end(_head_too_large())
-
-    def _end(self, problem: Problem) -> None:
-        self._problem = problem
-        raise _RefusedError
-
-
-def _head_too_large() -> Problem:
-    return Problem(HEAD_TOO_LARGE, f"The request's head has more than {HEAD_BYTES} bytes.")

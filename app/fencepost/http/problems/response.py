@@ -54,7 +54,8 @@ def _challenge(problem: Problem) -> str:
 def _allowed(request: Request, first: str) -> str:
     """List the methods of a path (RFC 9110 §10.2.1). `first`: those of its first route, which Starlette gives alone."""
     routes = [r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({*first.split(", "), *(method for each in routes for method in each.methods or ())}))
+    methods = {*first.split(", "), *(method for each in routes for method in each.methods or ())}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))  # HEAD: see http/edge.py
 
 
 async def http_problem(request: Request, error: Exception) -> Response:
