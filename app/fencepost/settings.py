@@ -59,6 +59,16 @@ class Settings(BaseSettings):
     api_keys: bool = Field(
         default=False, description="Serve requests with an API key (fencepost key), and refuse those without a caller."
     )
+    max_head_bytes: Annotated[int, Field(ge=4096)] = Field(
+        default=65_536, description="Most bytes of a request's path, query and headers together."
+    )
+    head_timeout: Seconds = Field(default=10.0, description="Time in which a request's head is to arrive.")
+    body_timeout: Seconds = Field(
+        default=60.0, description="Time in which a request's body is to arrive, and its client to take the answer."
+    )
+    least_rate: Positive = Field(
+        default=1024, description="Bytes a second of a body, and of an answer that is taken, at least, on average."
+    )
     max_connections: Positive = Field(default=4096, description="Most connections of clients, per worker.")
     max_connections_per_address: Positive = Field(
         default=1024, description="Most connections of one address, per worker."

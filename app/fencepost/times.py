@@ -145,12 +145,6 @@ class WatchTimes:
 class EdgeTimes:
     """How requests arrive, and streams of answers leave (http)."""
 
-    head_within: float = 10.0
-    """Within these after its first byte the head of a request is there."""
-    body_within: float = 60.0
-    """Within these after its head the body of a request is there."""
-    body_rate: float = 1024.0
-    """Bytes of a body that arrive in a second, at least, on average; not looked at in the first `head_within`."""
     look_every: float = 1.0
     """Between two looks for connections whose requests take too long."""
     heartbeat: float = 10.0

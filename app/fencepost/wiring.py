@@ -16,7 +16,7 @@ from fencepost.gateway_wiring import open_gateway
 from fencepost.health import Health
 from fencepost.http.admin import Admin
 from fencepost.http.app import Application, Parts
-from fencepost.http.guard import ADMIN_GUARD, GUARD, MOST_OF_ADMIN, Guard
+from fencepost.http.guard import ADMIN_GUARD, GUARD, Bounds, Guard
 from fencepost.http.rate_limits import RateLimits, read_rate
 from fencepost.http.routes.health import Health as HealthParts
 from fencepost.http.sites import read_sites
@@ -91,14 +91,20 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
     if authentication is not None and authentication.api_keys is not None:
         keys = background.Keys(authentication.api_keys, Announcements(authentication.authenticator.forget, times))
 
-    guards: dict[str, object] = {
-        GUARD: Guard(settings.max_connections, settings.max_connections_per_address, emit, times.edge)
-    }
+    bounds = Bounds(
+        settings.max_connections,
+        settings.max_connections_per_address,
+        settings.max_head_bytes,
+        settings.head_timeout,
+        settings.body_timeout,
+        settings.least_rate,
+    )
+    guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge)}
     admin = None
     if settings.admin_port is not None:
         sites = read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
         admin = Admin(settings.admin_port, sites)
-        guards[ADMIN_GUARD] = settings.admin_port, Guard(MOST_OF_ADMIN, MOST_OF_ADMIN, emit, times.edge)
+        guards[ADMIN_GUARD] = settings.admin_port, Guard(bounds.of_admin_port, emit, times.edge)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, object]]:

@@ -51,9 +51,17 @@ def times() -> Times:
 
 
 @pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway, times: Times) -> str:
+def settings() -> dict[str, object]:
+    """Give those of `gateway_url`; a test has others as a parameter of this name."""
+    return {}
+
+
+@pytest.fixture
+async def gateway_url(
+    demo_database: str, start_gateway: StartGateway, times: Times, settings: dict[str, object]
+) -> str:
     """Give the base URL of a gateway on the demo database."""
-    return await start_gateway(demo_database, times)
+    return await start_gateway(demo_database, times, **settings)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -9,9 +8,10 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
 
-from fencepost.http import guard
+from fencepost.http.guard import Bounds
 from fencepost.times import EdgeTimes, Times
 
+HEAD_BYTES = Bounds().head_bytes
 HOST = b"Host: localhost\r\n"
 PATCH = b"PATCH /v1/data/orders/order-123 HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -74,7 +74,7 @@ async def test_what_a_proxy_may_frame_otherwise_is_400(http: httpx.AsyncClient, 
 
 async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_url: str) -> None:
     heads = (
-        HOST + b"X-Long: " + b"x" * guard.HEAD_BYTES + b"\r\n\r\n",
+        HOST + b"X-Long: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
         HOST + b"".join(b"X-%d: %b\r\n" % (each, b"x" * 1000) for each in range(70)) + b"\r\n",
     )
     for number, head in enumerate(heads, 1):
@@ -84,9 +84,7 @@ async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_
 
 
 async def test_a_target_that_is_too_large_is_431(gateway_url: str) -> None:
-    answer = await ask(
-        gateway_url, b"GET /v1/data/orders?a=" + b"x" * guard.HEAD_BYTES + b" HTTP/1.1\r\n" + HOST + b"\r\n"
-    )
+    answer = await ask(gateway_url, b"GET /v1/data/orders?a=" + b"x" * HEAD_BYTES + b" HTTP/1.1\r\n" + HOST + b"\r\n")
     assert answer.status == 431
 
 
@@ -148,9 +146,10 @@ async def test_a_request_after_the_refused_one_is_not_looked_at(http: httpx.Asyn
     assert await status_of(http) == before
 
 
-IMPATIENT = EdgeTimes(head_within=0.2, body_within=0.4, look_every=0.05)
-with_times = partial(pytest.mark.parametrize, "times", ids=[""])
-impatient = with_times([Times(edge=IMPATIENT)])
+OFTEN = Times(edge=EdgeTimes(look_every=0.05))
+IMPATIENT = {"head_timeout": 0.2, "body_timeout": 0.4}
+with_settings = partial(pytest.mark.parametrize, ("times", "settings"), ids=[""])
+impatient = with_settings([(OFTEN, IMPATIENT)])
 
 
 @impatient
@@ -173,7 +172,7 @@ async def test_half_a_body_is_408_after_a_while(http: httpx.AsyncClient, raw: Ra
     assert await status_of(http) == before
 
 
-@with_times([Times(edge=replace(IMPATIENT, body_rate=0.0))])
+@with_settings([(OFTEN, {**IMPATIENT, "least_rate": 1})])
 async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
     raw: RawConnection,
 ) -> None:

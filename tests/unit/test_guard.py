@@ -7,10 +7,10 @@ from typing import Any
 from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.fencing.problems import Problem
-from fencepost.http.guard import MOST_ENDING, Arrival, Guard
+from fencepost.http.guard import MOST_ENDING, Arrival, Bounds, Guard
 from fencepost.times import EdgeTimes
 
-TIMES = EdgeTimes(head_within=10, body_within=60, body_rate=1024, look_every=1)
+TIMES = EdgeTimes(look_every=1)
 
 
 class Loop(ManualClock):
@@ -38,7 +38,7 @@ class Connection:
 
 
 def opened(*connections: Connection) -> tuple[Guard, Any]:
-    guard, loop = Guard(1000, 1000, lambda _: None, TIMES), Loop()
+    guard, loop = Guard(Bounds(), lambda _: None, TIMES), Loop()
     as_loop: Any = loop
     for each in connections:
         assert guard.opened(each, "peer", as_loop) is None

@@ -6,7 +6,7 @@ so clients that send halves of requests do not keep others out.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from fencepost.fencing.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
@@ -18,12 +18,25 @@ GUARD: Final = "fencepost.guard"
 """Under which name the application's lifespan gives its Guard to the server's connections."""
 ADMIN_GUARD: Final = "fencepost.admin_guard"
 """Under which name it gives (port, Guard) of the admin port to the server's connections."""
-MOST_OF_ADMIN: Final = 64
-"""Of the admin port, per worker: clients of the main port that have all of theirs keep no operator out."""
-HEAD_BYTES: Final = 65_536
-"""Most bytes of a request's path, query and headers together."""
 MOST_ENDING: Final = 128
 """Most connections that were refused, do not count any more, and stay for a moment so that the client reads why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an operator chooses (settings.py has the same defaults): per worker; bytes, seconds, and bytes a second."""
+
+    connections: int = 4096
+    connections_per_address: int = 1024
+    head_bytes: int = 65_536
+    head_within: float = 10.0
+    body_within: float = 60.0
+    least_rate: float = 1024.0
+
+    @property
+    def of_admin_port(self) -> "Bounds":
+        """Give those of the admin port: clients of the main port that have all of theirs keep no operator out."""
+        return replace(self, connections=64, connections_per_address=64)
 
 
 @dataclass(slots=True)
@@ -70,8 +83,7 @@ class Guarded(Protocol):
 class Guard:
     """All connections of this process."""
 
-    most: int
-    most_per_address: int
+    bounds: Bounds
     emit: Emit
     times: EdgeTimes = field(default_factory=EdgeTimes)
     _connections: dict[str, dict[Guarded, None]] = field(default_factory=dict)
@@ -86,9 +98,9 @@ class Guard:
         """Note a connection; where there are too many, another gives way, or the problem is returned."""
         theirs = self._connections.get(address, {})
         problem: Problem | None = None
-        if len(theirs) >= self.most_per_address:
+        if len(theirs) >= self.bounds.connections_per_address:
             problem = self._make_room(theirs, f"{address} has {len(theirs)} connections")
-        elif self._count >= self.most:
+        elif self._count >= self.bounds.connections:
             # Of the address that has the most: others have done nothing.
             those = max(self._connections.values(), key=len)
             problem = self._make_room(those, f"there are {self._count} connections")
@@ -142,7 +154,7 @@ class Guard:
         for address, connections in list(self._connections.items()):
             for each in list(connections):
                 since = each.arrival.since
-                if since is not None and (problem := _too_slow(each, now, now - since, self.times)) is not None:
+                if since is not None and (problem := _too_slow(each, now, now - since, self.bounds)) is not None:
                     each.refuse(problem)
                 if each.unsent or each in self._unsent:
                     self._look_at_unsent(each, address, now)
@@ -150,14 +162,14 @@ class Guard:
 
     def _look_at_unsent(self, connection: Guarded, address: str, now: float) -> None:
         """Cut a connection off whose client takes its answers too slowly, or not at all."""
-        unsent, within = connection.unsent, self.times.body_within
+        unsent, within = connection.unsent, self.bounds.body_within
         if not unsent:
             self._unsent.pop(connection, None)
             return
         since, before = self._unsent.setdefault(connection, (now, unsent))
         if now - since <= within:
             return
-        if 0 <= before - unsent < within * self.times.body_rate:
+        if 0 <= before - unsent < within * self.bounds.least_rate:
             late = f"In {within:.0f} seconds {before - unsent} of {before} bytes of the answer were taken."
             self.refused(Problem(REQUEST_TOO_SLOW, late), address)
             connection.abort()
@@ -165,16 +177,16 @@ class Guard:
             self._unsent[connection] = now, unsent
 
 
-def _too_slow(connection: Guarded, now: float, took: float, times: EdgeTimes) -> Problem | None:
+def _too_slow(connection: Guarded, now: float, took: float, bounds: Bounds) -> Problem | None:
     """Say that what arrives takes too long, if it does so: it has taken `took` seconds until now."""
     arrival, late = connection.arrival, None
     if connection.held_up:  # then it is not the client who is slow: its time begins anew
         arrival.since, arrival.bytes = now, 0
     elif not arrival.in_body:
-        if took > times.head_within:
-            late = f"After {times.head_within:.0f} seconds the request's head was not there."
-    elif took > times.body_within:
-        late = f"After {times.body_within:.0f} seconds the request's body was not there."
-    elif took > times.head_within and arrival.bytes < took * times.body_rate:
+        if took > bounds.head_within:
+            late = f"After {bounds.head_within:.0f} seconds the request's head was not there."
+    elif took > bounds.body_within:
+        late = f"After {bounds.body_within:.0f} seconds the request's body was not there."
+    elif took > bounds.head_within and arrival.bytes < took * bounds.least_rate:
         late = f"In {took:.0f} seconds {arrival.bytes} bytes of the request's body came."
     return Problem(REQUEST_TOO_SLOW, late, retry_after=1) if late is not None else None

@@ -1,6 +1,6 @@
 """A connection within the bounds of http/guard.py. What is refused is answered with a problem, as all answers are.
 
-- A head that is not whole is refused once more than HEAD_BYTES of it have come.
+- A head that is not whole is refused once more of it has come than it may have.
 - What cannot be parsed is refused as 400. Answers to earlier requests that are still under way come first.
 - A client that has closed its half of the connection still gets the answers to its whole requests.
 - A client that does not read its answer is cut off.
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from fencepost.cli.serving.parsing import ParsingProtocol, head_too_large
+from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.http.guard import ADMIN_GUARD, GUARD, HEAD_BYTES, Arrival, Guard
+from fencepost.http.guard import ADMIN_GUARD, GUARD, Arrival, Guard
 from fencepost.http.hanging_up import HUNG_UP
 from fencepost.http.problems.response import problem_response
 
@@ -46,6 +46,7 @@ class GuardedProtocol(ParsingProtocol):
         if admin is not None and self.server is not None and self.server[1] == admin[0]:
             self._guard = admin[1]
         if self._guard is not None:
+            self.most_of_head = self._guard.bounds.head_bytes
             self._address = self.client[0] if self.client else "?"
             problem = self._guard.opened(self, self._address, self.loop)
             if problem is not None:
@@ -92,8 +93,8 @@ class GuardedProtocol(ParsingProtocol):
                 arrival.since, arrival.bytes = self.loop.time(), 0
             else:
                 arrival.bytes += len(data)
-                if arrival.bytes > HEAD_BYTES:
-                    self.refuse(head_too_large())
+                if arrival.bytes > self.most_of_head:
+                    self.refuse(self.head_too_large())
 
     def on_message_begin(self) -> None:
         """A request begins to arrive."""

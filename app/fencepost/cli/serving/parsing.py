@@ -1,6 +1,6 @@
 """uvicorn's protocol, as strict about requests as RFC 9112 is: what is refused here, a proxy could read otherwise.
 
-- A head has at most HEAD_BYTES.
+- A head has at most so many bytes.
 - Trailers, the fields after the last chunk of a body, are refused. uvicorn appends them to the headers of the request,
   so that a field that no proxy has looked at would be a header here (RFC 9110 §6.5.1 forbids it).
 - Blanks around a field's value are no part of it (RFC 9110 §5.5).
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fencepost.cli.serving.draining import DrainingProtocol
 from fencepost.fencing.edge_problem_types import HEAD_TOO_LARGE
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.http.guard import HEAD_BYTES
+from fencepost.http.guard import Bounds
 
 _OF_BODY: Final = (b"content-length", b"transfer-encoding")
 _VERSIONS: Final = ("1.1", "1.0")
@@ -64,6 +64,7 @@ class ParsingProtocol(DrainingProtocol):
 
     problem: Problem | None = None
     """What was refused, when the parser was ended for it."""
+    most_of_head = Bounds().head_bytes
     _head = 0
     """Bytes of the head that is arriving: of its whole fields."""
     _chunked = False
@@ -157,14 +158,17 @@ class ParsingProtocol(DrainingProtocol):
 
     def _count(self, size: int) -> None:
         self._head += size
-        if self._head > HEAD_BYTES:
-            self._stop(head_too_large())
+        if self._head > self.most_of_head:
+            self._stop(self.head_too_large())
+
+    def head_too_large(self) -> Problem:
+        """Refuse a head that is too large."""
+        return Problem(
+            HEAD_TOO_LARGE,
+            f"The request's head has more than {self.most_of_head} bytes.",
+            hint="FENCEPOST_MAX_HEAD_BYTES sets how many it may have.",
+        )
 
     def _stop(self, problem: Problem) -> None:
         self.problem = problem
         raise RefusedError
-
-
-def head_too_large() -> Problem:
-    """Refuse a head that is too large."""
-    return Problem(HEAD_TOO_LARGE, f"The request's head has more than {HEAD_BYTES} bytes.")
