@@ -42,7 +42,7 @@ async def test_a_watch_from_before_a_compaction_is_no_error(node: EtcdBench) -> 
 
 async def test_a_waiter_that_lost_its_place_queues_anew(node: EtcdBench, source: Source, lock: str) -> None:
     grant = await granted(source, lock, ttl_ms=60_000)
-    waiter = asyncio.create_task(granted(source, lock))
+    waiter = asyncio.create_task(granted(source, lock, ttl_ms=60_000))
     await queued(node, lock)
     place = (await node.keys(lock))[1]
     await node.ctl("lease", "revoke", f"{place['lease']:x}")

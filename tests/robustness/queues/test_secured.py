@@ -22,4 +22,5 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
         assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())
-        assert set(submitters.answers) == {"202"}
+        # A log that a busy machine keeps from answering in two seconds is told as that; no other answer is.
+        assert set(submitters.answers) <= {"202", "503 FP026"}
