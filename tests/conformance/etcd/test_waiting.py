@@ -18,7 +18,7 @@ async def test_a_waiter_goes_on_when_the_revision_that_it_watches_from_is_compac
     node: EtcdBench, source: Source, lock: str
 ) -> None:
     grant = await granted(source, lock, ttl_ms=60_000)
-    waiter = asyncio.create_task(granted(source, lock, ttl_ms=60_000))
+    waiter = asyncio.create_task(granted(source, lock, ttl_ms=10_000))
     await queued(node, lock)
     more = await source.mint(lock, grant.handle, 5)
     assert more is not None
@@ -42,7 +42,7 @@ async def test_a_watch_from_before_a_compaction_is_no_error(node: EtcdBench) -> 
 
 async def test_a_waiter_that_lost_its_place_queues_anew(node: EtcdBench, source: Source, lock: str) -> None:
     grant = await granted(source, lock, ttl_ms=60_000)
-    waiter = asyncio.create_task(granted(source, lock, ttl_ms=60_000))
+    waiter = asyncio.create_task(granted(source, lock, ttl_ms=10_000))
     await queued(node, lock)
     place = (await node.keys(lock))[1]
     await node.ctl("lease", "revoke", f"{place['lease']:x}")
