@@ -36,8 +36,8 @@ from fencepost.stopping import Stopping
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections import session
 from fencepost.storage.connections.allowed_roles import AllowedRoles
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import UNREADABLE_URL, Database
+from fencepost.storage.connections.connection import UNREADABLE_URL, Limits
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.origin import ORIGIN
 from fencepost.storage.errors import SessionError, StorageError
 from fencepost.storage.schema import versions

@@ -1,6 +1,7 @@
 """What the guard of connections does as time passes: those that are too slow end, and nobody else."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.fencing.problems import Problem
 from fencepost.http.guard import MOST_ENDING, Arrival, Bounds, Guard
+from fencepost.settings import Settings
 from fencepost.times import EdgeTimes
 
 TIMES = EdgeTimes(look_every=1)
@@ -66,6 +68,12 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_who_does_is_not() -> 
     assert [each.aborted for each in (stuck, trickles, reads, grows)] == [True, True, False, False]
     await loop.advance(150)
     assert grows.aborted
+
+
+def test_the_bounds_are_those_of_the_settings() -> None:
+    names = ["connections", "connections_per_address", "head_bytes"]
+    of_settings = [f"max_{name}" for name in names] + ["head_timeout", "body_timeout", "least_rate"]
+    assert [Settings.model_fields[name].default for name in of_settings] == [*astuple(Bounds())]
 
 
 async def test_refused_connections_that_linger_are_bounded() -> None:

@@ -11,7 +11,7 @@ from fencepost.embedded.data_directory import running_url
 from fencepost.embedded.process import EmbeddedServerError
 from fencepost.settings import Settings
 from fencepost.storage.connections import session
-from fencepost.storage.connections.engine import UNREADABLE_URL
+from fencepost.storage.connections.connection import UNREADABLE_URL
 from fencepost.storage.errors import StorageError
 from fencepost.storage.protecting.check import ProtectError
 from fencepost.storage.schema import versions

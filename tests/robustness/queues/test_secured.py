@@ -13,6 +13,7 @@ pytestmark = pytest.mark.long("storms of queued writes")
 ENOUGH = 200
 
 
+@pytest.mark.realtime  # a log that does not answer in two seconds is 503
 @pytest.mark.parametrize("secured", SECURED)
 async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: Launcher, seed: int) -> None:
     async with world(secured, launcher=launcher) as house:
@@ -22,5 +23,4 @@ async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: La
         await house.end(submitters)
         wrong = await house.wrong(submitters.submissions)
         assert_none(wrong, f"FENCEPOST_STORM_SEED={seed}", house.logs())
-        # A log that a busy machine keeps from answering in two seconds is told as that; no other answer is.
-        assert set(submitters.answers) <= {"202", "503 FP026"}
+        assert set(submitters.answers) == {"202"}

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.http.guard import ADMIN_GUARD, GUARD, Arrival, Guard
-from fencepost.http.hanging_up import HUNG_UP
+from fencepost.http.hanging_up import WATCH
 from fencepost.http.problems.response import problem_response
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class GuardedProtocol(ParsingProtocol):
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
         super().on_message_begin()
-        self.scope[HUNG_UP] = self._watch  # type: ignore[typeddict-unknown-key]
+        self.scope[WATCH] = self._watch  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         """A request's head is there; its body begins."""

@@ -19,7 +19,7 @@ from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire_problems import forbidden_lock, hung_up, lock_held, mismatch, problem_of
+from fencepost.gateway.leases.acquire_problems import forbidden_lock, lock_held, mismatch, nothing_held, problem_of
 from fencepost.gateway.leases.sealing import binding_of, names_of_writes
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, unavailable
@@ -123,7 +123,7 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
         if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
-            outcome = hung_up()
+            outcome = nothing_held()
         outcome = await with_blocker(gateway, None, outcome)
         gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
         gateway.report_if_forbidden(outcome)
@@ -141,16 +141,20 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
             tokens,
         )
     )
-    if gone.done() and not request.chosen and lease.lease_id is not None:
-        # No client has the secret, or waits for it, so none can ever use the lease.
-        locks = gateway.locks_of(request.source)
-        try:
-            if locks is not None:
-                await locks.release(lease.lease_id, hash_secret(request.secret, gateway.caller))
-        except (StorageError, SourceError) as error:
-            return problem_of(error, request.source, chosen=request.chosen)  # the lease's time will run out
-        return hung_up()
+    if gone.done() and not request.chosen:
+        return await _give_back(gateway, request, outcome)
     return outcome
+
+
+async def _give_back(gateway: Gateway, request: Acquire, granted: Granted) -> Problem:
+    """Release what no client can ever use: none has the secret, or waits for it."""
+    locks = gateway.locks_of(request.source)
+    try:
+        if locks is not None:
+            await locks.release(granted.lease_id.number, hash_secret(request.secret, gateway.caller))
+    except (StorageError, SourceError) as error:
+        return problem_of(error, request.source, chosen=request.chosen)  # the lease's time will run out
+    return nothing_held()
 
 
 async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> tuple[Granted | Problem, bool]:

@@ -65,7 +65,7 @@ def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
     )
 
 
-def hung_up() -> Problem:
+def nothing_held() -> Problem:
     """Say that nothing was granted, to a client that may still read."""
     return bad_request(
         "The client closed its half of the connection before the lock was granted: nothing is held.",

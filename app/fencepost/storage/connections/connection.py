@@ -3,12 +3,18 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import asyncpg
 
 from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
 from fencepost.storage.connections.session import CONNECT_WITHIN, PINNED, BackendRegistry, settle
 from fencepost.storage.errors import OutcomeUnknownError
+
+UNREADABLE_URL: Final = (
+    "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
+    "with special characters in the password percent-encoded (a / is %2F)"
+)
 
 Connection = asyncpg.Connection
 """What statements run on: a connection of one's own, or one lent by the pool."""

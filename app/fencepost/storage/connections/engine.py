@@ -37,11 +37,6 @@ from fencepost.times import TIMES, Times
 if TYPE_CHECKING:
     from fencepost.clock import Timer
 
-UNREADABLE_URL: Final = (
-    "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
-    "with special characters in the password percent-encoded (a / is %2F)"
-)
-
 LOCK_WAIT_MS: Final = 10
 """How long a statement of a batch waits for anything that another transaction has locked (group_commit.py)."""
 
