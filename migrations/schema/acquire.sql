@@ -6,7 +6,7 @@ CREATE TYPE fencepost.acquired AS (
   granted_at timestamptz, expires_at timestamptz, lock text, due_ms bigint, ticket bigint, first boolean, waiting integer
 );
 
-COMMENT ON TYPE fencepost.acquired IS 'verdict: granted or repeated (the lease is in lease_id … expires_at), held or queued (these are the holder''s, null when the lock is free and others wait for it; lock is which, first whether no request is before ours, waiting how many wait). due_ms: until the lease expires; mismatch (the secret belongs to a live lease of other locks, claims or writes).';
+COMMENT ON TYPE fencepost.acquired IS 'verdict: granted or repeated (the lease is in lease_id … expires_at), held or queued (these are the holder''s, null when the lock is free and others wait for it; lock is which, first whether no request is before ours, waiting how many wait). due_ms: until the lease expires; mismatch (the secret belongs to a live lease of other locks, claims or writes); withdrawn (the secret''s client waits no more).';
 
 -- Acquire one or many locks: all, or none, or a place in the queue of all. p_gateway, p_visit: who waits; p_wait_ms 0
 -- does not queue. The caller may go on in the same transaction, raising marks under claim_token.
@@ -38,6 +38,11 @@ BEGIN
   END IF;
   IF cardinality(written) > 1 THEN
     written := ARRAY(SELECT DISTINCT x COLLATE "C" FROM unnest(written) x ORDER BY 1);
+  END IF;
+  PERFORM pg_advisory_xact_lock_shared(fencepost.secret_lock(p_hash));  -- see withdrawn.sql
+  IF EXISTS (SELECT FROM fencepost.withdrawn w WHERE w.secret_hash = p_hash) THEN
+    r.verdict := 'withdrawn';
+    RETURN r;
   END IF;
   FOREACH n IN ARRAY wanted LOOP                                                                               -- 1
     SELECT k.lease_id INTO other FROM fencepost.locks k WHERE k.name = n FOR UPDATE;

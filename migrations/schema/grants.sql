@@ -23,6 +23,8 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.within_ttl, fencepost.sweep, fencepost.forget,
   -- waiters.sql
   fencepost.first_waiter, fencepost.wake, fencepost.leave, fencepost.beat, fencepost.retire,
+  -- withdrawn.sql
+  fencepost.secret_lock, fencepost.is_withdrawn, fencepost.withdraw,
   -- acquire.sql
   fencepost.acquire, fencepost.extend, fencepost.release, fencepost.begin_now,
   -- lock_states.sql

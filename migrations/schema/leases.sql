@@ -85,6 +85,7 @@ BEGIN
                    WHERE g.seen_at < clock_timestamp() - interval '1 min' FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.gateways g USING silent WHERE g.gateway = silent.gateway;
   GET DIAGNOSTICS swept = ROW_COUNT;
+  DELETE FROM fencepost.withdrawn w WHERE w.withdrawn_at < clock_timestamp() - interval '1 hour';
   -- Last: a transaction that has a lease's row waits for no other from here on.
   WITH ahead AS (SELECT x.lease_id FROM fencepost.locks k JOIN fencepost.leases x ON x.lease_id = k.lease_id
                   WHERE x.ended_at IS NULL AND x.expires_at > fencepost.within_ttl(x.expires_at, x.ttl_ms)

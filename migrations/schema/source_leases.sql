@@ -51,6 +51,7 @@ CREATE INDEX source_draws_lease_id_idx ON fencepost.source_draws (lease_id);
 --   void        the generation was raised since the service was asked, or a later grant of this lock is recorded already
 --   backwards   its number is not above what was issued before it was requested: the source is quarantined now
 --   quarantined it was quarantined before
+--   withdrawn   the secret's client waits no more (withdrawn.sql)
 CREATE FUNCTION fencepost.source_grant(p_source text, p_lock text, p_hash bytea, p_owner text, p_claims text[], p_handle text,
   p_tokens bigint[], p_generation bigint, p_issued_before bigint, p_ttl_ms integer, p_elapsed_ms integer,
   p_writes text[],
@@ -62,6 +63,7 @@ DECLARE
 BEGIN
   SELECT x.* INTO STRICT s FROM fencepost.sources x WHERE x.name = p_source FOR NO KEY UPDATE;
   IF s.quarantined_at IS NOT NULL THEN verdict := 'quarantined'; RETURN; END IF;
+  IF fencepost.is_withdrawn(p_hash) THEN verdict := 'withdrawn'; RETURN; END IF;
   PERFORM fencepost.issued(p_source);  -- before oldest(), see there
   IF fencepost.oldest(p_source) >> 48 <> p_generation THEN verdict := 'void'; RETURN; END IF;
   IF s.ordering <> 'database' AND p_tokens[1] <= p_issued_before THEN

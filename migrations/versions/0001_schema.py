@@ -30,6 +30,7 @@ FILES = (
     "scopes",  # one mark for many rows
     "leases",  # locks, leases, tokens of the built-in source
     "waiters",  # those that wait for a lock
+    "withdrawn",  # acquires that nobody waits for any more
     "acquire",  # grants
     "lock_states",  # reading all that
     "generations",  # which database this is

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import asyncpg
+import httpx
 import pytest
 from tests.http.raw import RawConnection
 from tests.support.interleave import blocks_another_session
@@ -81,3 +82,25 @@ async def test_what_is_granted_to_a_client_that_has_gone_is_given_back(
     await another.send(request("POST", "/v1/leases", wanted))
     assert (await another.answer()).status == 201
     another.close()
+
+
+async def test_what_is_granted_to_a_client_that_withdraws_meanwhile_is_given_back(
+    raw: RawConnection, http: httpx.AsyncClient, holder: Holder
+) -> None:
+    """It has chosen the secret, so that having gone alone is no reason."""
+    wanted = {"lock": "weekly", "claim": ["orders/order-123"], "ttl_ms": 3_600_000}
+    secret = {"X-Lease-Secret": "0123456789-withdrawn-secret"}
+    acquire = request("POST", "/v1/leases", wanted)
+    await raw.send(
+        acquire.replace(b"\r\n\r\n", b"\r\nX-Lease-Secret: %b\r\n\r\n" % secret["X-Lease-Secret"].encode(), 1)
+    )
+    await holder.is_waited_for()
+    raw.writer.write_eof()
+    under_way = await http.delete("/v1/leases", headers=secret)
+    assert (under_way.status_code, under_way.headers["retry-after"]) == (503, "1")
+    await holder.commits()
+    assert "nothing is held" in (await raw.answer()).body["detail"]
+    assert (await http.delete("/v1/leases", headers=secret)).status_code == 204
+    assert (await http.get("/v1/locks?name=weekly")).json() == []
+    again = await http.post("/v1/leases", json=wanted, headers=secret)
+    assert (again.status_code, "was withdrawn" in again.json()["detail"]) == (400, True)

@@ -29,7 +29,7 @@ GRANTS = (
     " fencepost.extend(bigint, bytea, integer, integer), fencepost.release(bigint, bytea, uuid),"
     " fencepost.leave(uuid, integer), fencepost.beat(uuid, uuid[], uuid[]), fencepost.retire(uuid),"
     " fencepost.sweep(), fencepost.forget(double precision, bigint), fencepost.begin_now(bigint),"
-    " fencepost.lease(bigint), fencepost.lost(bigint),"
+    " fencepost.withdraw(bytea), fencepost.is_withdrawn(bytea), fencepost.lease(bigint), fencepost.lost(bigint),"
     " fencepost.issued_to(bigint), fencepost.lock_states(text[], text, integer, text[]),"
     " fencepost.lock_counts() TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.source_register(text, text, text, boolean),"

@@ -49,7 +49,7 @@ def counted_as(method: str, path: str) -> Counter:
     """Say what a request counts as. A holder that writes much must not lose its leases by that: what keeps a lease, or
     gives it back, has a counter of its own.
     """
-    keeps = path.startswith("/v1/leases/") and (method == "DELETE" or path.endswith("/renew"))
+    keeps = path.startswith("/v1/leases") and (method == "DELETE" or path.endswith("/renew"))
     return "lease" if keeps else "caller"
 
 

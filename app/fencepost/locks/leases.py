@@ -53,7 +53,7 @@ class Leases(Protocol):
     ) -> AcquireResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
 
-        Raises Overtaken, and what `claim` raises; the lock is not held then.
+        Raises Overtaken, Withdrawn, and what `claim` raises; the lock is not held then.
         """
         ...
 

@@ -30,7 +30,7 @@ class Refused:
     current: int | None
 
 
-LeaseVerb = Literal["acquire", "renew", "mint", "release"]
+LeaseVerb = Literal["acquire", "withdraw", "renew", "mint", "release"]
 
 
 @dataclass(frozen=True, slots=True)

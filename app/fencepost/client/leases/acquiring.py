@@ -5,9 +5,8 @@ knows the secret, and answers with the lease that it had granted, or goes on wai
 long wait is cut into slices for the same reason, and so that proxies do not cut it: each but the last asks the gateway
 to keep our place until the next.
 
-An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing. So
-the client sends one more with the same secret, without waiting, and releases the lease of the answer. It does so again
-a moment later, because the first request may still be on its way. If no request arrives, the TTL ends the lease.
+An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing, or
+may be granted yet: so the client withdraws it. If that request does not arrive, the TTL ends the lease.
 """
 
 import logging
@@ -18,13 +17,12 @@ from fencepost.client.answers import GrantAnswer
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, LockHeld
 from fencepost.client.http.exchange import Call, Exchange
-from fencepost.client.http.retry import run_with_retry
+from fencepost.client.http.retry import DEFAULT_RETRY, run_with_retry
 
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
 SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
 ABANDON_SECONDS: Final = 2.0
-OVERTAKEN_SECONDS: Final = 0.2
 _TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
 _CREATED: Final = 201
 
@@ -97,25 +95,11 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
 
 
 async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
-    """Give back what an acquire may have been granted without our knowing. Never raises an error of its own."""
-
-    async def find_and_release() -> bool:
-        """Return whether the lease was found and released."""
-        try:
-            answer = await exchange.once(request.call(0, keep_place=False))
-        except LockHeld:
-            return False
-        await exchange.once(release_call(answer.body["lease_id"], request.secret))
-        return answer.status != _CREATED
-
-    async def twice() -> None:
-        if not await find_and_release():
-            # We may have overtaken the request that was given up: it would be granted after us.
-            await exchange.clock.sleep(OVERTAKEN_SECONDS)
-            await find_and_release()
-
+    """Withdraw an acquire: what it was granted is given back. Never raises an error of its own."""
+    call = Call(method="DELETE", path="/v1/leases", headers={SECRET_HEADER: request.secret}, upkeep=True)
+    withdrawn = run_with_retry(DEFAULT_RETRY, exchange.clock, lambda: exchange.once(call))
     try:
-        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, twice())
+        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, withdrawn)
     except (ApiError, TimeoutError) as error:
         logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(request.locks), error)
 

@@ -19,7 +19,14 @@ from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire_problems import forbidden_lock, lock_held, mismatch, nothing_held, problem_of
+from fencepost.gateway.leases.acquire_problems import (
+    forbidden_lock,
+    lock_held,
+    mismatch,
+    nothing_held,
+    problem_of,
+    withdrawn,
+)
 from fencepost.gateway.leases.sealing import binding_of, names_of_writes
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, unavailable
@@ -30,7 +37,7 @@ from fencepost.observe.events import LeaseAsked
 from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, StorageError, UnavailableError
-from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest
+from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest, Withdrawn
 from fencepost.storage.statements.query import QueryError
 
 _OVERTAKEN: Final = (
@@ -92,7 +99,7 @@ async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None
     """Acquire all locks and claim all claims, or nothing.
 
     `gone`: the client has hung up. It waits no longer, and what it is granted is given back, unless it chose the
-    secret: with that it can ask again, on another connection, and may have done so already.
+    secret: with that it can ask again, on another connection, and may have done so already; or withdraw (held.py).
     """
     if request.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
@@ -141,17 +148,20 @@ async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
             tokens,
         )
     )
-    if gone.done() and not request.chosen:
-        return await _give_back(gateway, request, outcome)
-    return outcome
+    return await _for_nobody(gateway, request, outcome) if gone.done() else outcome
 
 
-async def _give_back(gateway: Gateway, request: Acquire, granted: Granted) -> Problem:
-    """Release what no client can ever use: none has the secret, or waits for it."""
+async def _for_nobody(gateway: Gateway, request: Acquire, granted: Granted) -> Granted | Problem:
+    """Release what no client will use: none has the secret, or the client that has it waits no more. It may have
+    withdrawn while the claims waited for a row.
+    """
+    hashed = hash_secret(request.secret, gateway.caller)
     locks = gateway.locks_of(request.source)
     try:
+        if request.chosen and not await gateway.locks.is_withdrawn(hashed):
+            return granted
         if locks is not None:
-            await locks.release(granted.lease_id.number, hash_secret(request.secret, gateway.caller))
+            await locks.release(granted.lease_id.number, hashed)
     except (StorageError, SourceError) as error:
         return problem_of(error, request.source, chosen=request.chosen)  # the lease's time will run out
     return nothing_held()
@@ -167,8 +177,9 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         return refused.problem, False
     except QueryError as error:
         return bad_request(f"claim: {error}"), False
-    except Overtaken:
-        return Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER), False
+    except (Overtaken, Withdrawn) as error:
+        overtaken = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
+        return overtaken if isinstance(error, Overtaken) else withdrawn(), False
     except SourceError as error:
         return problem_of(error, request.source, chosen=request.chosen), False
     except StorageError as error:

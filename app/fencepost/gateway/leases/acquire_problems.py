@@ -73,6 +73,14 @@ def nothing_held() -> Problem:
     )
 
 
+def withdrawn() -> Problem:
+    """Refuse a secret whose acquire was withdrawn."""
+    return bad_request(
+        "X-Lease-Secret: the acquire with this secret was withdrawn (DELETE /v1/leases): nothing is held.",
+        "Choose a new secret for every lease.",
+    )
+
+
 def problem_of(error: StorageError | SourceError, source: str, *, chosen: bool) -> Problem:
     """Return what an error of an acquire means to its client. `chosen`: it chose the secret, and can ask again."""
     if isinstance(error, SourceError):

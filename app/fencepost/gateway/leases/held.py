@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fencepost.fencing.problem_types import LEASE_LOST, OUTCOME_UNKNOWN
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.seal import Binding
+from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.gateway.leases.acquire_problems import forbidden_lock
@@ -75,6 +76,25 @@ async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem |
         f"Lease {lease_id} is held, and X-Lease-Secret is not that of its holder.",
         extra={"lease_id": str(lease_id)},
     )
+
+
+async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
+    """Withdraw an acquire whose answer is not known: its lease is released, its place in a queue is free, and no
+    request that is under way with the secret is granted anything any more.
+    """
+    hashed = hash_secret(secret, gateway.caller)
+    found = await _map_errors(lambda: gateway.locks.withdraw(hashed), BUILTIN)
+    if isinstance(found, Problem):
+        return found
+    if found.lease is not None and (problem := await release(gateway, found.lease, secret)) is not None:
+        return problem
+    problem = None
+    if found.under_way:
+        detail = "A request with this secret is under way, and may have been granted its lease already."
+        hint = "Ask again: once it is over, its lease is found and released."
+        problem = Problem(DATABASE_UNAVAILABLE, detail, hint=hint, retry_after=RETRY_AFTER)
+    gateway.emit(LeaseAsked("withdraw", "done" if problem is None else problem.name))
+    return problem
 
 
 async def inspect(gateway: Gateway, lease_id: LeaseId) -> Lease | Problem:

@@ -83,6 +83,13 @@ ACQUIRE: Final[dict[str, Any]] = {
     )
     | {200: {"model": wire.LeaseAnswer, "description": "The same secret again: the same lease."}},
 }
+WITHDRAW: Final[dict[str, Any]] = {
+    "status_code": 204,
+    "response_class": Response,
+    "summary": "Withdraw an acquire",
+    "openapi_extra": _takes(_REQUIRED),
+    "responses": problems(_BAD, _FAILED, (503, "A request with this secret is under way, or the database is away.")),
+}
 LOOK: Final[dict[str, Any]] = {
     "response_model": wire.LeaseState,
     "summary": "Look at a lease",

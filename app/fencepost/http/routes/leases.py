@@ -32,6 +32,7 @@ def lease_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
     router, routes = APIRouter(tags=["leases"]), LeaseRoutes(gateway, max_body_bytes)
     one = "/v1/leases/{lease_id}"
     router.add_api_route("/v1/leases", routes.post_lease, methods=["POST"], **openapi.ACQUIRE)
+    router.add_api_route("/v1/leases", routes.delete_acquire, methods=["DELETE"], **openapi.WITHDRAW)
     router.add_api_route(one, routes.get_lease, methods=["GET"], **openapi.LOOK)
     router.add_api_route(f"{one}/renew", routes.post_renew, methods=["POST"], **openapi.RENEW)
     router.add_api_route(f"{one}/tokens", routes.post_tokens, methods=["POST"], **openapi.MINT)
@@ -54,6 +55,12 @@ class LeaseRoutes:
         of the grant, and `claims` has the rows, which no older holder can change any more.
         """
         return await answer_or_problem(self._acquire(request))
+
+    async def delete_acquire(self, request: Request) -> Response:
+        """Withdraw an acquire with a secret of one's own, whatever has become of it: its lease is released, its place
+        in the queue is free, and a request that is still under way is granted nothing. The secret is used up.
+        """
+        return await answer_or_problem(self._withdraw(request))
 
     async def get_lease(self, request: Request) -> Response:
         """Show the state of a live lease. It takes no secret and shows none."""
@@ -86,6 +93,13 @@ class LeaseRoutes:
         response.status_code = 201 if outcome.lease.verdict == "granted" else 200
         return response
 
+    async def _withdraw(self, request: Request) -> Response:
+        headers = read_headers(request, "lease")
+        secret = require_secret(request.scope["headers"])
+        await read_no_body(headers, request.receive, self._max_body_bytes)
+        problem = await leases.withdraw(self._gateway(request.scope), secret)
+        return _nothing() if problem is None else problem_response(problem)
+
     async def _look(self, request: Request) -> Response:
         read_headers(request, "look")
         lease_id = read_lease_id(request.path_params["lease_id"])
@@ -117,11 +131,9 @@ class LeaseRoutes:
         try:
             number = read_lease_id(request.path_params["lease_id"])
         except RequestError:  # no lease of such an id can be held
-            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+            return _nothing()
         problem = await leases.release(self._gateway(request.scope), number, secret)
-        if problem is not None:
-            return problem_response(problem)
-        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        return _nothing() if problem is None else problem_response(problem)
 
     async def _list(self, request: Request) -> Response:
         read_headers(request, "look", query=True)
@@ -131,3 +143,7 @@ class LeaseRoutes:
         if isinstance(found, Problem):
             return problem_response(found)
         return json_response([lock_body(source, each) for each in found])
+
+
+def _nothing() -> Response:
+    return Response(status_code=204, headers={"Cache-Control": "no-store"})

@@ -19,7 +19,9 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases import withdrawn
 from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.withdrawn import Withdrawal
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ class PostgresLocks(Leases):
 
         `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
         UnavailableError when the database could not be asked, OutcomeUnknownError when its last answer got lost (the
-        same secret finds out), Overtaken, and what `claim` raises.
+        same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
         if wanted.wait_ms == 0:
             acquired, claims = await self._try(wanted, claim, None, 0)
@@ -202,6 +204,14 @@ class PostgresLocks(Leases):
             return False
         self.queue.wake(woken)
         return True
+
+    async def withdraw(self, secret_hash: bytes) -> Withdrawal:
+        """Let no lease of any source be granted under this secret any more."""
+        return await self._ask(lambda c: withdrawn.withdraw(c, secret_hash), writing=True)
+
+    async def is_withdrawn(self, secret_hash: bytes) -> bool:
+        """Whether the client of this secret waits no more."""
+        return await self._ask(lambda c: withdrawn.is_withdrawn(c, secret_hash), writing=True)
 
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""

@@ -113,7 +113,7 @@ class Grants:
         return None if numbers is None else before.compose(_small(self.name, numbers))
 
     async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
-        """Record a grant; None: it is void. Raises SourceQuarantinedError."""
+        """Record a grant; None: it is void. Raises SourceQuarantinedError, Withdrawn."""
         lock = wanted.names[0]
         granting = GrantRecord(
             self.name,

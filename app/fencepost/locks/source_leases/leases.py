@@ -103,7 +103,7 @@ class SourceLocks(Leases):
     ) -> AcquireResult:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
 
-        Raises StorageError, SourceError, Overtaken, and what `claim` raises; no hold remains then.
+        Raises StorageError, SourceError, Overtaken, Withdrawn, and what `claim` raises; no hold remains then.
         """
         if not self._registered:
             await self._register()

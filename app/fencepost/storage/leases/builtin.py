@@ -26,6 +26,10 @@ class LeaseId:
         return str(self.number) if self.source == BUILTIN else f"{self.source}-{self.number}"
 
 
+class Withdrawn(Exception):  # noqa: N818 - it is no error
+    """The client has withdrawn the acquire, in a request of its own: nothing is granted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Acquired:
     """What an acquire came to.
@@ -137,7 +141,10 @@ class LockRequest:
 async def acquire(
     connection: Connection, wanted: LockRequest, gateway: UUID | None, visit: UUID | None, wait_ms: int
 ) -> Acquired:
-    """Try for all locks once: granted, or another one is in the way; wait_ms > 0 then takes a place in the queue."""
+    """Try for all locks once: granted, or another one is in the way; wait_ms > 0 then takes a place in the queue.
+
+    Raises Withdrawn.
+    """
     row = await connection.fetchrow(
         _ACQUIRE,
         list(wanted.names),
@@ -153,6 +160,8 @@ async def acquire(
     )
     if row is None:
         raise RuntimeError("fencepost.acquire gave no row")
+    if row["verdict"] == "withdrawn":
+        raise Withdrawn
     return Acquired(
         row["verdict"],
         row["lease_id"],

@@ -10,7 +10,7 @@ import asyncpg
 
 from fencepost.fencing.lock_pattern import likes
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases.builtin import LockState, LostLease
+from fencepost.storage.leases.builtin import LockState, LostLease, Withdrawn
 from fencepost.storage.leases.sources import SourceState, state_of
 
 
@@ -93,7 +93,7 @@ async def find_held(
 async def grant(
     connection: Connection, granting: GrantRecord
 ) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
-    """Record a grant: its verdict, and where that is `granted` the lease."""
+    """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""
     row = await connection.fetchrow(
         f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
         "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11, $12)",
@@ -112,6 +112,8 @@ async def grant(
     )
     if row is None:
         raise RuntimeError("fencepost.source_grant gave no row")
+    if row["verdict"] == "withdrawn":
+        raise Withdrawn
     if row["lease_id"] is None:
         return row["verdict"], None
     return row["verdict"], SourceLease(

@@ -1,0 +1,83 @@
+"""Acquires that their clients have withdrawn, stepped beside the grants that they withdraw (schema/withdrawn.sql)."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+import pytest
+from tests.support.interleave import Connect, Connection, start
+from tests.support.lease_gateways import open_side
+from tests.support.lease_racing import MINUTE, wanted
+
+from fencepost.gateway.leases.acquire import hash_secret
+from fencepost.storage.leases import builtin, source_leases, sources
+from fencepost.storage.leases.builtin import LeaseId, Withdrawn
+from fencepost.storage.leases.source_leases import GrantRecord
+from fencepost.storage.leases.withdrawn import Withdrawal, withdraw
+
+SECRET = hash_secret("mine")
+Grant = Callable[[Connection], Coroutine[None, None, LeaseId]]
+
+
+async def granted_by_us(connection: Connection) -> LeaseId:
+    acquired = await builtin.acquire(connection, wanted("x", secret="mine"), None, None, 0)
+    assert acquired.lease_id is not None
+    return LeaseId("builtin", acquired.lease_id)
+
+
+async def granted_by_etcd(connection: Connection) -> LeaseId:
+    before = replace(await sources.state(connection, "etcd", "x"), issued=0)
+    record = GrantRecord("etcd", "x", SECRET, "worker", (), "handle", (1,), before, MINUTE, 1)
+    _, lease = await source_leases.grant(connection, record)
+    assert lease is not None
+    return LeaseId("etcd", lease.lease_id)
+
+
+@pytest.fixture
+async def observer(connect: Connect) -> Connection:
+    observer = await connect()
+    await sources.register(observer, "etcd", "etcd", "source", verifies=True)
+    return observer
+
+
+@pytest.mark.parametrize("grant", [granted_by_us, granted_by_etcd])
+async def test_a_withdrawal_overlooks_no_grant_that_did_not_see_it(
+    grant: Grant, connect: Connect, observer: Connection
+) -> None:
+    granting = await connect()
+    await granting.execute("BEGIN")  # its claims wait for a row, say
+    lease = await grant(granting)
+    assert await withdraw(observer, SECRET) == Withdrawal(None, under_way=True)
+    await granting.execute("COMMIT")
+    assert await withdraw(observer, SECRET) == Withdrawal(lease, under_way=False)
+
+
+@pytest.mark.parametrize("grant", [granted_by_us, granted_by_etcd])
+async def test_a_grant_waits_for_a_withdrawal_that_began_before_it_and_is_none(
+    grant: Grant, connect: Connect, observer: Connection
+) -> None:
+    granting, withdrawing = await connect(), await connect()
+    await withdrawing.execute("BEGIN")
+    assert await withdraw(withdrawing, SECRET) == Withdrawal(None, under_way=False)
+    await granting.execute("SET lock_timeout = 0; ALTER FUNCTION fencepost.acquire SET lock_timeout = 0")
+    waiting = await start(observer, grant(granting), granting.get_server_pid())
+    assert not waiting.done()
+    await withdrawing.execute("COMMIT")
+    with pytest.raises(Withdrawn):
+        await waiting
+    assert not await observer.fetchval("SELECT count(*) FROM fencepost.leases")
+    assert not await observer.fetchval("SELECT count(*) FROM fencepost.source_leases")
+
+
+async def test_a_waiter_that_is_withdrawn_has_no_place_and_the_one_behind_it_is_woken(
+    database: str, observer: Connection
+) -> None:
+    async with open_side(database, pool_size=2) as side:
+        holder = await side.acquire("x", secret="holder")
+        first = await side.wait(observer, "x", secret="first")
+        second = await side.wait(observer, "x", secret="second")
+        assert await side.locks.withdraw(hash_secret("first")) == Withdrawal(None, under_way=False)
+        assert await observer.fetchval("SELECT array_agg(owner) FROM fencepost.waiters") == ["second"]
+        with pytest.raises(Withdrawn):
+            await first
+        assert await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
+        assert (await second).verdict == "granted"
