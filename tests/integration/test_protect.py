@@ -10,6 +10,7 @@ from tests.support.interleave import Connect, Connection, start
 from fencepost.embedded.server import embedded_bin_dir
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.storage.upkeep.reset import ResetError, reset
 from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.versions
@@ -101,6 +102,30 @@ async def test_only_the_owner_may(owner: Connection) -> None:
         assert "somebody may not act as that role: run this as a member of it" in output
     finally:
         await owner.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
+
+
+async def test_an_owner_whom_policies_rule_is_told_so_by_every_command(owner: Connection) -> None:
+    await owner.execute(
+        "CREATE ROLE ruled IN ROLE postgres; GRANT ALL ON SCHEMA public TO ruled; CREATE TABLE t (a int PRIMARY KEY);"
+        " INSERT INTO t VALUES (1); ALTER TABLE t OWNER TO ruled, ENABLE ROW LEVEL SECURITY; SET ROLE ruled"
+    )
+    way_out = 'ALTER TABLE "public"."t" NO FORCE ROW LEVEL SECURITY'
+    try:
+        await protect(owner, "t")  # no policy rules an owner who does not want it
+        await owner.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
+        for change in ({}, {"source": "builtin"}, {"max_token": 1000}, {"scope": "a/{a}"}, None):
+            with pytest.raises(ProtectError, match="row security rules ruled there") as caught:
+                await (unprotect(owner, "t") if change is None else protect(owner, "t", **change))
+            assert way_out in caught.value.reasons[0]
+        with pytest.raises(ResetError, match="row security rules this role in t") as refused:
+            await reset(owner, "t/1", 5, "INC-1")
+        assert way_out in f"{refused.value}"
+        (found,) = await examine_tables(owner)
+        assert (found.level, "row security rules ruled" in found.text) == ("warning", True)
+        await owner.execute(way_out)
+        await unprotect(owner, "t")
+    finally:
+        await owner.execute("RESET ROLE; DROP OWNED BY ruled CASCADE; DROP ROLE ruled")
 
 
 TABLES = """

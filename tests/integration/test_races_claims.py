@@ -150,6 +150,11 @@ async def test_a_row_that_row_security_hides_is_missing_for_every_verb_and_not_c
                 assert result_of(await claimed(gateway, "hidden", token)) == "FP006", token
             assert result_of(await patch(gateway, keyed("seen", 40))) == "FP001"
             assert result_of(await claimed(gateway, "seen", 60)) == "ok"
+            no_row = await claimed(gateway, "new", 60)
+            assert isinstance(no_row, Problem)
+            assert "PUT it under the token" in (no_row.hint or "")
+            assert result_of(await put(gateway, keyed("new", 60, n=0))) == "created"
+            assert result_of(await put(gateway, keyed("new", 50, n=0))) == "FP001"
             assert await race.live_mark("hidden") == 50
             assert await race.delete(race.a, "hidden", 61)
             assert result_of(await patch(gateway, keyed("hidden", 60))) == "FP001"  # there is no row to hide any more

@@ -11,8 +11,10 @@ that no older holder can change any more. A key without a row is claimed too: no
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fencepost.fencing.caller import Caller
+from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.seal import Presented
@@ -35,6 +37,11 @@ from fencepost.storage.statements.marks import Appeared, claim_absent
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.scope_names import scopes_typed
 from fencepost.storage.tables.catalog import ProtectedTable, Table
+
+_MAKE_THE_ROW: Final = (
+    "Row security applies to this table: a key is claimed only while you see its row. Fence a new key with its row:"
+    " PUT it under the token."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,10 @@ class ClaimOfScope(InScopes):
 
 async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    return await decide_alone(connection, _steps(table, most_bytes), row)
+    outcome = await decide_alone(connection, _steps(table, most_bytes), row)
+    if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
+        return replace(outcome, hint=_MAKE_THE_ROW)
+    return outcome
 
 
 def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":

@@ -26,6 +26,7 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
                 AND NOT a.attisdropped) AS not_null,
        {BOUND} AS bound, c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
        c.relpersistence::text AS persistence, c.relhasrules AS has_rules,
+       p.scope IS NULL AND row_security_active(c.oid) AS ruled, current_user::text AS me,
        (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped) AS column,
        (SELECT a.attname::text FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
@@ -181,6 +182,11 @@ def _find_gaps(row: asyncpg.Record, mend: str) -> list[str]:
         doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
     if row["persistence"] != "p":
         doubtful.append("the table is unlogged: a crash empties it and leaves its marks behind")
+    if row["ruled"]:
+        doubtful.append(
+            f"row security rules {row['me']}, so that the marks of rows which a policy hides were not looked at: run"
+            " this as a role with BYPASSRLS, or as the owner of a table without FORCE ROW LEVEL SECURITY"
+        )
     if row["has_rules"]:
         doubtful.append("the table has rewrite rules, which can turn a fenced write into another one")
     return doubtful

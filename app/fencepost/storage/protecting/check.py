@@ -94,26 +94,23 @@ def renamed_column_reason(schema: str, relation: str, called: str) -> str:
     return f"its column {MARK_COLUMN}, which holds the marks of its rows, is called {called} now: {rename}."
 
 
+def ruled_reason(row: asyncpg.Record) -> str:
+    """Return what to do where policies rule the owner too. `row`: schema, relation, owner, me."""
+    alter = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])}"
+    return (
+        f"row security rules {row['me']} there (FORCE ROW LEVEL SECURITY), and rows that a policy hides have marks,"
+        f" too: run this as a role with BYPASSRLS that is a member of {row['owner']}; or {alter} NO FORCE ROW LEVEL"
+        f" SECURITY, run this, and FORCE it again."
+    )
+
+
 def _table_reasons(row: asyncpg.Record) -> list[str]:
     reasons = []
     if row["persistence"] != "p":
         reasons.append("it is unlogged or temporary: a crash would empty it and leave its marks behind.")
     if row["inherits"]:
         reasons.append("it takes part in table inheritance, where a primary key covers one table only.")
-    if not row["owned"]:
-        reasons.append(
-            f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
-        )
-    if not row["may_create"]:
-        reasons.append(
-            f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"
-            " member of it."
-        )
-    elif row["functions_of"]:
-        reasons.append(
-            f"its functions belong to {row['functions_of']}: `fencepost migrate --owner {row['keeper']}`, run as a"
-            " superuser or a member of both roles, gives them to the schema's owner."
-        )
+    reasons += _role_reasons(row)
     if not row["has_key"]:
         reasons.append("it has no primary key, and the key is what a fence is named after.")
     elif not row["immediate"]:
@@ -125,6 +122,28 @@ def _table_reasons(row: asyncpg.Record) -> list[str]:
     ours = row["has_check"] or row["registered_name"]
     if column is not None and not (column == "bigint NOT NULL" and ours):
         reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
+    return reasons
+
+
+def _role_reasons(row: asyncpg.Record) -> list[str]:
+    """Return what keeps this role from changing the table and the schema fencepost."""
+    reasons = []
+    if not row["owned"]:
+        reasons.append(
+            f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
+        )
+    elif row["ruled"]:
+        reasons.append(ruled_reason(row))
+    if not row["may_create"]:
+        reasons.append(
+            f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"
+            " member of it."
+        )
+    elif row["functions_of"]:
+        reasons.append(
+            f"its functions belong to {row['functions_of']}: `fencepost migrate --owner {row['keeper']}`, run as a"
+            " superuser or a member of both roles, gives them to the schema's owner."
+        )
     return reasons
 
 

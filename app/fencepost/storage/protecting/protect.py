@@ -15,7 +15,7 @@ from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import parse_scope
 from fencepost.fencing.token import EXTERNAL, MAX_TOKEN, Rule
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.check import ProtectError, examine, find
+from fencepost.storage.protecting.check import ProtectError, examine, find, ruled_reason
 from fencepost.storage.protecting.left_scope import leave_for, raise_rows_sql, unprotect_scope_sql
 from fencepost.storage.protecting.lost_marks import require_marks, restore_sql
 from fencepost.storage.protecting.rows import RowDdl, unprotect_sql
@@ -44,7 +44,7 @@ SELECT p.name, p.functions, p.scope,
        format('%I.%I', n.nspname, c.relname) AS sql_name, n.nspname::text AS schema,
        c.relname::text AS relation,
        pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner,
-       current_user::text AS me, pg_get_userbyid(f.nspowner)::text AS keeper,
+       current_user::text AS me, row_security_active(c.oid) AS ruled, pg_get_userbyid(f.nspowner)::text AS keeper,
        has_table_privilege('fencepost.protected', 'DELETE') AND NOT EXISTS (
          SELECT FROM pg_proc o WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
             AND NOT pg_has_role(o.proowner, 'USAGE')) AS may_drop,
@@ -175,6 +175,8 @@ async def plan_unprotect(connection: Connection, table: str) -> ProtectPlan:
                 " both: run this as a member of both roles."
             ],
         )
+    if row["ruled"]:
+        raise ProtectError(row["name"], [ruled_reason(row)])
     partitions = tuple(row["partitions"] or ())
     called = api_name(row["schema"], row["relation"])
     if row["scope"] is not None:

@@ -67,6 +67,7 @@ _RELATION: Final = """
 SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relation, c.relkind::text AS kind,
        c.relpersistence::text AS persistence, c.relispartition AS is_partition,
        pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner, current_user::text AS me,
+       row_security_active(c.oid) AS ruled,
        EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
                 WHERE i.inhparent = c.oid AND NOT child.relispartition
                    OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,

@@ -167,6 +167,12 @@ def _intact(table: Table) -> Fence:
 async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Reset:
     """Lock, decide, record, lower: see above."""
     table, key = marked.table, marked.key
+    if table is not None and await connection.fetchval("SELECT pg_catalog.row_security_active($1)", table.sql_name):
+        raise ResetError(
+            f"{marked.resource}: row security rules this role in {table.name}, so that it may not see the row: run this"
+            f" as a role with BYPASSRLS; or ALTER TABLE {table.sql_name} NO FORCE ROW LEVEL SECURITY, run this as its"
+            " owner, and FORCE it again."
+        )
     live = None
     if table is not None and key is not None:
         lock = f"SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)} FOR NO KEY UPDATE OF r"
