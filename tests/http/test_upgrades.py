@@ -1,8 +1,11 @@
 """Requests that offer another protocol (`Upgrade`): they are served as they are, and nothing of them is run twice."""
 
 import asyncio
+import shutil
 import subprocess
+from pathlib import Path
 
+import pytest
 from tests.http.raw import RawConnection
 
 ROW = b"/v1/data/orders/order-123 HTTP/1.1\r\nHost: localhost\r\n"
@@ -70,3 +73,16 @@ async def test_curl_that_would_rather_speak_http_2(gateway_url: str) -> None:
             subprocess.run, [*command, *more], input=large, capture_output=True, text=True, check=True
         )
         assert found.stdout == "200 1.1", more
+
+
+JAVA = shutil.which("java")
+SOURCE = Path(__file__).with_name("AllVerbs.java")
+
+
+@pytest.mark.long("a Java client")
+@pytest.mark.skipif(JAVA is None, reason="no Java: apt-get install default-jdk-headless")
+async def test_java_that_would_rather_speak_http_2(gateway_url: str) -> None:
+    command = [JAVA or "java", "-XX:TieredStopAtLevel=1", str(SOURCE), gateway_url]
+    found = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    once = ["PUT 201", "PATCH 200", "GET 200", "HEAD 200", "POST 200", "DELETE 204"]
+    assert found.stdout.splitlines() == [f"{each} HTTP_1_1" for each in once * 2], found.stderr

@@ -68,7 +68,12 @@ class GuardedProtocol(ParsingProtocol):
         if self.arrival.in_body and not self._drop_the_last():
             return False
         # TLS has no half of a connection; and an answer without an end (a stream) would go on for nobody.
-        if self._idle or self.cycle.response_started or self.transport.get_extra_info("ssl_object") is not None:
+        if (
+            self.cycle is None
+            or self._idle
+            or self.cycle.response_started
+            or self.transport.get_extra_info("ssl_object") is not None
+        ):
             return False
         if not self._refused:
             self._refused = True
@@ -183,7 +188,8 @@ class GuardedProtocol(ParsingProtocol):
         response = problem_response(problem, {"Connection": "close", "X-Content-Type-Options": "nosniff"})
         head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
         still_unsent = self.unsent
-        self.transport.write(b"".join((STATUS_LINE[response.status_code], head, b"\r\n", response.body)))
+        body = b"" if self._arriving and self.parser.get_method() == b"HEAD" else response.body
+        self.transport.write(b"".join((STATUS_LINE[response.status_code], head, b"\r\n", body)))
         self.flow.resume_reading()
         self.transport.write_eof()
         if still_unsent:  # of earlier answers: the connection counts until they are taken, or the guard cuts it off
