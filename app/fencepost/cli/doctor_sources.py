@@ -67,14 +67,14 @@ def _of_queue(subject: str, known: sources.KnownSource, queues: Collection[str])
 async def _ask(configured: ConfiguredSource, known: sources.KnownSource | None) -> list[Finding]:
     """Ask a service; `known` is what its tokens are compared with."""
     subject = f"source {configured.name}"
-    source = configured.source
+    source, findings = configured.source, list[Finding]()
     await source.open()
     try:
-        findings = [Finding("warning", subject, text) for text in await source.advice()]
+        findings += [Finding("warning", subject, text) for text in await source.advice()]
         if known is not None and known.number > 0 and source.capabilities.verifies:
             findings += await _behind(subject, source, known)
     except SourceError as error:
-        return [Finding("error", subject, f"{error}")]
+        findings.append(Finding("error", subject, f"{error}"))
     finally:
         await source.close()
     return findings

@@ -26,7 +26,7 @@ from fencepost.fencing.problems import Problem, bad_request, problem_of
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule, Token, shown_mark
 from fencepost.fencing.verdict import BeyondCeiling, Unissued
 from fencepost.gateway.gateway import Gateway
-from fencepost.locks.source import SourceError, SourceQuarantinedError, SourceUnavailableError
+from fencepost.locks.source import SourceError, SourceNameError, SourceQuarantinedError, SourceUnavailableError
 from fencepost.storage.errors import QuarantinedError, RefusedError, UnavailableError
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import Table
@@ -224,6 +224,8 @@ def source_problem(error: SourceError, source: str) -> Problem:
         case SourceQuarantinedError():
             hint = f"When it counts on from a number that is vouched for: `fencepost source raise {source} --reason …`."
             return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
+        case SourceNameError():
+            return bad_request(detail)
         case SourceUnavailableError():
             return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})
         case _:

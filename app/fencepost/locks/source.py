@@ -39,6 +39,10 @@ class SourceQuarantinedError(SourceError):
     """The source's numbers went backwards, and nothing is taken from it until its generation is raised (R12)."""
 
 
+class SourceNameError(SourceError):
+    """The service cannot have a lock of this name: the caller has to ask for another. The message says which it has."""
+
+
 class SourceConfigError(SourceError):
     """The source's URL is wrong, or a library is missing. The message names the remedy."""
 
@@ -102,7 +106,7 @@ class Source(Protocol):
         """Take a lock, waiting for it at most `wait_s`; 0 tries once. A Holder in place of a Grant is who has it.
 
         lock: any text of 1 to 512 bytes without control characters, slashes included. owner: for people who look into
-        the service. Raises SourceError.
+        the service. Raises SourceError; SourceNameError where the service has further rules for names.
         """
         ...
 

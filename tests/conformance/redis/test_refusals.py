@@ -122,14 +122,15 @@ async def test_a_cluster_is_refused_by_name(tmp_path: Path, source_of: Opened) -
     port = free_port()
     with redis_server(tmp_path, port, *DURABLE, "--cluster-enabled", "yes", "--cluster-port", str(free_port())):
         source = source_of(f"redis://127.0.0.1:{port}/0")
-        with pytest.raises(SourceUnavailableError):
-            await take(source)  # it does not know its slots yet
-        await command(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-        with pytest.raises(SourceError, match="a node of a Redis Cluster") as error:
-            await take(source)
-        assert not isinstance(error.value, SourceUnavailableError)
-        (sentence,) = await source.advice()
-        assert "a node of a Redis Cluster" in sentence
+        for has_slots in (False, True):
+            if has_slots:
+                await command(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            for asked in (take(source), source.issued(1)):
+                with pytest.raises(SourceError, match="a node of a Redis Cluster") as error:
+                    await asked
+                assert not isinstance(error.value, SourceUnavailableError)
+            (sentence,) = await source.advice()
+            assert "a node of a Redis Cluster" in sentence
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote, urlencode, urlunsplit
 
 from fencepost.locks.registry import SourceContext
-from fencepost.locks.source import SourceError
+from fencepost.locks.source import SourceNameError
 from fencepost.locks.source_url import Form, Option, one_of, read, text, whole
 
 _KEYS: Final = Option("keys", one_of("hash", "number"), "hash")
@@ -71,14 +71,14 @@ class AdvisoryUrl:
     sessions: int
 
     def key(self, lock: str) -> AdvisoryKey:
-        """Which advisory lock a name means. SourceError where it must be a number, and is none."""
+        """Which advisory lock a name means. SourceNameError where it must be a number, and is none."""
         if not self.numbers:
             return HASHED
         if _NUMBER.fullmatch(lock) and int(lock) in _BIGINT:
             return NUMBERED
         if (pair := _PAIR.fullmatch(lock)) and all(int(part) in _INT for part in pair.groups()):
             return PAIRED
-        raise SourceError(
+        raise SourceNameError(
             f"the lock {lock} is no number: with keys=number a lock's name is an advisory key, such as 12345 or 7,42"
         )
 

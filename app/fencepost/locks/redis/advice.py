@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from fencepost.locks.redis.counter import require_a_next
 from fencepost.locks.redis.node import RedisNode
 from fencepost.locks.source import SourceError, SourceUnavailableError
 
@@ -9,7 +10,8 @@ _SETTINGS: Final = ("appendonly", "appendfsync", "min-replicas-to-write")
 
 
 async def advice(node: RedisNode, counter: str | None, *, alone: bool = False) -> list[str]:
-    """List what is unsafe on one server, one sentence each. Raises SourceError when it cannot be asked.
+    """List what is unsafe on one server, one sentence each. Raises SourceError when it cannot be asked, or its counter
+    has no next token.
 
     counter: the key that tokens are drawn from, if they are. alone: it has to be independent, as for Redlock.
     """
@@ -27,7 +29,10 @@ async def advice(node: RedisNode, counter: str | None, *, alone: bool = False) -
     else:
         found += _journal(node, settings)
     found += _replication(node, info, settings or {}, alone=alone)
-    return found if counter is None else [*found, *await _expiring(node, counter)]
+    if counter is None:
+        return found
+    await require_a_next(node, counter)
+    return [*found, *await _expiring(node, counter)]
 
 
 async def server_info(node: RedisNode) -> dict[str, str]:

@@ -24,16 +24,20 @@ AT_ONCE: Final = 32
 """Connections to one server at most. Requests are short, so more of them wait for a moment."""
 
 # Errors that pass: the server is a replica now, is loading, has lost its replicas, its disk or its memory.
-_PASSING: Final = re.compile(
-    r"\b(READONLY|LOADING|NOREPLICAS|MISCONF|OOM|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b", re.ASCII
-)
+_PASSING: Final = re.compile(r"\b(READONLY|LOADING|NOREPLICAS|MISCONF|OOM|BUSY|MASTERDOWN)\b", re.ASCII)
 _REFUSED_LOGIN: Final = (
     redis_errors.AuthenticationError,
     redis_errors.AuthorizationError,
     redis_errors.AuthenticationWrongNumberOfArgsError,
     redis_errors.NoPermissionError,
 )
-_ELSEWHERE: Final = (redis_errors.AskError, redis_errors.ClusterCrossSlotError)
+# What only a node of a cluster answers: also one that has no slots yet, or has lost some.
+_CLUSTER: Final = (
+    redis_errors.AskError,
+    redis_errors.ClusterCrossSlotError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+)
 _SCRIPT_PLACE: Final = re.compile(r"\s*script: [0-9a-f]{40}, on @user_script:[0-9]+\.?$")
 
 
@@ -107,7 +111,7 @@ class RedisNode:
             ) from error
         except _REFUSED_LOGIN as error:
             raise SourceError(f"{self.name} does not let this user ask for {about}: {_reason(error)}") from error
-        except _ELSEWHERE as error:
+        except _CLUSTER as error:
             raise SourceError(
                 f"{self.name} is a node of a Redis Cluster, which this source does not support"
             ) from error

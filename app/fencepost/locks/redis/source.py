@@ -14,6 +14,7 @@ import random
 from typing import Any, Final
 
 from fencepost.locks.redis.advice import advice
+from fencepost.locks.redis.counter import last_drawn
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
 from fencepost.locks.redis.pending_releases import PendingReleases
 from fencepost.locks.redis.scripts import EXTEND, GRANT, LOOK, MINT, RELEASE
@@ -121,12 +122,7 @@ class RedisSource:
 
     async def issued(self, number: int) -> bool:
         """Whether the counter has come as far."""
-        about = f"the counter {self._counter}"
-        text = await self._node.command("GET", self._counter, about=about)
-        try:
-            return int(text or 0) >= number
-        except ValueError as error:
-            raise SourceError(f"{self._node.name} has something else than a number as {about}") from error
+        return await last_drawn(self._node, self._counter) >= number
 
     async def advice(self) -> list[str]:
         """See redis/advice.py."""
