@@ -53,6 +53,18 @@ def test_every_error_of_the_server_is_translated(writing: bool) -> None:
             assert type(caught.value) is expected, kind
 
 
+@pytest.mark.parametrize("sqlstate", ["26000", "42P05"])
+def test_of_prepared_statements_only_what_postgresql_said_is_told(sqlstate: str) -> None:
+    error = asyncpg.PostgresError.new({"C": sqlstate, "M": 'prepared statement "s1" does not exist'})
+    assert "asyncpg" in str(error), "what is taken out"
+    with (
+        pytest.raises(SessionError, match='nothing was done: prepared statement "s1" does not exist') as caught,
+        map_errors(writing=True),
+    ):
+        raise error
+    assert "asyncpg" not in str(caught.value)
+
+
 @pytest.mark.parametrize("writing", [True, False])
 def test_a_broken_connection_is_unknown_after_a_write_and_unavailable_before(writing: bool) -> None:
     for error in (

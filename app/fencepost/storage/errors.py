@@ -152,6 +152,13 @@ class RefusedError(StorageError):
         return self.sqlstate in _OUTDATED_STATES or self.sqlstate.startswith(_OUTDATED_CLASSES)
 
 
+def words_of(error: asyncpg.PostgresError) -> str:
+    """Return what PostgreSQL said, with its detail and hint. asyncpg adds a hint of its own to errors about prepared
+    statements: advice to programmers, who would set another option of asyncpg.
+    """
+    return error.message or f"{error.args[0]}" if error.sqlstate in _FOREIGN_SESSION else f"{error}"
+
+
 def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> StorageError:
     state = error.sqlstate or ""
     # With severity ERROR it is a statement's own: for example of a foreign data wrapper whose server is away.
@@ -161,8 +168,8 @@ def _map_server_error(error: asyncpg.PostgresError, *, writing: bool) -> Storage
         return UnavailableError(f"the connection to PostgreSQL ended: {error}")
     if state in _FOREIGN_SESSION:
         return SessionError(
-            f"nothing was done: {error}. A connection pooler in transaction or statement mode gives sessions to others;"
-            " the gateway needs session mode"
+            f"nothing was done: {words_of(error)}. A connection pooler in transaction or statement mode gives sessions"
+            " to others; the gateway needs session mode"
         )
     if state == _READ_ONLY:
         return ReadOnlyError(f"PostgreSQL refused the write, and nothing was written: {error}")

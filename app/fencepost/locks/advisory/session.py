@@ -20,6 +20,7 @@ import asyncpg
 
 from fencepost.locks.advisory.url import AdvisoryUrl
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError, SourceError, SourceUnavailableError
+from fencepost.storage.errors import words_of
 
 BEATS_PER_TTL: Final = 3
 PREFIX: Final = "fencepost"
@@ -53,7 +54,7 @@ def map_errors(server: str) -> Iterator[None]:
         # Class 08: the connection is gone; 53: too many of them; 57: shutting down, starting up, cancelled.
         if (error.sqlstate or "").startswith(("08", "53", "57")):
             raise SourceUnavailableError(f"PostgreSQL ({server}) cannot take this now: {error}") from error
-        raise SourceError(f"PostgreSQL ({server}) refuses: {error}") from error
+        raise SourceError(f"PostgreSQL ({server}) refuses: {words_of(error)}") from error
     except asyncpg.exceptions.ClientConfigurationError as error:
         raise SourceConfigError(f"the URL of PostgreSQL ({server}) is wrong: {error}") from error
     except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:

@@ -19,7 +19,7 @@ import asyncpg
 
 from fencepost.fencing.caller import Caller
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.errors import RefusedError, RoleError, UnavailableError, map_errors
+from fencepost.storage.errors import RefusedError, RoleError, UnavailableError, map_errors, words_of
 
 # The gateway's statements name functions in full, against the search_path of a role. `true`: SET LOCAL.
 _SET: Final = (
@@ -58,7 +58,9 @@ async def give_back(connection: Connection) -> str | None:
             row = await connection.fetchrow(_GIVE_BACK)
     except TimeoutError:
         return f"no answer within {GIVEN_BACK_WITHIN:g} s"
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except asyncpg.PostgresError as error:
+        return words_of(error)
+    except (asyncpg.InterfaceError, OSError) as error:
         return str(error) or type(error).__name__
     if row is None or tuple(row) != _GIVEN_BACK:
         return "its session has another role, or keeps what was set"
