@@ -200,7 +200,7 @@ SET enable_seqscan = off AS $$
 DECLARE
   released text[];
 BEGIN
-  UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL
+  UPDATE fencepost.leases x SET ended_at = clock_timestamp(), ended_by = 'holder', secret_hash = NULL
     WHERE x.lease_id = p_lease_id AND x.secret_hash = p_hash AND x.ended_at IS NULL RETURNING x.names INTO released;
   IF FOUND THEN RETURN fencepost.wake(released, p_gateway); END IF;
   PERFORM FROM fencepost.leases x WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL AND x.expires_at > clock_timestamp();

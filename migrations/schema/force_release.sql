@@ -20,11 +20,11 @@ BEGIN
   IF p_source = 'builtin' THEN
     SELECT k.lease_id INTO held FROM fencepost.locks k WHERE k.name = p_lock FOR UPDATE;
     PERFORM FROM fencepost.leases x WHERE x.lease_id = held FOR UPDATE;
-    RETURN QUERY UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL
+    RETURN QUERY UPDATE fencepost.leases x SET ended_at = clock_timestamp(), ended_by = 'operator', secret_hash = NULL
       WHERE x.lease_id = held AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
       RETURNING x.lease_id, x.owner, x.names, x.granted_at, NULL::text;
   ELSE
-    RETURN QUERY UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), released = true
+    RETURN QUERY UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), ended_by = 'operator'
       WHERE x.source = p_source AND x.lock = p_lock AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()
       RETURNING x.lease_id, x.owner, ARRAY[x.lock], x.granted_at, x.handle;
   END IF;

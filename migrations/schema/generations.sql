@@ -109,7 +109,7 @@ BEGIN
   EXECUTE format('ALTER SEQUENCE fencepost.lease_ids START %s RESTART', first + 140737488355329);
   INSERT INTO fencepost.generations (generation, system_identifier, timeline, database_oid, relation_oid, above, reason)
   SELECT raised, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, p_above, p_reason FROM fencepost.location() h;
-  UPDATE fencepost.leases x SET ended_at = clock_timestamp(), secret_hash = NULL WHERE x.ended_at IS NULL;
+  UPDATE fencepost.leases x SET ended_at = clock_timestamp(), ended_by = 'generation', secret_hash = NULL WHERE x.ended_at IS NULL;
   -- For keys without a row, which no trigger sees.
   UPDATE fencepost.floors f SET floor = greatest(f.floor, first - 1)
    WHERE f.name IN (SELECT unnest(ARRAY[p.name, left(p.scope, strpos(p.scope, '/{') - 1)]) FROM fencepost.protected p

@@ -33,10 +33,13 @@ CREATE TABLE fencepost.leases (
   granted_at  timestamptz NOT NULL,
   expires_at  timestamptz NOT NULL,
   ended_at    timestamptz,
+  ended_by    text CONSTRAINT leases_ended_by_check CHECK (ended_by IN ('holder', 'operator', 'generation')),
   writes      text[] COLLATE "C" NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 70);
 
 COMMENT ON COLUMN fencepost.leases.writes IS 'What its tokens may be used for where they are sealed, beside what its locks are named after and what it claims: names of resources, or how names begin, with * at the end.';
+
+COMMENT ON COLUMN fencepost.leases.ended_by IS 'Who ended it before its time ran out: its holder, an operator (release --force), or all were ended when the generation was raised. Null: it lives, or its time ran out.';
 
 COMMENT ON TABLE fencepost.leases IS 'Grants. first_token: the first that was drawn for it, so it has no older one. ended_at: released, or superseded after it expired. Ended leases stay for a while, so that a refused holder learns who came after it.';
 

@@ -21,9 +21,9 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
 
 -- What is still known of a lease that was lost, and of the holders of its locks now.
 CREATE FUNCTION fencepost.lost(p_lease_id bigint)
-RETURNS TABLE (names text[], owner text, ended_at timestamptz, released boolean, superseded_by json)
+RETURNS TABLE (names text[], owner text, ended_at timestamptz, ended_by text, superseded_by json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT x.names, x.owner, least(x.ended_at, x.expires_at), coalesce(x.ended_at < x.expires_at, false),
+  SELECT x.names, x.owner, least(x.ended_at, x.expires_at), CASE WHEN x.ended_at < x.expires_at THEN x.ended_by END,
          (SELECT json_build_object('holder', y.owner, 'lease_id', y.lease_id::text, 'locks', y.names,
                                    'granted_at', y.granted_at, 'issued_at',
                                    (SELECT i.drawn_at FROM fencepost.issued_to(y.last_token) i), 'source', 'builtin')

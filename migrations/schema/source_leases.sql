@@ -19,11 +19,11 @@ CREATE TABLE fencepost.source_leases (
   granted_at  timestamptz NOT NULL,
   expires_at  timestamptz NOT NULL,
   ended_at    timestamptz,
-  released    boolean NOT NULL DEFAULT false,
+  ended_by    text CONSTRAINT source_leases_ended_by_check CHECK (ended_by IN ('holder', 'operator', 'generation', 'service')),
   writes      text[] COLLATE "C" NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant. writes: as in fencepost.leases.';
+COMMENT ON TABLE fencepost.source_leases IS 'Grants of lock services. handle: what the service needs to renew or release. claimed: the claims that go with the grant have been made. tokens: those drawn with the grant. writes, ended_by: as in fencepost.leases; service: it was lost there.';
 
 -- A secret may be used again once its lease is over. It stays with that one: a holder that has it may still have the service's own
 -- hold released.
@@ -77,7 +77,7 @@ BEGIN
     verdict := 'void';
     RETURN;
   END IF;
-  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
+  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at), ended_by = 'service'
    WHERE x.source = p_source AND x.lock = p_lock AND x.ended_at IS NULL;
   UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
    WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at <= clock_timestamp();
@@ -185,11 +185,11 @@ BEGIN
   RETURN 'minted';
 END $$;
 
--- A lease is over: released by its holder, or lost at the service. Returns whether it was there.
-CREATE FUNCTION fencepost.source_end(p_lease_id bigint, p_released boolean) RETURNS boolean
+-- A lease is over. p_by: who ended it, see ended_by; null: its time ran out. Returns whether it was there.
+CREATE FUNCTION fencepost.source_end(p_lease_id bigint, p_by text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), released = p_released
+  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), ended_by = p_by
    WHERE x.lease_id = p_lease_id AND x.ended_at IS NULL;
   RETURN FOUND;
 END $$;
@@ -222,9 +222,9 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
    WHERE p_token = ANY (d.tokens) $$;
 
 CREATE FUNCTION fencepost.source_lost(p_source text, p_lease_id bigint)
-RETURNS TABLE (names text[], owner text, ended_at timestamptz, released boolean, superseded_by json)
+RETURNS TABLE (names text[], owner text, ended_at timestamptz, ended_by text, superseded_by json)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT ARRAY[x.lock], x.owner, least(x.ended_at, x.expires_at), x.released,
+  SELECT ARRAY[x.lock], x.owner, least(x.ended_at, x.expires_at), CASE WHEN x.ended_at < x.expires_at THEN x.ended_by END,
          (SELECT json_build_object('holder', y.owner, 'lease_id', p_source || '-' || y.lease_id, 'locks', ARRAY[y.lock],
                                    'granted_at', y.granted_at, 'issued_at',
                                    (SELECT i.drawn_at FROM fencepost.source_issued_to(p_source, y.last_token) i), 'source', p_source)

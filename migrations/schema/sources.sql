@@ -170,7 +170,7 @@ BEGIN
   SELECT (greatest(b.issued, p_above) >> 48) + 1 INTO raised FROM fencepost.source_bounds(p_source) b;
   PERFORM fencepost.source_begins(p_source, raised, raised << 48);  -- its number 0 counts as issued
   UPDATE fencepost.sources s SET quarantined_at = NULL, quarantined_because = NULL WHERE s.name = p_source;
-  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp()
+  UPDATE fencepost.source_leases x SET ended_at = clock_timestamp(), ended_by = 'generation'
    WHERE x.source = p_source AND x.ended_at IS NULL;
   PERFORM fencepost.queue_forget(p_source);
   INSERT INTO fencepost.source_log (source, event, generation, detail) VALUES (p_source, 'raised', raised, p_reason);

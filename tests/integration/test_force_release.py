@@ -57,7 +57,7 @@ async def test_the_lease_is_over_the_next_in_line_has_the_lock_and_it_is_recorde
     assert await recorded(observer) == [("builtin", "RELEASE", "job", REASON)]
     lost = await side.locks.find_ended(holder.lease_id or 0)
     assert lost is not None
-    assert lost.released
+    assert lost.ended_by == "operator"
 
 
 async def test_all_locks_of_the_lease_are_free(side: Side, observer: Connection, run: Run) -> None:

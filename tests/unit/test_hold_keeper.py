@@ -49,8 +49,8 @@ class Stage:
         self.looks.append(self.clock.now())
         return {each: max(round((self.over_at[each] - self.clock.now()) * 1000), 0) for each in leases}
 
-    async def _end(self, _connection: None, lease_id: int, *, released: bool) -> None:
-        assert not released
+    async def _end(self, _connection: None, lease_id: int, *, by: str | None) -> None:
+        assert by is None
         self.ended.append(lease_id)
 
 

@@ -40,7 +40,7 @@ GRANTS = (
     " fencepost.source_claiming(bigint), fencepost.source_claimed(bigint, bigint[]),"
     " fencepost.source_hold(text, bigint, bytea), fencepost.source_lease(text, bigint, bytea),"
     " fencepost.source_renewed(bigint, bytea, integer, integer),"
-    " fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint), fencepost.source_end(bigint, boolean),"
+    " fencepost.source_minted(bigint, bytea, bigint[], bigint, bigint), fencepost.source_end(bigint, text),"
     " fencepost.source_over(bigint[]), fencepost.source_issued_to(text, bigint), fencepost.source_lost(text, bigint),"
     " fencepost.source_lock_states(text, text[], text, integer, text[]), fencepost.source_verified(text, bigint),"
     " fencepost.source_forget(double precision, integer) TO {role}",

@@ -4,9 +4,9 @@ A lease that is lost, or unknown, or another client's is one answer: 410. A hold
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
@@ -22,9 +22,17 @@ from fencepost.locks.leases import Leases
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked, LeaseVerb
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.storage.leases.builtin import Lease, LeaseId, LockState
+from fencepost.storage.leases.builtin import EndedBy, Lease, LeaseId, LockState
 
 T = TypeVar("T")
+
+_HOW_ENDED: Final[Mapping[EndedBy | None, str]] = {
+    None: "expired",
+    "holder": "was released",
+    "operator": "was ended in its holder's place by an operator",
+    "generation": "was ended by raising the generation",
+    "service": "was lost at the lock service",
+}
 
 
 async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | None) -> Lease | Problem:
@@ -180,7 +188,7 @@ async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
     if lost is None or forbidden_lock(gateway.caller, lost.names) is not None:
         return _unknown_lease(lease_id)
     names = ", ".join(lost.names)
-    what = "was released" if lost.released else "expired"
+    what = _HOW_ENDED[lost.ended_by]
     extra |= {"lock": lost.names[0] if len(lost.names) == 1 else None, "locks": list(lost.names)}
     extra |= {"owner": lost.owner, "ended_at": lost.ended_at}
     detail = f"Lease {lease_id} of {names} {what} at {lost.ended_at}."

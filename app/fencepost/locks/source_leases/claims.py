@@ -17,7 +17,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, map_errors
 from fencepost.storage.leases import source_leases
-from fencepost.storage.leases.builtin import Lease
+from fencepost.storage.leases.builtin import EndedBy, Lease
 from fencepost.storage.leases.source_leases import SourceLease
 
 OVERTAKEN_TRIES: Final = 10
@@ -38,8 +38,8 @@ class HeldLeases(Protocol):
         """Look at a live lease."""
         ...
 
-    async def over(self, lease_id: int) -> None:
-        """Note that a lease is over."""
+    async def over(self, lease_id: int, by: EndedBy = "service") -> None:
+        """Note that a lease is over: lost at the service, or given back."""
         ...
 
 
@@ -76,7 +76,7 @@ class SourceClaims:
         """Give a lease back; True: it was over before."""
         lost = await self._leases.inspect(lease.lease_id) is None
         await self._grants.give_back(lease.lock, lease.handle)
-        await self._leases.over(lease.lease_id)
+        await self._leases.over(lease.lease_id, "holder")
         return lost
 
     async def _newest(

@@ -116,4 +116,4 @@ class HoldKeeper:
             return
         await self._source.release(lock, handle)
         self.forget(lease_id)
-        await self._ask(lambda c: source_leases.end(c, lease_id, released=False))
+        await self._ask(lambda c: source_leases.end(c, lease_id, by=None))

@@ -28,7 +28,7 @@ from fencepost.locks.source_leases.hold_keeper import HoldKeeper
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.builtin import Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.builtin import EndedBy, Lease, LockRequest, LockState, LostLease
 from fencepost.storage.leases.source_leases import SourceLease
 from fencepost.times import TIMES, Times
 
@@ -196,7 +196,7 @@ class SourceLocks(Leases):
         # Also where it is over by our record: the service may hold it for longer.
         await self.source.release(*found)
         self._keeper.forget(lease_id)
-        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=True))
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, by="holder"))
         return True
 
     async def inspect(self, lease_id: int) -> Lease | None:
@@ -268,7 +268,7 @@ class SourceLocks(Leases):
             lease = now
         return True
 
-    async def over(self, lease_id: int) -> None:
-        """Note that a lease is over though it was not released."""
+    async def over(self, lease_id: int, by: EndedBy = "service") -> None:
+        """Note that a lease was lost at the service, or was given back."""
         self._keeper.forget(lease_id)
-        await self._grants.ask(lambda c: source_leases.end(c, lease_id, released=False))
+        await self._grants.ask(lambda c: source_leases.end(c, lease_id, by=by))

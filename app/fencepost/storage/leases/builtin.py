@@ -71,14 +71,19 @@ class Lease:
     """What its tokens may be used for where they are sealed, beside what locks and claims name."""
 
 
+EndedBy = Literal["holder", "operator", "generation", "service"]
+
+
 @dataclass(frozen=True, slots=True)
 class LostLease:
-    """What is still known of a lease that is over. `superseded_by`: JSON about who has one of its locks now."""
+    """What is still known of a lease that is over. `ended_by`: who ended it before its time; None: its time ran out.
+    `superseded_by`: JSON about who has one of its locks now.
+    """
 
     names: tuple[str, ...]
     owner: str
     ended_at: str
-    released: bool
+    ended_by: EndedBy | None
     superseded_by: str | None
 
 
@@ -113,7 +118,7 @@ _LEASE = (
 )
 _EXTEND = f"SELECT {_LEASE}, {_TOKENS} FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
-_LOST = f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.lost($1)"
+_LOST = f"SELECT names, owner, {_time('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
 _LOCKS = (
     f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
     " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3, $4)"
@@ -205,7 +210,7 @@ async def find_ended(connection: Connection, lease_id: int) -> LostLease | None:
     row = await connection.fetchrow(_LOST, lease_id)
     if row is None:
         return None
-    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["released"], row["superseded_by"])
+    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["ended_by"], row["superseded_by"])
 
 
 async def lock_states(

@@ -10,7 +10,7 @@ import asyncpg
 
 from fencepost.fencing.lock_pattern import likes
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases.builtin import LockState, LostLease, Withdrawn
+from fencepost.storage.leases.builtin import EndedBy, LockState, LostLease, Withdrawn
 from fencepost.storage.leases.sources import SourceState, state_of
 
 
@@ -200,9 +200,9 @@ async def record_minted(
     return verdict
 
 
-async def end(connection: Connection, lease_id: int, *, released: bool) -> None:
-    """Note that a lease is over."""
-    await connection.execute("SELECT fencepost.source_end($1, $2)", lease_id, released)
+async def end(connection: Connection, lease_id: int, *, by: EndedBy | None) -> None:
+    """Note that a lease is over, and who ended it; None: its time ran out."""
+    await connection.execute("SELECT fencepost.source_end($1, $2)", lease_id, by)
 
 
 async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
@@ -217,13 +217,13 @@ async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int
 async def find_ended(connection: Connection, source: str, lease_id: int) -> LostLease | None:
     """Look at a lease that is over, as long as it is remembered."""
     row = await connection.fetchrow(
-        f"SELECT names, owner, {_time('ended_at')}, released, superseded_by FROM fencepost.source_lost($1, $2)",
+        f"SELECT names, owner, {_time('ended_at')}, ended_by, superseded_by FROM fencepost.source_lost($1, $2)",
         source,
         lease_id,
     )
     if row is None:
         return None
-    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["released"], row["superseded_by"])
+    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["ended_by"], row["superseded_by"])
 
 
 async def lock_states(

@@ -1,0 +1,31 @@
+"""A 410 says what ended the lease."""
+
+import pytest
+from tests.conformance.redis_bench import RedisBench, command
+from tests.sources.conftest import Api
+from tests.support.interleave import Connect
+
+BREAK_GLASS = "SET fencepost.break_glass = 'it is gone'; SELECT fencepost.force_release"
+
+
+@pytest.mark.parametrize("bench", ["redis"], indirect=True)
+@pytest.mark.parametrize(
+    ("source", "ends", "told"),
+    [
+        ("builtin", "SELECT fencepost.raise_generation('a drill')", "was ended by raising the generation at"),
+        ("builtin", f"{BREAK_GLASS}('builtin', 'a')", "was ended in its holder's place by an operator at"),
+        ("lock_service", "SELECT fencepost.source_raise('lock_service', 'a drill', 0)", "by raising the generation at"),
+        ("lock_service", f"{BREAK_GLASS}('lock_service', 'a')", "was ended in its holder's place by an operator at"),
+        ("lock_service", "SELECT 1", "was lost at the lock service at"),
+    ],
+)
+async def test_what_ended_a_lease_is_told(
+    api: Api, bench: RedisBench, connect: Connect, source: str, ends: str, told: str
+) -> None:
+    granted = await api.grant("a", source=source)
+    await (await connect()).execute(ends)
+    await command(bench.ports[0], "DEL", "fencepost:lock:a")
+    lost = await api.on(granted, "renew")
+    assert (lost.status_code, lost.json()["code"]) == (410, "FP012")
+    assert f"Lease {granted['lease_id']} of a " in lost.json()["detail"]
+    assert told in lost.json()["detail"]
