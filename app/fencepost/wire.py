@@ -92,7 +92,8 @@ class LeaseAnswer(TypedDict):
     """A granted lease.
 
     The grant is not earlier than the request's start plus `waited_ms`; `remaining_ms` is what the database's clock left
-    of the lease then. `sealed_token` and `sealed_tokens` are the tokens with their seals, where the gateway has keys.
+    of the lease then, without the time that the claims took. `sealed_token` and `sealed_tokens` are the tokens with
+    their seals, where the gateway has keys.
     """
 
     lease_id: str

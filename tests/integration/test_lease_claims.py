@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.manual_clock import ManualClock
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
 
 from fencepost.fencing.problems import Problem
@@ -13,6 +14,7 @@ from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_sec
 from fencepost.gateway.use_cases import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import Times
 
 MINUTE = 60_000
 
@@ -105,6 +107,20 @@ async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it
         new = await grant
         assert '"n":7' in new.claims[0].rows[0].replace(" ", "")
         assert result_of(await patch(gateway, keyed("k", old.lease.tokens[1], n=8))) == "FP001"
+
+
+@pytest.mark.parametrize(("waited", "left_ms"), [(5, MINUTE - 5000), (7, MINUTE)])  # by then it begins anew
+async def test_what_remains_after_a_claim_that_waited_is_told(race: Race, waited: float, left_ms: int) -> None:
+    clock = ManualClock()
+    async with open_gateway(race.dsn, times=Times(clock=clock)) as gateway:
+        await race.insert(race.a, "k", 30)
+        writing = await race.begin(race.a)
+        await race.update(race.a, "k", 31)
+        pid = await gateway_pid(gateway)
+        grant = await race.waits_at(pid, lease(gateway, asking("x", secret="new", claims=("orders/k",))))
+        await clock.advance(waited)
+        await writing.commit()
+        assert (await grant).lease.due_ms == left_ms
 
 
 async def nothing_visible_of(race: Race, owner: str) -> bool:

@@ -58,6 +58,21 @@ async def test_grants_of_two_locks_may_be_recorded_in_another_order(make: Callab
         assert await stage.live() == 2
 
 
+async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_asked(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make() as stage:
+        await stage.acquire("a", secret=b"mine")
+
+        async def renew(*_: object) -> bool:
+            shorter = "UPDATE fencepost.source_leases SET expires_at = expires_at - interval '10 s'"
+            return bool(await stage.observer.execute(shorter))
+
+        monkeypatch.setattr(stage.service, "renew", renew)
+        again = (await stage.acquire("a", secret=b"mine")).acquired
+        assert (again.verdict, again.due_ms <= 10_000) == ("repeated", True), again
+
+
 @pytest.mark.parametrize("number", [5, 4, 1])
 async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source(
     make: Callable[..., Any], number: int

@@ -174,17 +174,17 @@ class PostgresLocks(Leases):
                 acquired = await acquire()
                 if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
                     return acquired, None
-                began = self.queue.times.clock.monotonic()
+                read = self.queue.times.clock.monotonic()
                 claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
-                took_ms = (self.queue.times.clock.monotonic() - began) * 1000
-                if (
-                    acquired.verdict == "granted"
-                    and took_ms > self.queue.times.queue.late_share * wanted.ttl_ms
-                    and acquired.lease_id is not None
-                ):
+                late_ms = self.queue.times.queue.late_share * wanted.ttl_ms
+                if acquired.verdict == "granted" and acquired.lease_id is not None and self._ms_since(read) > late_ms:
+                    read = self.queue.times.clock.monotonic()
                     granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
                     acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
-                return acquired, claims
+        return replace(acquired, due_ms=max((acquired.due_ms or 0) - self._ms_since(read), 0)), claims
+
+    def _ms_since(self, moment: float) -> int:
+        return math.ceil((self.queue.times.clock.monotonic() - moment) * 1000)
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""

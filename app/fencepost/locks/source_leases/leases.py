@@ -140,9 +140,10 @@ class SourceLocks(Leases):
             wanted.writes,
         ):
             return not_granted("mismatch", wanted, Holder(), began)
-        if not await self._holds(known, wanted.secret_hash):
+        still = await self._holds(known, wanted.secret_hash)
+        if still is None:
             return None
-        return await self._claim_and_answer(known, wanted, claim, 0, repeated=True)
+        return await self._claim_and_answer(still, wanted, claim, 0, repeated=True)
 
     async def _look_up(self, wanted: LockRequest) -> "tuple[SourceState, tuple[str, SourceLease] | None]":
         return await self._grants.ask(
@@ -253,20 +254,20 @@ class SourceLocks(Leases):
             claims, lease = claimed
         return granted(lease, wanted, claims, waited_ms, repeated=repeated, asked=asked)
 
-    async def _holds(self, lease: SourceLease, secret_hash: bytes) -> bool:
-        """Whether the hold of a lease is there still, which renews it; ended in our record if it is not."""
+    async def _holds(self, lease: SourceLease, secret_hash: bytes) -> SourceLease | None:
+        """Renew the hold of a lease, and return the lease as it is then. None: it is lost, and ended in our record."""
         given, number = 0, lease.lease_id
         while lease.remaining_ms > given:  # it may be renewed for longer meanwhile
             given = max(lease.remaining_ms, lease.ttl_ms)
             if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
                 await self.over(lease.lease_id)
-                return False
+                return None
             now = await self._grants.ask(lambda c: source_leases.lease(c, self.name, number, secret_hash))
             if now is None:  # over by our record meanwhile: the hold belongs to no lease
                 await self._grants.give_back(lease.lock, lease.handle)
-                return False
+                return None
             lease = now
-        return True
+        return lease
 
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
         """Note that a lease was lost at the service, or was given back."""
