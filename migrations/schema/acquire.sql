@@ -151,13 +151,17 @@ BEGIN
   RETURN r;
 END $$;
 
--- A grant whose claims had to wait begins when they are done. Only for the transaction that made it.
+-- A grant whose claims had to wait begins when they are done, and so do its tokens. Only for the transaction that made it.
 CREATE FUNCTION fencepost.begin_now(p_lease_id bigint, OUT granted_at timestamptz, OUT expires_at timestamptz)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  UPDATE fencepost.leases x SET granted_at = n.now, expires_at = n.now + x.ttl_ms * interval '1 ms'
-    FROM (SELECT clock_timestamp() AS now) n
-   WHERE x.lease_id = p_lease_id AND x.xmin = pg_current_xact_id()::xid
-  RETURNING x.granted_at, x.expires_at $$;
+  WITH begun AS (
+    UPDATE fencepost.leases x SET granted_at = n.now, expires_at = n.now + x.ttl_ms * interval '1 ms'
+      FROM (SELECT clock_timestamp() AS now) n
+     WHERE x.lease_id = p_lease_id AND x.xmin = pg_current_xact_id()::xid
+    RETURNING x.first_token, x.granted_at, x.expires_at
+  ), drawn AS (
+    UPDATE fencepost.draws d SET drawn_at = b.granted_at FROM begun b WHERE d.first_token = b.first_token)
+  SELECT b.granted_at, b.expires_at FROM begun b $$;
 
 -- Renew (p_ttl_ms > 0; 0 keeps the expiry) and mint (p_count > 0) in one. No row: the lease is lost, or not the caller's.
 CREATE FUNCTION fencepost.extend(p_lease_id bigint, p_hash bytea, p_ttl_ms integer, p_count integer)

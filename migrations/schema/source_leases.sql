@@ -77,12 +77,14 @@ BEGIN
     verdict := 'void';
     RETURN;
   END IF;
-  UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at), ended_by = 'service'
+  granted_at := clock_timestamp() - p_elapsed_ms * interval '1 ms';
+  -- One that the service has lost was over when this one began, and not only when that was recorded.
+  UPDATE fencepost.source_leases x
+     SET ended_at = least(greatest(source_grant.granted_at, x.granted_at), x.expires_at), ended_by = 'service'
    WHERE x.source = p_source AND x.lock = p_lock AND x.ended_at IS NULL;
   UPDATE fencepost.source_leases x SET ended_at = least(clock_timestamp(), x.expires_at)
    WHERE x.secret_hash = p_hash AND x.ended_at IS NULL AND x.expires_at <= clock_timestamp();
   PERFORM fencepost.source_reaches(p_source, highest);
-  granted_at := clock_timestamp() - p_elapsed_ms * interval '1 ms';
   expires_at := source_grant.granted_at + p_ttl_ms * interval '1 ms';
   INSERT INTO fencepost.source_leases AS x (source, lock, secret_hash, owner, claims, claimed, handle, tokens, last_token, ttl_ms,
                                             granted_at, expires_at, writes)

@@ -121,6 +121,8 @@ async def test_what_remains_after_a_claim_that_waited_is_told(race: Race, waited
         await clock.advance(waited)
         await writing.commit()
         assert (await grant).lease.due_ms == left_ms
+        drawn = "SELECT d.drawn_at >= x.granted_at FROM fencepost.draws d JOIN fencepost.leases x USING (lease_id)"
+        assert await race.observer.fetchval(drawn), "no token was issued before its lease began"
 
 
 async def nothing_visible_of(race: Race, owner: str) -> bool:

@@ -1,4 +1,6 @@
-"""A 410 says what ended the lease."""
+"""A 410 says what ended the lease, and when."""
+
+from datetime import datetime
 
 import pytest
 from tests.conformance.redis_bench import RedisBench, command
@@ -29,3 +31,15 @@ async def test_what_ended_a_lease_is_told(
     assert (lost.status_code, lost.json()["code"]) == (410, "FP012")
     assert f"Lease {granted['lease_id']} of a " in lost.json()["detail"]
     assert told in lost.json()["detail"]
+
+
+@pytest.mark.parametrize("bench", ["redis"], indirect=True)
+async def test_a_lease_that_was_lost_ended_before_the_next_one_began(api: Api, bench: RedisBench) -> None:
+    granted = await api.grant("a")
+    await command(bench.ports[0], "DEL", "fencepost:lock:a")
+    await api.grant("a", owner="next")
+    lost = (await api.on(granted, "renew")).json()
+    ended, began = lost["ended_at"], lost["superseded_by"]["granted_at"]
+    assert (
+        datetime.fromisoformat(granted["granted_at"]) <= datetime.fromisoformat(ended) <= datetime.fromisoformat(began)
+    )
