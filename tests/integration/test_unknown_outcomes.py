@@ -177,6 +177,7 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
         await holder.rollback()
     assert isinstance(answer, Problem)
     assert (answer.name, answer.body()["known"]) == ("FP009", None)
+    assert "All of them were written, or none: ask GET /v1/fences?resource=… for one" in (answer.hint or "")
     await assert_applied(race, 0)
 
 

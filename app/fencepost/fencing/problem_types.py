@@ -101,7 +101,8 @@ OUTCOME_UNKNOWN: Final = ProblemType(
     "committed, or may still be.",
     "Repeat the same request with the same Idempotency-Key, if it had one: it is answered, or done, once. Without: ask "
     "GET /v1/fences?resource=… . A mark below your token means that it has not landed so far. Under the rule strict a "
-    "mark equal to it means that a write with this token has. The member known has what the gateway could find out.",
+    "mark equal to it means that a write with this token has. The member known has what the gateway could find out, "
+    "or null: then the marks do not show it, and the hint says how to look.",
     retryable=True,
 )
 DATABASE_UNAVAILABLE: Final = ProblemType(

@@ -119,6 +119,14 @@ class RowsMatching(Operation):
         """Write all of them, or none."""
         return await self.matching.write(connection, self.table, self.row)
 
+    @property
+    def how_to_ask(self) -> str:
+        """Name any of the rows, for they were written together."""
+        return (
+            "Which rows matched is not known any more, and so no mark was asked. All of them were written, or none: ask"
+            " GET /v1/fences?resource=… for one that should have been, or read it."
+        )
+
     def written(self, done: Done) -> Sequence[str]:
         """Name the rows that matched."""
         return names_of(done)

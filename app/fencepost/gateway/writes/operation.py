@@ -86,6 +86,11 @@ class Operation(ABC):
         """Ask the marks whether an attempt can have landed, when its backend is gone."""
         return Evidence(None)
 
+    @property
+    def how_to_ask(self) -> str:
+        """Say how a client finds out whether it landed, when the connection has broken and there was no key."""
+        return "Ask GET /v1/fences?resource=…, or read the row."
+
     def written(self, done: Done) -> Sequence[str]:
         """Name the resources that were written, or claimed, by what an attempt came to."""
         return (done.resource,)
@@ -270,7 +275,7 @@ def _unknown(
     elif may_still_land:
         hint = "It may land yet: claim the resource with a newer token, and read what the claim returns."
     else:
-        hint = "Ask GET /v1/fences?resource=…, or read the row. With an Idempotency-Key such a request can be repeated."
+        hint = f"{operation.how_to_ask} With an Idempotency-Key such a request can be repeated."
     return Problem(
         OUTCOME_UNKNOWN,
         f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",
