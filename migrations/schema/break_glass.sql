@@ -52,7 +52,8 @@ BEGIN
         (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'), session_user);
   END IF;
   IF length(regexp_replace(reason, '[[:space:]]', '', 'g')) < 3 THEN
-    RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('%L is no reason to break the glass', reason),
+    RAISE EXCEPTION USING ERRCODE = 'FP400',
+      MESSAGE = format('%L is no reason to break the glass: one has three characters or more that are not blanks', reason),
       HINT = 'It is recorded for those who come after you: SET LOCAL fencepost.break_glass = ''INC-123: what happened''';
   END IF;
   RETURN true;

@@ -115,7 +115,8 @@ REFUSALS = [
             "Write with a token: SET LOCAL fencepost.token = '36'. Or ask postgres for: GRANT EXECUTE ON FUNCTION"
             f" fencepost.may_break_glass() TO {STRANGER}",
             glass=REASON, login=STRANGER),
-    Refusal(DELETE, None, "FP400", "'??' is no reason to break the glass", None, NO_REASON, glass="??", login=OPERATOR),
+    Refusal(DELETE, None, "FP400", "'??' is no reason to break the glass: one has three characters or more that are"
+            " not blanks", None, NO_REASON, glass="??", login=OPERATOR),
     Refusal("INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', 7)", None, "FP409",
             "stale token 7 for orders/gone: its mark is 40", stale("orders/gone", 7, 40), BEHIND_GLASS, glass=REASON),
     Refusal("DELETE FROM fencepost.break_glass_log", None, "42501",
