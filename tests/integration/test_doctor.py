@@ -37,7 +37,8 @@ async def test_a_sound_database_is_ok(database: str) -> None:
     found = await command("doctor", database=database)
     assert found.exit_code == 0
     assert all(line.startswith("ok ") for line in found.output.splitlines()), found.output
-    assert "t: column, check, triggers and functions are in place" in found.output
+    assert found.output.count("parts, t: column, check, triggers and functions are in place") == 1
+    assert found.output.count("in place") == 1, "a line for all tables"
 
 
 AMISS = [
@@ -84,6 +85,16 @@ async def test_doctor_finds_what_is_amiss(
         assert mended.exit_code == 0, mended.output
     healed = await command("doctor", database=database)
     assert all(line.startswith("ok ") for line in healed.output.splitlines()), healed.output
+
+
+async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
+    owner: Connection, database: str
+) -> None:
+    for table in ("t", "parts"):
+        await owner.execute(f"ALTER TABLE {table} DROP CONSTRAINT fencepost_mark")
+    found = await command("doctor", database=database)
+    said = "parts, t: the check fencepost_mark is gone: run `fencepost protect parts`, `fencepost protect t`"
+    assert f"ERROR    {said}" in found.output.splitlines(), found.output
 
 
 BY_HAND = "UPDATE fencepost.protected SET source ="

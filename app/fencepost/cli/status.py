@@ -258,7 +258,7 @@ def doctor(settings: Settings) -> None:
         return findings
 
     findings = on_database(settings, look, migrated=False)
-    for finding in findings:
+    for finding in inspect.merged(findings):
         click.echo(f"{_SIGNS[finding.level]}  {finding.subject}: {finding.text}")
     if any(finding.level == "error" for finding in findings):
         raise SystemExit(1)

@@ -1,6 +1,8 @@
 """Looks at the database for `fencepost status` and `fencepost doctor`: what is protected, and what is wrong."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from fencepost.storage.connections.connection import Connection
@@ -34,6 +36,24 @@ class Finding:
     level: Literal["ok", "warning", "error"]
     subject: str
     text: str
+
+
+_COMMAND: Final = re.compile("`fencepost protect [^`]+`")
+"""What mends a table, and names it."""
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Make one finding of those that say the same of several subjects: with all names, and what mends each."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings:
+        groups.setdefault((each.level, _COMMAND.sub("", each.text)), []).append(each)
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: Sequence[Finding]) -> Finding:
+    commands = ", ".join(dict.fromkeys(found[0] for each in group if (found := _COMMAND.search(each.text))))
+    text = _COMMAND.sub(lambda _: commands, group[0].text)
+    return replace(group[0], subject=", ".join(dict.fromkeys(each.subject for each in group)), text=text)
 
 
 async def protected_tables(connection: Connection) -> list[Protected]:
