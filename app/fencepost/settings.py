@@ -173,7 +173,8 @@ class Settings(BaseSettings):
     max_watchers_per_caller: Positive = Field(default=250, description="Most of either of one address.")
     lease_history: Seconds = Field(
         default=3600.0,
-        description="How long ended leases are remembered: a 409 names the holder that superseded the caller.",
+        description="How long, at least, ended leases are remembered: a 409 names the holder that superseded the"
+        " caller.",
     )
     seal_keys_file: Path | None = Field(
         default=None, description="File with the keys that seal tokens, one a line as ID:BASE64; the first one seals."
@@ -183,11 +184,13 @@ class Settings(BaseSettings):
         description="How long a seal is good, so that old keys can be taken away. It does not decide who may write.",
     )
     idempotency_retention: Seconds = Field(
-        default=86_400.0, description="How long answers given under an Idempotency-Key can be asked for again."
+        default=86_400.0,
+        description="How long, at least, answers given under an Idempotency-Key can be asked for again.",
     )
     mark_retention: Seconds = Field(
         default=86_400.0,
-        description="How long marks of keys without a row are kept, where tokens are built in; a floor replaces them.",
+        description="How long, at least, marks of keys without a row are kept, where tokens are built in; a floor"
+        " replaces them.",
     )
     shutdown_timeout: Seconds = Field(
         default=30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
