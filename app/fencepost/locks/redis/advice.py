@@ -10,14 +10,14 @@ _SETTINGS: Final = ("appendonly", "appendfsync", "min-replicas-to-write")
 
 
 async def advice(node: RedisNode, counter: str | None, *, alone: bool = False) -> list[str]:
-    """List what is unsafe on one server, one sentence each. Raises SourceError when it cannot be asked, or its counter
-    has no next token.
+    """List what is unsafe on one server, one sentence each. Raises SourceError when it cannot be asked, or grants
+    nothing: it is a cluster's, or its counter has no next token.
 
     counter: the key that tokens are drawn from, if they are. alone: it has to be independent, as for Redlock.
     """
     info = await server_info(node)
     if info.get("cluster_enabled") == "1":
-        return [f"{node.name} is a node of a Redis Cluster, which this source does not support"]
+        raise node.of_a_cluster()
     found = _eviction(node, info, counter)
     settings = await _settings(node)
     if settings is None:

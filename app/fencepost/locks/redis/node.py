@@ -100,6 +100,10 @@ class RedisNode:
                     raise answer
         return answers[0], int(answers[1])
 
+    def of_a_cluster(self) -> SourceError:
+        """Make the error of a server that takes no locks, for its keys lie on other nodes."""
+        return SourceError(f"{self.name} is a node of a Redis Cluster, which this source does not support")
+
     @contextmanager
     def _map_errors(self, about: str) -> Iterator[None]:
         """Turn everything that the library raises into a SourceError."""
@@ -112,9 +116,7 @@ class RedisNode:
         except _REFUSED_LOGIN as error:
             raise SourceError(f"{self.name} does not let this user ask for {about}: {_reason(error)}") from error
         except _CLUSTER as error:
-            raise SourceError(
-                f"{self.name} is a node of a Redis Cluster, which this source does not support"
-            ) from error
+            raise self.of_a_cluster() from error
         except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
             raise SourceUnavailableError(f"{self.name} cannot be asked for {about}: {_reason(error)}") from error
         except redis_errors.RedisError as error:
