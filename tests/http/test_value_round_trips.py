@@ -105,3 +105,30 @@ def means(sql: str, sent: Any, seen: Any) -> bool:
     if sql in ("date", "timestamptz", "timestamp"):  # spelled otherwise; they are compared as names
         return seen is not None
     return bool(seen == (sent[:20] if sql == "varchar(20)" else sent))
+
+
+async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str) -> None:
+    columns = "j jsonb NOT NULL, k json NOT NULL, d public.doc, e public.draft, n jsonb"
+    owner = await asyncpg.connect(database)
+    await owner.execute("CREATE DOMAIN public.doc AS jsonb NOT NULL; CREATE DOMAIN public.draft AS public.doc")
+    await owner.execute(f"CREATE TABLE public.docs (id int PRIMARY KEY, {columns})")
+    await owner.execute("INSERT INTO public.docs VALUES (1, 'null', 'null', 'null', 'null', 'null')")
+    await protect(owner, "docs")
+    async with in_process(database) as http:
+        client, path = Client(http), "/v1/data/docs"
+        row = (await http.get(f"{path}/1")).json()
+        nothing = dict.fromkeys("jkden")
+        for method, to, body in (
+            ("PUT", f"{path}/1", row), ("PATCH", f"{path}/1", row), ("PATCH", f"{path}?id=eq.1", nothing),
+            ("PATCH", path, [row]), ("PUT", f"{path}/2", row | {"id": 2}), ("POST", path, row | {"id": 3}),
+            ("POST", path, [row | {"id": 4}, {"j": {"a": 1}} | row | {"id": 5, "j": {"j": None}}]),
+        ):  # fmt: skip
+            answer = await client.write(method, to, body)
+            assert answer.status_code < 300, (method, to, answer.text)
+        missing = await client.write("POST", f"{path}?columns=id,j,k,d,e,n", [row | {"id": 6}, {"id": 7, "j": 1}])
+        assert (missing.status_code, missing.json()["code"]) == (400, "23502")
+    found = await owner.fetch("SELECT j::text, k::text, d::text, e::text, n::text FROM public.docs ORDER BY id")
+    await owner.close()
+    assert [tuple(each) for each in found] == [("null",) * 4 + (None,)] * 4 + [
+        ('{"j": null}', "null", "null", "null", None)
+    ]

@@ -28,7 +28,7 @@ WITH RECURSIVE part(oid) AS (
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
-  SELECT "j", "tags", "feelings", "s", -$1::bigint
+  SELECT coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
@@ -48,7 +48,7 @@ INSERT INTO "public"."typed" AS r ("last_fence_token")
 --   $2 = '[{"m": "ok", "d": "d", "n": 3, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-  SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+  SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
@@ -62,7 +62,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-  SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+  SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
@@ -280,7 +280,7 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
+  SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
@@ -294,7 +294,7 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
+  SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m" AS "m") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
@@ -313,7 +313,7 @@ UPDATE "public"."typed" AS r
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
+  SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
@@ -333,7 +333,7 @@ UPDATE "public"."typed" AS r
 --   $5 = 114
 --   $6 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
 UPDATE "public"."typed" AS r
-  SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
+  SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
@@ -381,23 +381,6 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
--- POST one, only values: 400
--- POST many, only values: 400
---   $1 = 104
---   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
-WITH
-  b AS MATERIALIZED (SELECT "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("j", "tags", "feelings", "s", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
-    SELECT "j", "tags", "feelings", "s", -$1::bigint
-    FROM b
-    ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
 -- POST one, present: 409
 -- POST one, stale: 409
 -- POST many: 201
@@ -405,8 +388,8 @@ WITH
 --   $1 = 102
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
-  b AS MATERIALIZED (SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal")),
+  b AS MATERIALIZED (SELECT "m", "d", "n", "t", coalesce("j", CAST("fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", "tags", "feelings", "s", "fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
@@ -450,8 +433,8 @@ WITH
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT *
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost ordinal") LIMIT (SELECT 2147483647)),
-  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."j" AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", coalesce(b."j", CAST(b."fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, b."fencepost ordinal"
     FROM b
     JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
     ORDER BY r."m", r."d", r."n", r."t"
@@ -469,6 +452,23 @@ WITH
   WHERE NOT (SELECT passes FROM verdict)
   UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400
+-- POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT coalesce("j", CAST("fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", "tags", "feelings", "s", "fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
+    SELECT "j", "tags", "feelings", "s", -$1::bigint
+    FROM b
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
 --   $1 = 124
@@ -587,7 +587,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
-    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
+    SET "j" = coalesce(b."j", CAST($2::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
     RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
@@ -620,7 +620,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (UPDATE "public"."typed" AS r
-    SET "j" = b."j", "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
+    SET "j" = coalesce(b."j", CAST($2::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$1::bigint
     FROM hit, json_to_record($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
     WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict)
     RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
@@ -646,7 +646,7 @@ WITH
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-    SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), b."j", b."tags", b."feelings", b."s", -$5::bigint
+    SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), b."tags", b."feelings", b."s", -$5::bigint
     FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *

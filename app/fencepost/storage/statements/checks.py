@@ -5,8 +5,9 @@ from typing import Any, Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.statements.body_sql import body_columns
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
-from fencepost.storage.statements.row_sql import body_columns, key_parameter, operator
+from fencepost.storage.statements.row_sql import key_parameter, operator
 from fencepost.storage.tables.catalog import Table, quote
 
 

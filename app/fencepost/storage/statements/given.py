@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fencepost.storage.statements.body_sql import body_columns, body_value, takes_json_null
 from fencepost.storage.statements.parameters import BODY, Key, Parameter
-from fencepost.storage.statements.row_sql import ORDINAL, body_columns, operator, resource_sql
+from fencepost.storage.statements.row_sql import ELEMENT, ORDINAL, operator, resource_sql
 from fencepost.storage.tables.catalog import Table, quote
 
 
@@ -75,10 +76,11 @@ def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
 def elements(table: Table, columns: Sequence[str]) -> Given:
     """Give the elements of the body, a JSON array, as rows of `b`."""
     names = [quote(c) for c in columns] or ["ignored"]
-    function = (
-        f"ROWS FROM (json_to_recordset({BODY}) AS ({body_columns(table, columns)}))"
-        if columns
-        else f"json_array_elements({BODY})"
-    )
+    function = f"json_to_recordset({BODY}) AS ({body_columns(table, columns)})"
+    if any(takes_json_null(table.columns[c]) for c in columns):
+        names.append(ELEMENT)
+        function += f", json_array_elements({BODY})"
+    function = f"ROWS FROM ({function})" if columns else f"json_array_elements({BODY})"
     source = f"{function} WITH ORDINALITY AS b({', '.join(names)}, {ORDINAL})"
-    return Given(source, {c: f"b.{quote(c)}" for c in columns}, f"b.{ORDINAL}")
+    values = {c: body_value(table, c, f"b.{quote(c)}", f"b.{ELEMENT}") for c in columns}
+    return Given(source, values, f"b.{ORDINAL}")

@@ -17,12 +17,13 @@ from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.answers import JSON, Shown
+from fencepost.storage.statements.body_sql import body_columns, body_value
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.mark import mark_of
 from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
 from fencepost.storage.statements.row_sql import (
+    ELEMENT,
     ORDINAL,
-    body_columns,
     key_match,
     key_order,
     key_parameter,
@@ -98,7 +99,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     `careful`: see gateway/writes/rounds.py.
     """
     mark = mark_of(table)
-    sets = [f"{quote(c)} = b.{quote(c)}" for c in change.columns]
+    sets = [f"{column} = {value}" for column, value in _values(table, change.columns).items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
     passes = f"{key_match(table)} AND {mark.passes}"
@@ -132,7 +133,7 @@ def delete(table: ProtectedTable, target: Shown, wait: Wait) -> WriteStatement:
 def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the INSERT of the row that a PUT names: the key from the path, the rest from the body or by default."""
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
-    values |= {quote(c): f"b.{quote(c)}" for c in change.columns}
+    values |= _values(table, change.columns)
     insert = _insert(table, values, _body(table, change.columns))
     answer = _answer(table, change.target, mark_of(table).shown, wait, named=change.named)
     if wait == "skip":
@@ -149,21 +150,25 @@ def insert(table: ProtectedTable, columns: tuple[str, ...], target: Shown, wait:
 
     Refusals by mark come as FP409 from the trigger.
     """
-    names = {quote(c): quote(c) for c in columns}
     if wait == "skip":
+        first = f"({BODY} OPERATOR(pg_catalog.->) 0)"
+        values = {quote(c): body_value(table, c, quote(c), first) for c in columns}
         answer = _answer(table, target, mark_of(table).shown, wait, named=True)
         source = (
             f"json_to_recordset({BODY}) AS b({body_columns(table, columns)})"
             if columns
             else f"json_array_elements({BODY}) AS b({ORDINAL})"
         )
-        return _compiled(f"{_insert(table, names, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
-    return _compiled(_insert_all(table, columns, names, target), wait)
+        return _compiled(f"{_insert(table, values, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
+    return _compiled(_insert_all(table, columns, target), wait)
 
 
-def _insert_all(table: ProtectedTable, columns: tuple[str, ...], names: dict[str, str], target: Shown) -> str:
+def _insert_all(table: ProtectedTable, columns: tuple[str, ...], target: Shown) -> str:
     """Insert in key order, in which every write of several rows takes its locks, and answer in the body's order."""
-    given = f"SELECT {', '.join((*names, ORDINAL))} FROM {elements(table, columns).source}"
+    names = {quote(c): quote(c) for c in columns}
+    values = ((body_value(table, c, quote(c), ELEMENT), quote(c)) for c in columns)
+    listed = (name if value == name else f"{value} AS {name}" for value, name in values)
+    given = f"SELECT {', '.join((*listed, ORDINAL))} FROM {elements(table, columns).source}"
     missing = _suppressed(table, "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)")
     if table.key and set(table.key) <= set(columns):
         order = key_order(table, "b")
@@ -234,6 +239,11 @@ def _numbered(table: ProtectedTable, mark: str, wait: Wait, *, named: bool) -> t
 def _suppressed(table: ProtectedTable, condition: str) -> str:
     name = table.fence.name
     return f"SELECT 0, fencepost.suppressed({literal(name)}), NULL::bigint, NULL::text WHERE {condition}"
+
+
+def _values(table: Table, columns: tuple[str, ...]) -> dict[str, str]:
+    """Give the values of columns from the body, an object, which is `b`."""
+    return {quote(c): body_value(table, c, f"b.{quote(c)}", BODY) for c in columns}
 
 
 def _body(table: Table, columns: tuple[str, ...]) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.answers import JSON, Shown
+from fencepost.storage.statements.body_sql import body_columns, body_value
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.mark import mark_of
@@ -26,7 +27,6 @@ from fencepost.storage.statements.query_sql import render_filters
 from fencepost.storage.statements.row_sql import (
     FOUND_MARK,
     ORDINAL,
-    body_columns,
     literal,
     lock_clause,
     operator,
@@ -100,7 +100,7 @@ def by_filter(
     bound, mark = Bound(), mark_of(table)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
     columns = change.columns if change is not None else ()
-    values = {c: f"b.{quote(c)}" for c in columns}
+    values = {c: body_value(table, c, f"b.{quote(c)}", BODY) for c in columns}
     source = f", json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
     kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
     hit = (
@@ -163,7 +163,7 @@ def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
     values = {c: f"hit.v{n}" for n, c in enumerate(change.columns)}
     hit = [
         *_columns_of_met_rows(table, change, change.target),
-        *(f"b.{quote(c)} AS v{n}" for n, c in enumerate(change.columns)),
+        *(f"{given.values[c]} AS v{n}" for n, c in enumerate(change.columns)),
     ]
     match = " AND ".join((given.match(table), *mark.within))
     kept, listed, none = [f"hit.{ORDINAL}"], [JSON, ORDINAL], ""

@@ -1,4 +1,4 @@
-"""Pieces of SQL that every fenced statement is made of: key predicates, resource names, JSON rows, typed bodies.
+"""Pieces of SQL that every fenced statement is made of: key predicates, resource names, JSON rows.
 
 In each statement the table is `r`. Key values are bound as text, one parameter for each key column, and cast in SQL:
 PostgreSQL alone reads values.
@@ -9,7 +9,7 @@ would run it. So columns are compared by `operator`, and functions are named in 
 searched first, has the exact one: bigint < bigint, text || text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Literal
 
 from fencepost.fencing.scope import Scope
@@ -21,6 +21,7 @@ MARK: Final = quote(MARK_COLUMN)
 
 # Columns of our own that stand beside the table's, under names that no table is likely to have.
 ORDINAL: Final = quote("fencepost ordinal")
+ELEMENT: Final = quote("fencepost element")
 FOUND_MARK: Final = quote("fencepost mark")
 
 # Equal values with several texts, or a text that depends on the session: fencepost.canon spells them one way.
@@ -152,14 +153,6 @@ def row_scope(table: Table, scope: Scope, alias: str = "r") -> str:
 def row_resource(table: Table, prefix: str, alias: str = "r") -> str:
     """Name the resource of a row."""
     return resource_sql(prefix, [(table.columns[name].base_name, f"{alias}.{quote(name)}") for name in table.key])
-
-
-def body_columns(table: Table, columns: Sequence[str]) -> str:
-    """List columns with their types, as json_to_record wants them.
-
-    Without length, scale or domain: those are applied when the value is assigned, and so as the column has them then.
-    """
-    return ", ".join(f"{quote(name)} {table.columns[name].base_type}" for name in columns)
 
 
 def json_row(selected: str, alias: str = "x") -> str:

@@ -81,14 +81,15 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
 
 # base: the type below all domains; a domain may lie over a domain.
 COLUMNS: Final = """
-WITH RECURSIVE base(oid, below, typmod) AS (
-  SELECT t.oid, t.oid, -1 FROM pg_type t
+WITH RECURSIVE base(oid, below, typmod, not_null) AS (
+  SELECT t.oid, t.oid, -1, false FROM pg_type t
   UNION ALL
-  SELECT b.oid, t.typbasetype, t.typtypmod FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
+  SELECT b.oid, t.typbasetype, t.typtypmod, b.not_null OR t.typnotnull
+    FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
 )
 SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
        format_type(a.atttypid, a.atttypmod) AS type, format_type(bt.oid, -1) AS base_type,
-       bt.typname::text AS base_name, a.attnotnull OR dom.typnotnull AS not_null,
+       bt.typname::text AS base_name, a.attnotnull OR base.not_null AS not_null,
        d.oid IS NOT NULL AS has_default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
        col_description(a.attrelid, a.attnum) AS comment,
        (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
@@ -106,7 +107,6 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
   JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN base ON base.oid = a.atttypid
   JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
-  JOIN pg_type dom ON dom.oid = a.atttypid
   LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
  WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')

@@ -1,0 +1,36 @@
+"""A body as SQL: what json_to_record makes of its members, and the one place where that becomes a column's value.
+
+JSON has one null. json_to_record reads it as SQL's, and so does a nullable column; a json or jsonb column that cannot
+have that takes JSON's: else a row that has it could not be sent back as it came. A member that is not there stays SQL's
+null, which such a column refuses.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.tables.catalog import Column, Table, quote
+
+JSON_TYPES: Final = frozenset({"json", "jsonb"})
+
+
+def body_columns(table: Table, columns: Sequence[str]) -> str:
+    """List columns with their types, as json_to_record wants them.
+
+    Without length, scale or domain: those are applied when the value is assigned, and so as the column has them then.
+    """
+    return ", ".join(f"{quote(name)} {table.columns[name].base_type}" for name in columns)
+
+
+def body_value(table: Table, name: str, read: str, element: object) -> str:
+    """Give a column's value. `read`: what json_to_record gives for it; `element`: the JSON object that it read."""
+    column = table.columns[name]
+    if not takes_json_null(column):
+        return read
+    member = f"{element} OPERATOR(pg_catalog.->) {literal(name)}::text"
+    return f"coalesce({read}, CAST({member} AS {column.base_type}))"
+
+
+def takes_json_null(column: Column) -> bool:
+    """Whether null in a body is JSON's for this column, and not SQL's."""
+    return not column.nullable and column.base_name in JSON_TYPES
