@@ -22,6 +22,7 @@ FILES = (
     "protected",  # which tables, and how
     "marks",  # marks and floors, which never fall
     "names",  # names of resources
+    "bodies",  # members of bodies that are read otherwise than json_to_record does
     "direct_sql",  # how a token is given
     "break_glass",  # writing without one
     "reset",  # lowering a mark

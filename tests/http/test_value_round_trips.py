@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import UTC
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 import asyncpg
 import httpx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.in_process import in_process
@@ -46,9 +48,9 @@ FEWER = settings(max_examples=12, deadline=None, suppress_health_check=list(Heal
 class Client:
     """A gateway and a token that rises."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, token: int = 0) -> None:
         self.http = http
-        self.token = 0
+        self.token = token
 
     async def write(self, method: str, path: str, body: object) -> httpx.Response:
         self.token += 1
@@ -98,6 +100,11 @@ async def keyed_by(client: Client, number: int, sql: str) -> None:
     await asyncio.to_thread(test)
 
 
+def as_columns(types: Mapping[str, str]) -> str:
+    """Write columns with their types."""
+    return ", ".join(f"{name} {sql}" for name, sql in types.items())
+
+
 def means(sql: str, sent: Any, seen: Any) -> bool:
     """Return whether an answer means what was sent."""
     if sql == "numeric":
@@ -132,3 +139,36 @@ async def test_json_null_is_kept_where_a_column_must_have_a_value(database: str)
     assert [tuple(each) for each in found] == [("null",) * 4 + (None,)] * 4 + [
         ('{"j": null}', "null", "null", "null", None)
     ]
+
+
+@pytest.mark.versions
+async def test_what_a_type_cannot_read_is_400_and_names_the_column(database: str) -> None:
+    """Types of extensions may call it an internal error."""
+    owner = await asyncpg.connect(database)
+    types = await owner.fetch("SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'ltree', 'vector')")
+    columns = {"p": "tsquery", "x": "jsonpath"}
+    for (name,) in types:
+        await owner.execute(f"CREATE EXTENSION {name} SCHEMA public")
+        columns |= {f"a{name}": f"public.{name}", f"b{name}": f"public.{name}[]"}
+    await owner.execute(f"CREATE TABLE public.odd (id int PRIMARY KEY, t text, {as_columns(columns)})")
+    await protect(owner, "odd")
+    await owner.execute("INSERT INTO public.odd (id, t, last_fence_token) VALUES (1, 'a \" b', 1)")
+    await owner.close()
+    async with in_process(database) as http:
+        client, path = Client(http, 10), "/v1/data/odd"
+        for name, sql in columns.items():
+            bad: list[object] = ['a " b', {"a": {"b": "c"}}]
+            for value in [[each] for each in bad] if sql.endswith("[]") else bad:
+                for method, to, body in (
+                    ("PATCH", f"{path}/1", {name: value}), ("PUT", f"{path}/2", {"id": 2, name: value}),
+                    ("POST", path, {"id": 3, name: value}), ("PATCH", path, [{"id": 1, name: value}]),
+                ):  # fmt: skip
+                    answer = await client.write(method, to, body)
+                    assert (answer.status_code, answer.json().get("column")) == (400, name), (method, sql, answer.text)
+            text = '{"a \\" b"}' if sql.endswith("[]") else 'a " b'
+            for method, query in (
+                ("GET", f"{name}=in.({json.dumps(text)})"), ("DELETE", f"{name}=eq.{text}"),
+                ("GET", f"select=t::{sql}" if "." in sql and not sql.endswith("[]") else f"{name}=eq.{text}"),
+            ):  # fmt: skip
+                answer = await client.write(method, f"{path}?{quote(query, safe='=&:')}", None)
+                assert answer.status_code == 400, (method, query, answer.text)

@@ -47,7 +47,10 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
     reading.check(table, request.query)
     most = reading.Most(gateway.max_rows, gateway.max_answer_bytes, gateway.database.statement_timeout)
     try:
-        async with gateway.read_connection(request.caller) as connection:
+        async with (
+            gateway.read_connection(request.caller) as connection,
+            with_column(connection, table, None, query=request.query),
+        ):
             with map_errors(writing=False):
                 rows, total = await reading.rows(connection, table, request.query, most, count=request.count)
     except reading.TooManyBytesError as error:
@@ -68,7 +71,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     try:
         async with (
             gateway.read_connection(request.caller) as connection,
-            with_column(connection, table, None, request.key),
+            with_column(connection, table, None, request.key, Query(request.select)),
         ):
             with map_errors(writing=False):
                 row = await reading.row(connection, table, request.key, request.select, gateway.max_answer_bytes)

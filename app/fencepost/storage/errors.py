@@ -23,6 +23,8 @@ RETRIED: Final = frozenset({"40001", "40P01"})
 
 # One of PostgreSQL's internal errors, whose texts it does not translate.
 _INTERNAL: Final = "XX000"
+_SYNTAX_ERROR: Final = "42601"
+_INVALID_TEXT: Final = "22P02"
 _LOOKUP_FAILED: Final = "cache lookup failed for "
 
 _OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", _INTERNAL})
@@ -145,6 +147,19 @@ class RefusedError(StorageError):
     def of_the_gateway(self) -> bool:
         """Whether it is the gateway's login that lacks a privilege, though a caller's role was on (as_gateway.sql)."""
         return self.sqlstate == _PRIVILEGE and self.schema == "fencepost" and self._raised_by == _RAISED
+
+    @property
+    def may_be_of_a_value(self) -> bool:
+        """Whether a type, maybe an extension's, could not read a value, or may have called it an internal error."""
+        if self.sqlstate == _INTERNAL:
+            return not self.of_an_old_query_plan
+        return self.sqlstate.startswith("22") or self.sqlstate == _SYNTAX_ERROR
+
+    def blame(self, column: str) -> None:
+        """Name the column whose value is at fault: that is no internal error, then."""
+        self.column = column
+        if self.sqlstate == _INTERNAL:
+            self.sqlstate = _INVALID_TEXT
 
     @property
     def may_be_outdated(self) -> bool:

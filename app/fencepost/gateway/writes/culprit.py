@@ -1,28 +1,35 @@
 """Names the column whose value PostgreSQL could not take: its message has the value and the type, not the column.
 
-Asked only after a refusal: each value is converted alone, and the one that fails is it.
+Asked only after a refusal: each value is converted alone, and the one that fails is it. Some extensions' types (hstore,
+PostGIS's) call a text that they cannot read an internal error: with a culprit it is none.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from fencepost.gateway.writes.requests import Body
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
-from fencepost.storage.statements.checks import converts_key, converts_value
+from fencepost.storage.statements.casts import cast_type
+from fencepost.storage.statements.checks import converts_key, converts_text, converts_value
 from fencepost.storage.statements.parameters import Key
+from fencepost.storage.statements.query import NO_QUERY, Condition, Filter, Query, Selected
 from fencepost.storage.tables.catalog import Table
 
 
 @asynccontextmanager
-async def with_column(connection: Connection, table: Table, body: Body | None, key: Key = ()) -> AsyncIterator[None]:
+async def with_column(
+    connection: Connection, table: Table, body: Body | None, key: Key = (), query: Query = NO_QUERY
+) -> AsyncIterator[None]:
     """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
     try:
         yield
     except RefusedError as error:
         if _lacks_column(error) and not connection.is_in_transaction():
             with map_errors(writing=False):
-                error.column = await _culprit(connection, table, body, key)
+                culprit = await _culprit(connection, table, body, key, query)
+            if culprit is not None:
+                error.blame(culprit)
         raise
 
 
@@ -30,15 +37,31 @@ def _lacks_column(error: RefusedError) -> bool:
     # A domain's refusal is a constraint violation without a table; a table's own names its column. 22P05 is a NUL in
     # the body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
     of_a_domain = error.sqlstate in ("23514", "23502") and error.table is None
-    of_a_value = error.sqlstate.startswith("22") and error.sqlstate != "22P05"
+    of_a_value = error.may_be_of_a_value and error.sqlstate != "22P05"
     return error.column is None and (of_a_value or of_a_domain)
 
 
-async def _culprit(connection: Connection, table: Table, body: Body | None, key: Key) -> str | None:
+async def _culprit(connection: Connection, table: Table, body: Body | None, key: Key, query: Query) -> str | None:
     for position, name in enumerate(table.key if key else ()):
         if not await converts_key(connection, table, position, key[position]):
             return name
     for name in body.columns if body else ():
         if name in table.columns and not await converts_value(connection, table, name, body.text if body else ""):
             return name
+    for each in _conditions(query.filters):
+        if not await converts_text(connection, table, each.field.column, each.value):
+            return each.field.column
+    for item in query.select or ():
+        # How a cast to a type outside of pg_catalog fails is that type's own matter.
+        if isinstance(item, Selected) and item.cast is not None and "." in cast_type(table, item.cast):
+            return item.field.column
     return None
+
+
+def _conditions(filters: Sequence[Filter]) -> Iterator[Condition]:
+    """List the conditions whose values are cast to the types of their columns."""
+    for each in filters:
+        if not isinstance(each, Condition):
+            yield from _conditions(each.members)
+        elif not each.field.path and each.operator not in ("is", "like", "ilike"):
+            yield each

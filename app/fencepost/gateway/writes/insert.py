@@ -27,6 +27,7 @@ from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.keyed import Change, FencedRow
 from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.statements.query import Query
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -63,6 +64,7 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
         body=request.body,
         once=request.once,
         binding=binding,
+        query=Query(request.select),
         columns=request.body.columns,
         target=target,
     )

@@ -40,7 +40,7 @@ from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import Select
+from fencepost.storage.statements.query import Query, Select
 from fencepost.storage.statements.scope_names import scope_named, scope_of_row
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -108,10 +108,14 @@ def _operation(
     plan: Plan, request: KeyedWrite, write: Batched, check: KeyCheck, binding: Binding | None, name: str
 ) -> Operation:
     """Make what is decided alone."""
-    table, row, body, once = plan.table, write.row, request.body, request.once
+    table, row, body, once, query = plan.table, write.row, request.body, request.once, Query(request.select)
     if table.fence.scope is not None:
-        return OfRowInScope(table=table, row=row, body=body, once=once, binding=binding, plan=plan, check=check)
-    return OfRow(table=table, row=row, body=body, once=once, binding=binding, plan=plan, check=check, name=name)
+        return OfRowInScope(
+            table=table, row=row, body=body, once=once, binding=binding, query=query, plan=plan, check=check
+        )
+    return OfRow(
+        table=table, row=row, body=body, once=once, binding=binding, query=query, plan=plan, check=check, name=name
+    )
 
 
 def _ready_for(

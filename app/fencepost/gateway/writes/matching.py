@@ -21,7 +21,7 @@ from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
 from fencepost.storage.statements.parameters import Bound, RowWrite
-from fencepost.storage.statements.query import Filter, QueryError, Select
+from fencepost.storage.statements.query import Filter, Query, QueryError, Select
 from fencepost.storage.statements.query_sql import render_filters
 from fencepost.storage.statements.reading import check_filters
 from fencepost.storage.statements.scope_marks import Entered
@@ -67,7 +67,16 @@ async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch",
     kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
     named = binding is not None and table.fence.scope is None
     row, matching = RowWrite((), token, text), Matching(request, change, target, limit, named)
-    operation = kind(table=table, row=row, body=request.body, once=request.once, binding=binding, matching=matching)
+    query = Query(request.select, request.filters)
+    operation = kind(
+        table=table,
+        row=row,
+        body=request.body,
+        once=request.once,
+        binding=binding,
+        query=query,
+        matching=matching,
+    )
     return await perform(gateway, operation)
 
 

@@ -42,6 +42,7 @@ from fencepost.storage.errors import OutcomeUnknownError, RefusedError, Unavaila
 from fencepost.storage.statements.asking import KeyState, read_resource
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.parameters import Key, RowWrite
+from fencepost.storage.statements.query import NO_QUERY, Query
 from fencepost.storage.tables.catalog import ProtectedTable
 
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
@@ -68,6 +69,8 @@ class Operation(ABC):
     """The request's Idempotency-Key."""
     binding: Binding | None = None
     """What the token's seal is bound to; None: it has none."""
+    query: Query = NO_QUERY
+    """What it selects, and by which filters."""
 
     @property
     def in_transaction(self) -> bool:
@@ -205,7 +208,7 @@ def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
 
 
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
-    async with with_column(connection, operation.table, operation.body, operation.row.key):
+    async with with_column(connection, operation.table, operation.body, operation.row.key, operation.query):
         try:
             return await retry_conflicts(lambda: _once(connection, operation))
         except RefusedError as error:

@@ -38,7 +38,7 @@ from fencepost.storage.statements.asking import ElementScope, ElementState, ask_
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import LISTED_REFUSALS, Unwritten, write_elements
 from fencepost.storage.statements.parameters import RowWrite
-from fencepost.storage.statements.query import QueryError
+from fencepost.storage.statements.query import Query, QueryError
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -67,7 +67,8 @@ async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
     if not request.count:
         return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
     kind = NamedRows if table.fence.scope is None else NamedRowsInScopes
-    operation = kind(table=table, row=row, body=request.body, once=once, binding=binding, change=change)
+    query = Query(request.select)
+    operation = kind(table=table, row=row, body=request.body, once=once, binding=binding, query=query, change=change)
     return await perform(gateway, operation)
 
 

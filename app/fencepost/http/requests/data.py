@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from starlette.types import Receive
 
 from fencepost.http.requests.headers import Headers, RawHeaders
-from fencepost.http.requests.query import NO_QUERY
-from fencepost.storage.statements.query import Query, QueryError
+from fencepost.storage.statements.query import NO_QUERY, Query, QueryError
 
 
 @dataclass(slots=True)

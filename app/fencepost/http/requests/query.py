@@ -12,6 +12,7 @@ from fencepost.fencing.resource import MalformedResourceError, decode_segment
 from fencepost.http.requests.query_text import Cursor
 from fencepost.storage.statements.query import (
     CAST_TYPE,
+    NO_QUERY,
     Condition,
     Field,
     Filter,
@@ -51,9 +52,6 @@ _CAST = re.compile(r"::([^,()]*(?:\([^()]*\))?[^,()]*)")
 _ORDER = re.compile(r"(?:\.(asc|desc))?(?:\.nulls(first|last))?(?=[ \t]*(?:,|\Z))")
 
 _EMBEDDING = "embedded resources and aggregates are not supported, only columns of this table"
-
-
-NO_QUERY = Query()
 
 
 def parse_query(raw: bytes) -> Query:

@@ -1,4 +1,4 @@
-"""A body as SQL: what json_to_record makes of its members, and the one place where that becomes a column's value.
+"""A body as SQL: how json_to_record reads its members, and the one place where these become a column's values.
 
 JSON has one null. json_to_record reads it as SQL's, and so does a nullable column; a json or jsonb column that cannot
 have that takes JSON's: else a row that has it could not be sent back as it came. A member that is not there stays SQL's
@@ -12,6 +12,19 @@ from fencepost.storage.statements.row_sql import literal
 from fencepost.storage.tables.catalog import Column, Table, quote
 
 JSON_TYPES: Final = frozenset({"json", "jsonb"})
+
+
+def body_json(table: Table, columns: Sequence[str], body: object) -> str:
+    """Give a body, an object or an array of them, as json_to_record and json_to_recordset read it."""
+    columns = [name for name in columns if table.columns[name].with_hstores]
+    if not columns:
+        return str(body)
+    names = ", ".join(literal(name) for name in columns)
+    types = ", ".join(literal(table.columns[name].base_type) for name in columns)
+    return (
+        f"fencepost.hstores_as_text({body}, CAST(ARRAY[{names}] AS pg_catalog.text[]),"
+        f" CAST(ARRAY[{types}] AS pg_catalog.regtype[]))"
+    )
 
 
 def body_columns(table: Table, columns: Sequence[str]) -> str:

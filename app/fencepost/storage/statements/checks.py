@@ -5,16 +5,21 @@ from typing import Any, Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.body_sql import body_columns
+from fencepost.storage.statements.body_sql import body_columns, body_json
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import key_parameter, operator
 from fencepost.storage.tables.catalog import Table, quote
+
+_UNREADABLE: Final = (
+    *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError),  # a domain's CHECK is the latter
+    *(asyncpg.PostgresSyntaxError, asyncpg.InternalServerError),  # some types of extensions
+)
 
 
 async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:
     """Whether the key columns that the body names have the path's values: compared as their types, not as text."""
     bound = Bound()
-    source = f"json_to_record({bound.add(body, 'json')}) AS b({body_columns(table, named)})"
+    source = f"json_to_record({body_json(table, named, bound.add(body, 'json'))}) AS b({body_columns(table, named)})"
     tests = " AND ".join(
         # Not IS NOT DISTINCT FROM, which looks for its `=` along the search_path.
         f"(b.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, table.key.index(name))}) IS TRUE"
@@ -49,9 +54,18 @@ async def converts_value(connection: Connection, table: Table, column: str, body
     return await _runs(
         connection,
         f"SELECT pg_catalog.count(b.{quote(column)})"
-        f" FROM {function}({bound.add(body, 'json')}) AS b({quote(column)} {table.columns[column].type})",
+        f" FROM {function}({body_json(table, (column,), bound.add(body, 'json'))})"
+        f" AS b({quote(column)} {table.columns[column].type})",
         bound,
     )
+
+
+async def converts_text(connection: Connection, table: Table, column: str, value: str | tuple[str, ...]) -> bool:
+    """Whether what a filter compares a column with can be read as its type: a text, or each of several."""
+    bound, type_ = Bound(), table.columns[column].base_type
+    texts = bound.add([value] if isinstance(value, str) else list(value), "text[]")
+    read = f"SELECT pg_catalog.count(CAST(v AS {type_})) FROM pg_catalog.unnest({texts}) AS v"
+    return await _runs(connection, read, bound)
 
 
 def _key_type(table: Table, position: int) -> str:
@@ -62,7 +76,7 @@ async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
     statement: Any = compiled(text, bound.parameters)
     try:
         await statement.fetch(connection, None)
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # a domain's CHECK is the latter
+    except _UNREADABLE:
         return False
     return True
 

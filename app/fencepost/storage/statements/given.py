@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fencepost.storage.statements.body_sql import body_columns, body_value, takes_json_null
+from fencepost.storage.statements.body_sql import body_columns, body_json, body_value, takes_json_null
 from fencepost.storage.statements.parameters import BODY, Key, Parameter
 from fencepost.storage.statements.row_sql import ELEMENT, ORDINAL, operator, resource_sql
 from fencepost.storage.tables.catalog import Table, quote
@@ -76,7 +76,7 @@ def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
 def elements(table: Table, columns: Sequence[str]) -> Given:
     """Give the elements of the body, a JSON array, as rows of `b`."""
     names = [quote(c) for c in columns] or ["ignored"]
-    function = f"json_to_recordset({BODY}) AS ({body_columns(table, columns)})"
+    function = f"json_to_recordset({body_json(table, columns, BODY)}) AS ({body_columns(table, columns)})"
     if any(takes_json_null(table.columns[c]) for c in columns):
         names.append(ELEMENT)
         function += f", json_array_elements({BODY})"

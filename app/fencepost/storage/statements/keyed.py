@@ -17,7 +17,7 @@ from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.answers import JSON, Shown
-from fencepost.storage.statements.body_sql import body_columns, body_value
+from fencepost.storage.statements.body_sql import body_columns, body_json, body_value
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.mark import mark_of
 from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
@@ -155,7 +155,7 @@ def insert(table: ProtectedTable, columns: tuple[str, ...], target: Shown, wait:
         values = {quote(c): body_value(table, c, quote(c), first) for c in columns}
         answer = _answer(table, target, mark_of(table).shown, wait, named=True)
         source = (
-            f"json_to_recordset({BODY}) AS b({body_columns(table, columns)})"
+            f"json_to_recordset({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})"
             if columns
             else f"json_array_elements({BODY}) AS b({ORDINAL})"
         )
@@ -247,7 +247,9 @@ def _values(table: Table, columns: tuple[str, ...]) -> dict[str, str]:
 
 
 def _body(table: Table, columns: tuple[str, ...]) -> str:
-    return f" FROM json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
+    if not columns:
+        return ""
+    return f" FROM json_to_record({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})"
 
 
 def _compiled(text: str, wait: Wait) -> WriteStatement:

@@ -17,7 +17,7 @@ from typing import Final
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.answers import JSON, Shown
-from fencepost.storage.statements.body_sql import body_columns, body_value
+from fencepost.storage.statements.body_sql import body_columns, body_json, body_value
 from fencepost.storage.statements.given import elements
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.mark import mark_of
@@ -101,7 +101,9 @@ def by_filter(
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
     columns = change.columns if change is not None else ()
     values = {c: body_value(table, c, f"b.{quote(c)}", BODY) for c in columns}
-    source = f", json_to_record({BODY}) AS b({body_columns(table, columns)})" if columns else ""
+    source = (
+        f", json_to_record({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})" if columns else ""
+    )
     kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
     hit = (
         f"SELECT {', '.join(_columns_of_met_rows(table, change, target))} FROM {table.sql_name} AS r WHERE {conditions}"

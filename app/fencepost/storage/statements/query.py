@@ -92,6 +92,9 @@ class Query:
     """`?columns=a,b`: which keys of the body count (PostgREST)."""
 
 
+NO_QUERY = Query()
+
+
 class QueryError(ValueError):
     """The query cannot be understood. The message names the parameter and what is wrong with it."""
 

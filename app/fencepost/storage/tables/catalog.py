@@ -49,6 +49,8 @@ class Column:
     max_length: int | None = None
     collation: str | None = None
     """As SQL writes it, qualified and quoted; None: the database's own, or none at all."""
+    with_hstores: bool = False
+    """Whether values are hstores, or arrays or composites that may have some."""
 
     @property
     def is_array(self) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import asyncpg
 
@@ -23,6 +23,7 @@ from fencepost.storage.tables.catalog import (
     TableKind,
     quote,
 )
+from fencepost.storage.tables.columns import COLUMNS, DEFAULTS, column_of
 from fencepost.storage.tables.effects import CHANGES, REACHES, REACHES_ITSELF, SHARES, SHOWS_CALLER, SUPPRESSES
 
 _KINDS: Final[dict[str, TableKind]] = {
@@ -33,7 +34,6 @@ _KINDS: Final[dict[str, TableKind]] = {
     "f": "foreign table",
 }
 _RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
-_IDENTITY: Final[dict[str, Literal["", "always", "by default"]]] = {"": "", "a": "always", "d": "by default"}
 
 PROTECTED: Final = (
     "p.name, p.rule, p.source, p.functions, p.key_columns, p.requires_key, p.scope, p.verify, p.max_token, p.max_jump,"
@@ -79,50 +79,6 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
  WHERE {_SERVED}
  ORDER BY n.nspname, c.relname"""
 
-# base: the type below all domains; a domain may lie over a domain.
-COLUMNS: Final = """
-WITH RECURSIVE base(oid, below, typmod, not_null) AS (
-  SELECT t.oid, t.oid, -1, false FROM pg_type t
-  UNION ALL
-  SELECT b.oid, t.typbasetype, t.typtypmod, b.not_null OR t.typnotnull
-    FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
-)
-SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
-       format_type(a.atttypid, a.atttypmod) AS type, format_type(bt.oid, -1) AS base_type,
-       bt.typname::text AS base_name, a.attnotnull OR base.not_null AS not_null,
-       d.oid IS NOT NULL AS has_default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
-       col_description(a.attrelid, a.attnum) AS comment,
-       (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
-         WHERE e.enumtypid = CASE WHEN bt.typelem <> 0 AND bt.typlen = -1 THEN bt.typelem ELSE bt.oid END)
-         AS enum_labels,
-       (SELECT format('%I.%I', ln.nspname, l.collname) FROM pg_collation l
-          JOIN pg_namespace ln ON ln.oid = l.collnamespace
-         WHERE l.oid = a.attcollation AND l.collprovider <> 'd') AS collation,
-       CASE WHEN bt.typname IN ('varchar', 'bpchar')
-            THEN nullif(greatest(a.atttypmod, base.typmod) - 4, -5) END AS max_length,
-       greatest(a.atttypmod, base.typmod) >= 0
-         AND bt.typname IN ('numeric', 'timestamp', 'timestamptz', 'time') AS lossy
-  FROM pg_attribute a
-  JOIN pg_class c ON c.oid = a.attrelid
-  JOIN pg_namespace n ON n.oid = c.relnamespace
-  JOIN base ON base.oid = a.atttypid
-  JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
-  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
- WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
-   AND (cardinality($1::text[]) = 0 OR n.nspname = ANY($1))
- ORDER BY a.attrelid, a.attnum"""
-
-# pg_get_expr takes the table's lock since PostgreSQL 18: asked apart, and left out where it is locked.
-DEFAULTS: Final = """
-SELECT d.adrelid::int8 AS oid, a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
-  FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
-  JOIN pg_class c ON c.oid = d.adrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')"""
-
-UNKNOWN_DEFAULT: Final = "…"
-"""Stands for a default whose expression could not be read."""
-
 BOUND: Final = """ARRAY(
          SELECT a.attname::text FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid
            JOIN pg_attribute a ON a.attrelid = p.relation AND a.attnum = d.refobjsubid
@@ -161,23 +117,6 @@ SCOPE_TRIGGERS = 4
 def api_name(schema: str, relation: str) -> str:
     """Name a table as the API does. A dot in a public table's name would read like a schema, so it is qualified."""
     return relation if schema == "public" and "." not in relation else f"{schema}.{relation}"
-
-
-def _column(row: asyncpg.Record, expression: str | None) -> Column:
-    return Column(
-        name=row["name"],
-        type=row["type"],
-        base_type=row["base_type"],
-        base_name=row["base_name"],
-        nullable=not row["not_null"],
-        default=(expression or UNKNOWN_DEFAULT) if row["has_default"] and not row["generated"] else None,
-        generated=row["generated"],
-        identity=_IDENTITY[row["identity"]],
-        comment=row["comment"],
-        enum_labels=tuple(row["enum_labels"] or ()),
-        max_length=row["max_length"],
-        collation=row["collation"],
-    )
 
 
 def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
@@ -249,7 +188,7 @@ async def load(connection: Connection, served: Served, version: int) -> Catalog:
     by_table: defaultdict[int, dict[str, Column]] = defaultdict(dict)
     lossy: defaultdict[int, set[str]] = defaultdict(set)
     for row in columns:
-        by_table[row["oid"]][row["name"]] = _column(row, defaults.get((row["oid"], row["name"])))
+        by_table[row["oid"]][row["name"]] = column_of(row, defaults.get((row["oid"], row["name"])))
         if row["lossy"]:
             lossy[row["oid"]].add(row["name"])
     tables: dict[str, Table] = {}
