@@ -123,7 +123,7 @@ async def test_settings_that_a_session_begins_with_change_no_verdict(race: Race,
             await fresh.execute("SELECT set_config($1, $2, false)", name, value)
             mark = await assert_judged(race, fresh, mark)
             # The gateway's DELETE is a function, too.
-            delete = f"SELECT pg_catalog.count(*) FROM {race.fence.delete_function}('k'::pg_catalog.text, $1, true)"
+            delete = f"SELECT pg_catalog.count(*) FROM {race.fence.delete_function}('k'::pg_catalog.text, $1, NULL)"
             assert [await fresh.fetchval(delete, token) for token in (mark, mark + 1)] == [0, 1], name
             await fresh.execute("RESET search_path")
             assert await race.insert(fresh, "k", mark + 2), name

@@ -257,7 +257,7 @@ async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
 async def test_a_delete_that_looks_before_it_has_the_lock_would_leave_no_mark(connect: Connect, database: str) -> None:
     race = await a_race(connect, database)
     stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
-    function = f'fencepost."{stem}_delete"(text, bigint, boolean)'
+    function = f'fencepost."{stem}_delete"(text, bigint, text[])'
     await mutate(
         race,
         function,

@@ -100,7 +100,7 @@ INSERT INTO "public"."items" AS r ("what", "last_fence_token")
 --   $3 = 137
 --   $4 = 0
 SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
-  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, False) AS r
+  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
   WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- DELETE: 200
@@ -110,7 +110,7 @@ SELECT $4::int AS number, ''::text AS json, $3::bigint AS mark, '' AS resource
 --   $3 = 153
 --   $4 = 0
 SELECT $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."line", r."what") AS x OFFSET 0) AS j) AS json, $3::bigint AS mark, '' AS resource
-  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, True) AS r
+  FROM fencepost."items_cda7b43c4b_delete"(CAST($1::text AS text), CAST($2::text AS integer), $3::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."items" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND r."last_fence_token" < $3::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- PATCH with its key, spelled otherwise: 200

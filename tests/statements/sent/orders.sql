@@ -97,7 +97,7 @@ INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
 --   $2 = 137
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
-  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, False) AS r
+  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- DELETE: 200
@@ -106,7 +106,7 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $2 = 153
 --   $3 = 0
 SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
-  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, True) AS r
+  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206

@@ -78,7 +78,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $5 = 137
 --   $6 = 0
 SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
-  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, False) AS r
+  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- DELETE: 200
@@ -90,7 +90,7 @@ SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
 --   $5 = 153
 --   $6 = 0
 SELECT $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, $5::bigint AS mark, '' AS resource
-  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, True) AS r
+  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- PATCH with its key, spelled otherwise: 200

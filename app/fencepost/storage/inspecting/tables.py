@@ -60,7 +60,7 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
          AS functions_gone,
        (SELECT array_to_string(f.proargtypes::oid[], ',') <> (
           SELECT string_agg(a.atttypid::text, ',' ORDER BY k.n) || ',' || 'int8'::regtype::oid
-                 || ',' || 'bool'::regtype::oid FROM pg_index i
+                 || ',' || 'text[]'::regtype::oid FROM pg_index i
             CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, n)
             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
            WHERE i.indrelid = c.oid AND i.indisprimary AND k.n <= i.indnkeyatts)
@@ -126,7 +126,9 @@ def _broken(row: asyncpg.Record) -> list[str]:
     if _names(row["key"]) != _names(row["key_columns"]):
         broken.append("the primary key has changed")
     elif row["key_retyped"]:
-        broken.append("a column of the primary key has another type now, and keyed deletes fail")
+        broken.append(
+            "a column of the primary key has another type now, and keyed deletes fail (or an old version protected it)"
+        )
     now = api_name(str(row["schema"]), str(row["relation"]))
     if now != row["name"]:
         broken.append(f"the table is called {now} now, and its resources are still {row['name']}/…")

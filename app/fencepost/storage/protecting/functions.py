@@ -11,8 +11,9 @@ from typing import Final
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import EXTERNAL, Rule
 from fencepost.storage.protecting.bounds import Bounds
+from fencepost.storage.protecting.deleting import delete_body
 from fencepost.storage.protecting.target import Target
-from fencepost.storage.statements.row_sql import comparison, dollar, issued_by, literal, oldest_of, resource_sql
+from fencepost.storage.statements.row_sql import dollar, issued_by, literal, oldest_of, resource_sql
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
 PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
@@ -83,7 +84,7 @@ class Functions:
             trigger_function("insmark", f"SECURITY DEFINER {_PINNED}"),
             trigger_function("del", f"SECURITY DEFINER {_PINNED}"),
             self._drop_other_deletes(),
-            f"CREATE OR REPLACE FUNCTION {self.function_name('delete')}({arguments}, token bigint, shown boolean)"
+            f"CREATE OR REPLACE FUNCTION {self.function_name('delete')}({arguments}, token bigint, shown text[])"
             f" RETURNS SETOF {self.table}"
             f" LANGUAGE plpgsql AS {dollar(bodies['delete'])}",
             # Triggers fire without this privilege; with it any role could attach a marking function to its own table.
@@ -109,7 +110,7 @@ class Functions:
         """Drop the function that deletes by a key of other types, or gives the rows of another table. One with the
         present signature stays the same object: a DELETE that has found it, and waits for the table, will call it.
         """
-        types = ", ".join([*(k.type for k in self.target.key), "bigint", "boolean"])
+        types = ", ".join([*(k.type for k in self.target.key), "bigint", "text[]"])
         delete = f"{self.function_name('delete')}({types})"
         body = f"""
 DECLARE
@@ -133,7 +134,7 @@ END"""
             "ins": self._insert(),
             "insmark": self._inserted(),
             "del": self._deleted(),
-            "delete": self._delete(),
+            "delete": delete_body(self.target, self.table, self.rule),
         }
 
     def _update(self) -> str:
@@ -229,45 +230,6 @@ END"""
         """
         strange = f"pg_typeof({record}.{MARK_COLUMN}) <> 'bigint'::regtype"
         return f"IF {strange} THEN PERFORM fencepost.outdated({self.name}); END IF;"
-
-    def _delete(self) -> str:
-        """The gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end. A row
-        that is not `shown` comes back as nulls: its other columns are not read, and need no privilege.
-        """
-        op = f"OPERATOR(pg_catalog.{comparison(self.rule)})"
-        match = " AND ".join(f"r.{quote(k.name)} {_EQ} k{n}" for n, k in enumerate(self.target.key, 1))
-        delete = f"DELETE FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token"
-        return f"""
-#variable_conflict use_variable
-DECLARE
-  before pg_catalog.text := pg_catalog.current_setting('fencepost.token', true);
-BEGIN
-  PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({self.name}, '=', token), true);
-  FOR round IN 1..10 LOOP
-    IF shown THEN
-      RETURN QUERY {delete} RETURNING r.*;
-    ELSE
-      RETURN QUERY {delete} RETURNING (NULL::{self.table}).*;
-    END IF;
-    EXIT WHEN FOUND;
-    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
-    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
-    PERFORM FROM {self.table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token;
-    IF NOT FOUND THEN
-      -- A transaction that has no number has written nothing; xmin is a column of its own, to which few have a right.
-      EXIT WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NULL;
-      PERFORM FROM {self.table} AS r WHERE {match} AND fencepost.is_own_write(r.xmin);
-      EXIT WHEN NOT FOUND;
-    END IF;
-    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({self.name}); END IF;
-  END LOOP;
-  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
-  IF NOT EXISTS (SELECT FROM fencepost.protected p
-                  WHERE p.relation {_EQ} {literal(self.table)}::pg_catalog.regclass) THEN
-    PERFORM fencepost.outdated({self.name});
-  END IF;
-  PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
-END"""
 
 
 def give_functions(functions: Sequence[str]) -> str:

@@ -125,9 +125,16 @@ def delete(table: ProtectedTable, target: Shown, wait: Wait) -> WriteStatement:
         write = f"DELETE FROM {table.sql_name} AS r"
         return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
     key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
-    call = f"{table.fence.delete_function}({key}, {TOKEN}, {bool(target.targets)}) AS r"
+    call = f"{table.fence.delete_function}({key}, {TOKEN}, {_shown(table, target)}) AS r"
     held = f" WHERE {_lock_row(table, passes, lock)}" if wait == "skip" else ""
     return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call}{held}", wait)
+
+
+def _shown(table: ProtectedTable, target: Shown) -> str:
+    """List the columns that the table's function for DELETE shall read; NULL: all of them."""
+    if target.targets and set(target.columns) >= set(table.visible):
+        return "NULL"
+    return f"CAST(ARRAY[{', '.join(literal(column) for column in target.columns)}] AS pg_catalog.text[])"
 
 
 def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:

@@ -1,0 +1,66 @@
+"""The function by which the gateway deletes a row of a protected table."""
+
+from typing import Final
+
+from fencepost.fencing.token import Rule
+from fencepost.storage.protecting.target import Target
+from fencepost.storage.statements.row_sql import comparison, literal
+from fencepost.storage.tables.catalog import MARK_COLUMN, quote
+
+_EQ: Final = "OPERATOR(pg_catalog.=)"
+_GT: Final = "OPERATOR(pg_catalog.>)"
+
+
+def delete_body(target: Target, table: str, rule: Rule) -> str:
+    """Write the gateway's DELETE in one round trip: the token is bound to this table, and is taken back at its end. The
+    row comes back with the columns that are `shown`, all of them if that is NULL, and with nulls in place of others:
+    these are not read, and need no privilege.
+    """
+    name, op = literal(target.name), f"OPERATOR(pg_catalog.{comparison(rule)})"
+    given = [f"k{n}" for n, _ in enumerate(target.key, 1)]
+
+    def written(keys: list[str], token: str) -> tuple[str, str]:
+        match = " AND ".join(f"r.{quote(k.name)} {_EQ} {key}" for k, key in zip(target.key, keys, strict=True))
+        return match, f"DELETE FROM {table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} {token}"
+
+    match, delete = written(given, "token")
+    of_some = written([f"${n}" for n, _ in enumerate(given, 1)], f"${len(given) + 1}")[1] + " RETURNING "
+    return f"""
+#variable_conflict use_variable
+DECLARE
+  before pg_catalog.text := pg_catalog.current_setting('fencepost.token', true);
+BEGIN
+  PERFORM pg_catalog.set_config('fencepost.token', pg_catalog.concat({name}, '=', token), true);
+  FOR round IN 1..10 LOOP
+    IF shown IS NULL THEN
+      RETURN QUERY {delete} RETURNING r.*;
+    ELSIF pg_catalog.cardinality(shown) {_EQ} 0 THEN
+      RETURN QUERY {delete} RETURNING (NULL::{table}).*;
+    ELSE
+      RETURN QUERY EXECUTE pg_catalog.concat({literal(of_some)}, (
+        SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
+                 WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,
+                 a.attname), ', ' ORDER BY a.attnum)
+          FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid {_EQ} {literal(table)}::pg_catalog.regclass AND a.attnum {_GT} 0 AND NOT a.attisdropped))
+        USING {", ".join([*given, "token"])};
+    END IF;
+    EXIT WHEN FOUND;
+    -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
+    -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
+    PERFORM FROM {table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token;
+    IF NOT FOUND THEN
+      -- A transaction that has no number has written nothing; xmin is a column of its own, to which few have a right.
+      EXIT WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NULL;
+      PERFORM FROM {table} AS r WHERE {match} AND fencepost.is_own_write(r.xmin);
+      EXIT WHEN NOT FOUND;
+    END IF;
+    IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({name}); END IF;
+  END LOOP;
+  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({name});
+  END IF;
+  PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
+END"""
