@@ -5,6 +5,8 @@ import pytest
 from fencepost.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
 from fencepost.storage.statements.query import (
     Condition,
+    Field,
+    Group,
     QueryError,
 )
 
@@ -37,6 +39,10 @@ from fencepost.storage.statements.query import (
         ("select=a::int;drop table x", "no type's name"),
         ("select=a b,*c", "expected a comma, ::type or the end"),
         ("order=a.ascending", "expected a comma, or .asc or .desc"),
+        ('a=in.("b,c)', 'begins with " and does not end with one before , or )'),
+        ('or=(a.eq."b,c.eq.1)', 'begins with " and does not end with one before , or )'),
+        ('a=in.("b"c)', 'begins with " and does not end with one before , or )'),
+        ('a=in.("b", "c")', 'begins with " and does not end with one before , or )'),
         ("limit=-1", "limit=-1: must be a whole number from 0"),
         ("limit=1.0", "must be a whole number"),
         ("offset=9223372036854775808", "offset=9223372036854775808: must be a whole number"),
@@ -78,3 +84,15 @@ def test_the_number_of_terms_is_bounded_but_not_the_length_of_a_list() -> None:
     (only,) = parse_query(b"a=in.(" + b",".join([b"1"] * 20_000) + b")").filters
     assert isinstance(only, Condition)
     assert len(only.value) == 20_000
+
+
+def test_blanks_count_in_values_and_nowhere_else() -> None:
+    query = parse_query(b"%20status%09=in.(%20lead,%20b)&%20limit=1&or=(%20a.eq.%20b%20,%20c.is.null%20)&a=eq.%20b")
+    assert query.limit == 1
+    names, either, plain = query.filters
+    assert names == Condition(Field("status"), "in", (" lead", " b"))
+    assert either == Group("or", (Condition(Field("a"), "eq", " b "), Condition(Field("c"), "is", "null")))
+    assert plain == Condition(Field("a"), "eq", " b")
+    assert parse_query(b"a=in.(%20)").filters == (Condition(Field("a"), "in", (" ",)),)
+    with pytest.raises(QueryError, match="limit: given twice"):
+        parse_query(b"limit=1&limit%20=2")

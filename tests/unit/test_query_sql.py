@@ -159,3 +159,9 @@ def test_a_select_becomes_a_target_list(raw: str, sql: str) -> None:
 def test_a_selected_column_that_sql_cannot_express_is_refused(item: Selected) -> None:
     with pytest.raises(QueryError, match=r"^select: "):
         render_select(TABLE, (item,), Bound())
+
+
+@pytest.mark.parametrize("raw", ["t->>a=is.null", "n->0=eq.1", "m->>a=is.null", "or=(n.eq.1,t->a.is.null)"])
+def test_a_path_into_what_has_no_parts_is_refused(raw: str) -> None:
+    with pytest.raises(QueryError, match="into which no JSON path leads"):
+        render_filters(TABLE, parse_query(raw.encode()).filters, Bound())

@@ -1,6 +1,7 @@
 """Reads a request's body. It is read to know its keys, and goes to PostgreSQL as it came (docs/decisions/0004)."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -45,19 +46,54 @@ async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[byt
     if kind is None and raw:
         raise RequestError(_NO_TYPE)
     try:
-        return raw, orjson.loads(raw)
+        value = orjson.loads(raw)
+        if _may_repeat(raw, value):
+            value = _carefully(raw)
     except orjson.JSONDecodeError as error:
         try:
-            return raw, _with_large_numbers(raw)
+            value = _carefully(raw)
         except (ValueError, RecursionError) as other:
             # At a number that is too large orjson stops; that would do, and what is wrong comes after it.
             fault = other if str(error).startswith("number") else error
             raise RequestError(bad_request(f"body: not JSON: {fault}")) from error
+    for each in value if isinstance(value, list) else (value,):
+        if isinstance(each, _Repeating):
+            raise RequestError(bad_request(f"body: {each.repeated[:100]} is given twice; which one counts?"))
+    return raw, value
 
 
-def _with_large_numbers(raw: bytes) -> object:
-    """Read JSON in which there may be numbers that orjson refuses, and nothing else that it refuses."""
-    value: object = json.loads(raw.decode(), parse_int=_integer, parse_float=float, parse_constant=_no_constant)
+def _may_repeat(raw: bytes, value: object) -> bool:
+    """Whether an object may have a member twice, of which orjson keeps one: then fewer colons are left. A colon may
+    also be in a string, there as an escape that orjson writes as a colon.
+    """
+    try:
+        return b"\\u003" in raw or raw.count(b":") != orjson.dumps(value).count(b":")
+    except orjson.JSONEncodeError:  # it reads deeper than it writes
+        return True
+
+
+class _Repeating(dict[str, Any]):
+    """An object that has a member twice."""
+
+    repeated: str
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    repeating, times = _Repeating(members), Counter(name for name, _ in pairs)
+    repeating.repeated = next(name for name in times if times[name] > 1)
+    return repeating
+
+
+def _carefully(raw: bytes) -> object:
+    """Read JSON in which there may be numbers that orjson refuses, and nothing else that it refuses; and see members
+    that are there twice. Within a value of a column they may be: json, other than jsonb, has both.
+    """
+    value: object = json.loads(
+        raw.decode(), parse_int=_integer, parse_float=float, parse_constant=_no_constant, object_pairs_hook=_object_of
+    )
     json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no character
     return value
 

@@ -60,7 +60,8 @@ def parse_query(raw: bytes) -> Query:
         return NO_QUERY
     single: dict[str, str] = {}
     filters: list[Filter] = []
-    for name, value in query_pairs(raw):
+    for given, value in query_pairs(raw):
+        name = given.strip(" \t")
         if name in _SINGLE:
             if name in single:
                 raise QueryError(f"{name}: given twice")
@@ -274,9 +275,9 @@ def _operator(cursor: Cursor) -> Operator:
 
 def _list(cursor: Cursor) -> tuple[str, ...]:
     """Read `(a,"b,c")`. `()` is empty, `("")` holds one empty text (to PostgREST both are empty)."""
-    if not cursor.accept_spaced("("):
+    if not cursor.accept_spaced("(", before_value=True):
         raise cursor.unexpected("( before the values of in")
-    if cursor.accept_spaced(")"):
+    if cursor.accept(")"):
         return ()
     values = [cursor.element()]
     while cursor.accept(","):

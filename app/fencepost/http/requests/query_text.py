@@ -2,6 +2,9 @@
 
 What may stand where follows PostgREST's own parser (src/PostgREST/ApiRequest/QueryParams.hs). One difference:
 it ignores what follows a complete term (`id=in.(1)2`); here that is an error.
+
+Blanks are spaces and tabs. In a value each counts, also beside the comma or bracket that ends it; around names, commas
+and brackets they do not count.
 """
 
 import re
@@ -18,6 +21,7 @@ _KEY = re.compile(r"[^(\-:.,>)]+(?:-(?!>)[^(\-:.,>)]+)*")
 _INDEX = re.compile(r"-?[0-9]+(?=->|::|[.,]|\Z)")
 _QUOTED = re.compile(r'"([^\\"]*(?:\\.[^\\"]*)*)"', re.DOTALL)
 _QUOTED_VALUE = re.compile(_QUOTED.pattern + r"(?=[,)]|\Z)", re.DOTALL)
+_BEGUN_QUOTE = re.compile(r"[ \t]*\"")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _BARE_VALUE = re.compile(r"[^,)]*")
 _ARRAY_VALUE = re.compile(r"\{[^{}]*\}")
@@ -61,12 +65,13 @@ class Cursor:
         """Step over spaces and tabs."""
         self.match(_SPACES)
 
-    def accept_spaced(self, literal: str) -> bool:
-        """Step over `literal` with spaces around it; without it, stay."""
+    def accept_spaced(self, literal: str, *, before_value: bool = False) -> bool:
+        """Step over `literal` with blanks around it; without it, stay. Before a value the blanks behind it remain."""
         start = self.position
         self.skip_spaces()
         if self.accept(literal):
-            self.skip_spaces()
+            if not before_value:
+                self.skip_spaces()
             return True
         self.position = start
         return False
@@ -144,5 +149,7 @@ class Cursor:
         return _ESCAPED.sub(r"\1", match[1]) if match else None
 
     def _bare(self) -> str:
+        if _BEGUN_QUOTE.match(self.text, self.position):
+            raise self.error('a value begins with " and does not end with one before , or ): "a,b", "say \\"hi\\""')
         match = self.match(_BARE_VALUE)
         return match[0] if match else ""

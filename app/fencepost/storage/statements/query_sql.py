@@ -82,6 +82,8 @@ def _operand(table: Table, field: Field, bound: Bound, alias: str) -> tuple[str,
     sql, type_ = f"{alias}.{quote(column.name)}", column.base_type
     if not field.path:
         return sql, type_
+    if not column.takes_path:
+        raise QueryError(f"{column.name}: it is {column.type}, into which no JSON path leads")
     if column.base_name not in {"json", "jsonb"}:
         # As in PostgREST: a path leads into arrays and composites too.
         sql, type_ = f"pg_catalog.to_jsonb({sql})", "jsonb"

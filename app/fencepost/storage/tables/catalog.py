@@ -52,6 +52,14 @@ class Column:
     with_hstores: bool = False
     """Whether values are hstores, or arrays or composites that may have some."""
 
+    has_parts: bool = False
+    """Whether values are composites, or become json by a cast of their type's own, as hstores do."""
+
+    @property
+    def takes_path(self) -> bool:
+        """Whether a JSON path leads into values: of anything else it would be null, and `is.null` true of every row."""
+        return self.base_name in {"json", "jsonb"} or self.is_array or self.has_parts
+
     @property
     def is_array(self) -> bool:
         """Whether values are arrays (any number of dimensions)."""

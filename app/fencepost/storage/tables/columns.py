@@ -36,6 +36,8 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
        CASE WHEN bt.typname IN ('varchar', 'bpchar')
             THEN nullif(greatest(a.atttypmod, base.typmod) - 4, -5) END AS max_length,
        EXISTS (SELECT FROM with_hstores h WHERE h.oid = bt.oid) AS with_hstores,
+       bt.typtype = 'c' OR EXISTS (SELECT FROM pg_cast k WHERE k.castsource = bt.oid
+         AND k.casttarget IN ('json'::regtype, 'jsonb'::regtype)) AS has_parts,
        greatest(a.atttypmod, base.typmod) >= 0
          AND bt.typname IN ('numeric', 'timestamp', 'timestamptz', 'time') AS lossy
   FROM pg_attribute a
@@ -76,4 +78,5 @@ def column_of(row: asyncpg.Record, expression: str | None) -> Column:
         max_length=row["max_length"],
         collation=row["collation"],
         with_hstores=row["with_hstores"],
+        has_parts=row["has_parts"],
     )
