@@ -126,9 +126,7 @@ def _broken(row: asyncpg.Record) -> list[str]:
     if _names(row["key"]) != _names(row["key_columns"]):
         broken.append("the primary key has changed")
     elif row["key_retyped"]:
-        broken.append(
-            "a column of the primary key has another type now, and keyed deletes fail (or an old version protected it)"
-        )
+        broken.append("a column of the primary key has another type now, and keyed deletes fail")
     now = api_name(str(row["schema"]), str(row["relation"]))
     if now != row["name"]:
         broken.append(f"the table is called {now} now, and its resources are still {row['name']}/…")
