@@ -71,7 +71,7 @@ async def test_observers_see_who_leads_and_each_change(client: Client, gateway_u
 async def test_observers_connect_again_and_get_nothing_twice(demo_database: str, short_dir: Path) -> None:
     async with (
         gateway_process(demo_database, short_dir) as gateway,
-        Client(gateway.url, retry=Retry(attempts=100)) as c,
+        Client(gateway.url, retry=Retry(patience=PATIENCE)) as c,
         aclosing(c.leaders("scheduler")) as leaders,
     ):
         async with c.elect("scheduler", ttl=60, owner="a"):
@@ -89,7 +89,7 @@ async def test_a_silent_stream_is_cut_off_and_connected_again(
 ) -> None:
     monkeypatch.setattr("fencepost.client.elections.observing.SILENCE", 0.5)
     async with (
-        Client(link.url, retry=Retry(attempts=3, first=0, longest=0)) as c,
+        Client(link.url, retry=Retry(patience=1, first=0.1, longest=0.1)) as c,
         Client(gateway_url, owner="a") as direct,
         aclosing(c.leaders("scheduler")) as leaders,
     ):

@@ -27,7 +27,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
     caplog.set_level(logging.INFO, "fencepost.client")
     async with (
         gateway_process(demo_database, short_dir) as gateway,
-        Client(gateway.url, retry=Retry(60)) as c,
+        Client(gateway.url, retry=Retry(PATIENCE)) as c,
         c.lock(ORDER, ttl=20) as lease,
     ):
         first = (await c.locks(ORDER))[0].expires_at
@@ -55,7 +55,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
 async def test_an_unreachable_gateway_is_unavailable_and_nothing_hangs(demo_database: str, short_dir: Path) -> None:
     async with (
         gateway_process(demo_database, short_dir) as gateway,
-        Client(gateway.url, retry=Retry(attempts=2, first=0.01, longest=0.01)) as c,
+        Client(gateway.url, retry=Retry(patience=0.1, first=0.01, longest=0.01)) as c,
     ):
         await c.get("orders", "order-123")
         await gateway.kill()
@@ -162,7 +162,7 @@ async def test_a_lost_answer_to_a_write_is_asked_for_again_and_the_write_is_done
 async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_and_the_fence_shows_it(
     link: Link, counting: Counting
 ) -> None:
-    async with Client(link.url, transport=counting, retry=Retry(attempts=1)) as c, c.lock(ORDER) as lease:
+    async with Client(link.url, transport=counting, retry=Retry(patience=0)) as c, c.lock(ORDER) as lease:
         await c.get("orders", "order-123")
         with cut(link, matching="PATCH /"), pytest.raises(OutcomeUnknown) as unknown:
             await c.patch("orders", "order-123", {"status": "paid"}, lease=lease)
@@ -179,7 +179,7 @@ async def test_a_lost_answer_that_is_not_asked_for_again_is_an_unknown_outcome_a
 
 
 async def test_given_up_for_want_of_an_answer_gives_the_lock_back(gateway_url: str, link: Link) -> None:
-    async with Client(link.url, retry=Retry(attempts=1)) as c, Client(gateway_url) as direct:
+    async with Client(link.url, retry=Retry(patience=0)) as c, Client(gateway_url) as direct:
         await c.locks()
         with cut(link), pytest.raises(Unavailable):
             await c.lock("job", ttl=60).__aenter__()

@@ -90,7 +90,7 @@ async def test_a_submission_whose_answer_is_lost_is_repeated_and_done_once(
 
 @pytest.mark.long("second tests of queued writes")
 async def test_a_submission_without_an_answer_is_repeated_by_its_key(link: Link, client: Client) -> None:
-    async with Client(link.url, retry=Retry(attempts=1)) as c:
+    async with Client(link.url, retry=Retry(patience=0)) as c:
         with cut(link, matching="PATCH /"), pytest.raises(OutcomeUnknown) as unknown:
             await c.submit.patch("orders", "order-123", {"status": "paid"}, token=90)
         key = unknown.value.idempotency_key

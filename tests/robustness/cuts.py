@@ -70,7 +70,7 @@ class Writers:
     async def _with_sdk(self, name: str, keys: tuple[str, ...]) -> None:
         """The SDK repeats what it does not know, by itself."""
         chance = random.Random(f"{self.seed} {name}")
-        async with Client(self.url, owner=name, retry=Retry(attempts=60, first=0.01, longest=0.2)) as client:
+        async with Client(self.url, owner=name, retry=Retry(patience=10, first=0.01, longest=0.2)) as client:
             for number in itertools.count():
                 if self.enough():
                     return

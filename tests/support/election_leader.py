@@ -13,6 +13,7 @@ What happens is printed to stdout, a JSON object a line:
 
 import asyncio
 import json
+import math
 import sys
 
 from tests.support.elections import WITHIN
@@ -23,7 +24,7 @@ from fencepost.testing.servers.waiting import eventually
 
 PACE = 0.005  # seconds between two writes, so that there is something left for others to do
 ROW = ("orders", "order-123")
-PATIENT = Retry(attempts=1_000_000)
+PATIENT = Retry(patience=math.inf)
 
 
 async def main() -> None:

@@ -81,6 +81,15 @@ class ManualClock:
         self._due = [each for each in self._due if not each.over]
 
 
+class Hurried(ManualClock):
+    """A clock on which every wait is over at once, and is noted."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._now += seconds
+        await asyncio.sleep(0)
+
+
 async def settled() -> None:
     """Return when everything that can run has run."""
     for _ in range(SPINS):

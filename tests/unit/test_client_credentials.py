@@ -22,6 +22,7 @@ from fencepost.client import (
 )
 from fencepost.client.http.credentials import Credentials, end_of
 from fencepost.client.http.retry import Retry
+from fencepost.testing.servers.waiting import PATIENCE
 
 NOW = 1_800_000_000.0
 
@@ -164,13 +165,13 @@ async def test_a_token_that_stays_refused_is_an_error_of_its_own() -> None:
 async def test_what_gives_no_token_sends_nothing() -> None:
     gateway = Gateway("good")
     for give in (Giver(OSError("no network")), Giver(""), Giver("two words"), Giver("e\nvil")):
-        once = Retry(attempts=1)
+        once = Retry(patience=0)
         async with Client("http://x", token=give, transport=gateway, retry=once) as client:
             with pytest.raises(Unavailable, match="no token could be had"):
                 await client.select("orders")
     assert gateway.seen == []
     give = Giver(OSError("no network"), "good")
-    async with Client("http://x", token=give, transport=gateway, retry=Retry(2, 0.001, 0.001)) as client:
+    async with Client("http://x", token=give, transport=gateway, retry=Retry(PATIENCE, 0.001, 0.001)) as client:
         await client.select("orders")
 
 

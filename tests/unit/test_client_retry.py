@@ -1,13 +1,12 @@
 """What is sent again, and what never. The transport is a mock that fails as the test sets it; time stands still."""
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 from tests.client.counting import Mock, problem
-from tests.support.manual_clock import ManualClock
+from tests.support.manual_clock import Hurried
 
 from fencepost.client import (
     ApiError,
@@ -28,15 +27,6 @@ AWAY = problem(503, "FP010", retryable=True)
 BUSY = problem(503, "55P03", retryable=True)
 UNKNOWN = problem(503, "FP009", retryable=True)
 STALE = problem(409, "FP001", retryable=False)
-
-
-class Hurried(ManualClock):
-    """A clock on which every wait is over at once, and is noted."""
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self._now += seconds
-        await asyncio.sleep(0)
 
 
 def ok() -> httpx.Response:
@@ -123,16 +113,17 @@ async def test_a_refusal_is_never_tried_again(refusal: Exception, kind: type[Api
 
 async def test_trying_ends_and_the_last_error_is_reported() -> None:
     mock = Mock(REFUSED)
-    async with client(mock, Retry(attempts=3)) as c:
+    clock = Hurried()
+    async with Client("http://mock", transport=mock, clock=clock) as c:
         with pytest.raises(Unavailable, match=r"GET /v1/data/orders/1 could not be sent: ConnectError: refused"):
             await c.get("orders", 1)
-    assert len(mock.requests) == 3
+    assert clock.now() == pytest.approx(1005.0), "the last try begins when patience ends"
 
 
 async def test_waits_double_with_jitter_and_obey_retry_after() -> None:
     clock = Hurried()
     mock = Mock(*[REFUSED] * 6, problem(503, "FP010", retryable=True, **{"Retry-After": "7"}), ok)
-    async with Client("http://mock", transport=mock, clock=clock) as c:
+    async with Client("http://mock", transport=mock, clock=clock, retry=Retry(patience=60)) as c:
         await c.get("orders", 1)
     steps = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
     assert all(step / 2 <= slept <= step for slept, step in zip(clock.slept, steps, strict=False))
@@ -140,9 +131,11 @@ async def test_waits_double_with_jitter_and_obey_retry_after() -> None:
     assert len({Retry().delay(3) for _ in range(10)}) > 1
 
 
-@pytest.mark.parametrize("arguments", [{"attempts": 0}, {"first": -1.0}, {"first": 3.0, "longest": 2.0}])
+@pytest.mark.parametrize(
+    "arguments", [{"patience": -1.0}, {"patience": float("nan")}, {"first": -1.0}, {"first": 3.0, "longest": 2.0}]
+)
 def test_a_retry_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="attempts is at least 1"):
+    with pytest.raises(ValueError, match="patience is at least 0"):
         Retry(**arguments)
 
 
@@ -187,7 +180,7 @@ async def test_a_grant_whose_answer_comes_late_is_renewed_before_it_is_handed_ou
         return granted(201)
 
     mock = Mock(granted_late, lambda: httpx.Response(200, json={}))
-    async with Client("http://mock", transport=mock, clock=clock, retry=Retry(attempts=1)) as c:
+    async with Client("http://mock", transport=mock, clock=clock, retry=Retry(patience=0)) as c:
         lease = await c.lock("a").__aenter__()
         assert [request.url.path for request in mock.requests[1:]] == ["/v1/leases/7/renew"] * renewals
         assert lease.trust.until == pytest.approx(1000.0 + (late if renewals else 0.0) + 28.5)
@@ -204,7 +197,7 @@ async def test_a_write_is_not_sent_again_when_trust_ends_between_two_attempts() 
     clock = Hurried()
     away = problem(503, "FP010", retryable=True, **{"Retry-After": "20"})
     mock = Mock(lambda: granted(201), away)
-    async with Client("http://mock", transport=mock, clock=clock) as c:
+    async with Client("http://mock", transport=mock, clock=clock, retry=Retry(patience=60)) as c:
         lease = await c.lock("a").__aenter__()
         with pytest.raises(LeaseLost):
             await c.patch("orders", 1, {"status": "x"}, lease=lease)

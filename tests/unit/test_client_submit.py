@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 import httpx
 import pytest
 from tests.client.counting import Mock, problem
-from tests.support.manual_clock import ManualClock
-from tests.unit.test_client_retry import Hurried
+from tests.support.manual_clock import Hurried, ManualClock
 
 from fencepost.client import (
     Client,

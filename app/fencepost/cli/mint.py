@@ -12,9 +12,7 @@ from fencepost.cli.locking.options import DEFAULT_URL, lost_exit_code_option
 from fencepost.client import ApiError, Retry, SystemClock, Token, Unauthenticated
 from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
 from fencepost.client.http.exchange import Call, Exchange
-from fencepost.client.leases.acquiring import SECRET_HEADER
-
-_ANSWER_SECONDS = 10.0
+from fencepost.client.leases.acquiring import ANSWER_SECONDS, SECRET_HEADER
 
 
 @click.command()
@@ -56,7 +54,7 @@ async def _mint(url: str, api_token: Token | None, lease: str, secret: str, coun
         url,
         retry=Retry(),
         clock=SystemClock(),
-        timeout=_ANSWER_SECONDS,
+        timeout=ANSWER_SECONDS,
         headers={},
         verify=True,
         transport=None,

@@ -36,8 +36,9 @@ class Client(Elections, Rows):
     token: a token or API key, sent as `Authorization: Bearer …`; or a callable that gives one, asynchronous or not
         (`token_from_file(…)`). It is asked again when a JWT ends soon, and when the gateway answers 401.
     owner: the holder's name, as others see it; default `user@host:pid`.
-    retry: how often a request is tried again, where that is safe.
-    timeout: seconds for an answer (5 at most to connect); an acquire's wait comes on top.
+    retry: for how long a request that failed is tried again, where that is safe.
+    timeout: seconds of silence after which one try is given up (5 at most to connect). An acquire has 10 seconds after
+        its wait.
     headers: sent with every request. verify: as httpx takes it.
     decimals: read numbers with a fraction as decimal.Decimal instead of float.
     transport, clock: for tests and for unusual networks.

@@ -55,7 +55,7 @@ def test_a_gateway_behind_a_link(fenced_table: FencedTables) -> None:
     orders = fenced_table(ORDERS, rows=[{"order_id": "7", "status": "new"}])
     with (
         Link.to(orders.url, between=("service", "gateway")) as link,
-        SyncClient(link.url, timeout=0.3, retry=Retry(attempts=1)) as client,
+        SyncClient(link.url, timeout=0.3, retry=Retry(patience=0)) as client,
     ):
         assert client.get("orders", "7")["status"] == "new"
         with partitioned("service", "gateway"), pytest.raises(Unavailable):
@@ -65,7 +65,7 @@ def test_a_gateway_behind_a_link(fenced_table: FencedTables) -> None:
 
 def test_a_paused_gateway(fenced_table: FencedTables, fencepost_gateway: OwnGateway) -> None:
     orders = fenced_table(ORDERS, rows=[{"order_id": "7", "status": "new"}])
-    with SyncClient(orders.url, timeout=0.3, retry=Retry(attempts=1)) as client:
+    with SyncClient(orders.url, timeout=0.3, retry=Retry(patience=0)) as client:
         with paused(fencepost_gateway), pytest.raises(Unavailable):
             client.get("orders", "7")
         assert client.get("orders", "7")["status"] == "new"

@@ -8,6 +8,7 @@ was stopped or starved and sees the loss late, the command gets only what is lef
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -34,13 +35,14 @@ from fencepost.client import (
     Term,
     Token,
 )
+from fencepost.client.leases.acquiring import ANSWER_SECONDS
 from fencepost.client.leases.trust import Timings
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
 _SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
 _LOGGER: Final = logging.getLogger("fencepost.client")
 _CLOCK: Final = SystemClock()
-_PATIENT: Final = Retry(attempts=1_000_000_000)
+_PATIENT: Final = Retry(patience=math.inf)
 """For a candidate that stays one: a gateway that is away comes back."""
 
 
@@ -123,7 +125,7 @@ async def run_under_lock(job: Job) -> Outcome:
     with relay.handle_signals(), _client_log(job):
         try:
             if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
-                async with Client(job.url, token=job.token) as client:
+                async with Client(job.url, token=job.token, timeout=ANSWER_SECONDS) as client:
                     await client.leader(job.election, source=job.source)
             while (outcome := await _hold(job, relay)).lost and job.again and relay.command_ended():
                 job.print_line(f"campaigning again for {job.election}")
@@ -143,7 +145,8 @@ async def run_under_lock(job: Job) -> Outcome:
 async def _hold(job: Job, relay: Relay) -> Outcome:
     _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
-        client = Client(job.url, token=job.token, owner=job.owner, retry=_PATIENT if job.again else Retry())
+        retry = _PATIENT if job.again else Retry()
+        client = Client(job.url, token=job.token, owner=job.owner, retry=retry, timeout=ANSWER_SECONDS)
         lock = _lock(client, job)
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -103,7 +103,7 @@ class Elections:
         and the next one whenever that changes. It never ends by itself.
 
         It connects again by itself, and leaves out terms that began and ended meanwhile. Unavailable when the gateway
-        cannot be asked as often as `retry` tries: who leads is not known then.
+        cannot be asked for as long as `retry` says: who leads is not known then.
         """
         return leaders(self._exchange, name, source)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from fencepost.client.errors import Unavailable
 from fencepost.client.http.exchange import Call, Exchange
 from fencepost.client.http.jsontext import loads
+from fencepost.client.http.retry import Failures
 from fencepost.client.problem import as_time
 
 SILENCE: Final = 25.0
@@ -59,24 +60,27 @@ async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGen
     """Give the leader, and each other one after it. See `Client.leaders`."""
     call = election_call(name, source, events=True)
     last_seen: str | None = _NO_EVENT
-    failures = 0
+    failures = Failures(exchange.retry, exchange.clock, SILENCE)
     while True:
-        asked_to_wait: float | None = None
+        failed: Unavailable | None = None
         try:
             async with exchange.stream(call) as lines:
                 async for data in _events(lines):
-                    failures = 0
+                    failures = Failures(exchange.retry, exchange.clock, SILENCE)
                     leader = _read(data)
                     lease_id = None if leader is None else leader.lease_id
                     if lease_id != last_seen:
                         last_seen = lease_id
                         yield leader
         except Unavailable as error:
-            if not error.may_repeat or failures + 1 >= exchange.retry.attempts:
+            if not error.may_repeat:
                 raise
-            asked_to_wait = error.retry_after
-        failures += 1
-        await exchange.clock.sleep(exchange.retry.delay(failures, asked_to_wait))
+            failed = error
+        pause = failures.pause(failed.retry_after if failed else None)
+        if pause is None and failed is not None:
+            raise failed
+        # A stream that ended was answered: a gateway that stops ends it so.
+        await exchange.clock.sleep(exchange.retry.longest if pause is None else pause)
 
 
 def _read(data: str) -> Leader | None:

@@ -4,6 +4,8 @@ Lease upkeep has connections of its own: a renewal must not queue behind a thous
 wait for their turn in the gateway for half a minute.
 """
 
+import asyncio
+import math
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -144,35 +146,47 @@ class Exchange:
         await self._data.aclose()
         await self._upkeep.aclose()
 
-    async def once(self, call: Call) -> Answer:
-        """Send a request, one time; whatever is not a success is raised. A request that was refused for its token, and
-        so did nothing, is sent once more if there is another token.
+    def seconds(self, call: Call) -> float:
+        """Give how long a try of a request may take: silence for so long ends it. One of a lease's upkeep, whose
+        answers are small, ends after so long in any case.
         """
+        return self._timeout if call.read_seconds is None else call.read_seconds
+
+    async def once(self, call: Call, most: float = math.inf) -> Answer:
+        """Send a request, one time, which takes `most` seconds if its own limit is longer; whatever is not a success is
+        raised. A request that was refused for its token, and so did nothing, is sent once more if there is another
+        token.
+        """
+        seconds = min(self.seconds(call), most)
         client = self._connections(call)
         content = None if call.body is None else dumps(call.body)
         token = await self._credentials.current()
-        response = await self._send(client, call, content, token)
+        response = await self._send(client, call, content, token, seconds)
         if response.status_code == _UNAUTHENTICATED and await self._credentials.replace(token):
-            response = await self._send(client, call, content, await self._credentials.current())
+            response = await self._send(client, call, content, await self._credentials.current(), seconds)
         if not response.is_success:
             raise error_of(_problem(response), writes=call.writes)
         return Answer(response.status_code, response.headers, self._body(call, response))
 
     async def _send(
-        self, client: httpx.AsyncClient, call: Call, content: bytes | None, token: str | None
+        self, client: httpx.AsyncClient, call: Call, content: bytes | None, token: str | None, seconds: float
     ) -> httpx.Response:
         headers = _headers(call, token)
         if content is not None:
             headers["Content-Type"] = "application/json"
-        with foreign_errors(call):
-            return await client.request(
-                call.method,
-                call.path,
-                params=list(call.params) or None,
-                headers=headers,
-                content=content,
-                timeout=self._patience(call),
-            )
+        try:
+            async with asyncio.timeout(seconds if call.upkeep else None):
+                with foreign_errors(call):
+                    return await client.request(
+                        call.method,
+                        call.path,
+                        params=list(call.params) or None,
+                        headers=headers,
+                        content=content,
+                        timeout=self._limits(seconds),
+                    )
+        except TimeoutError as error:
+            raise _no_answer(call, f"no answer within {seconds:.3g} s") from error
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[str]]:
@@ -200,7 +214,7 @@ class Exchange:
             call.path,
             params=list(call.params) or None,
             headers=_headers(call, token),
-            timeout=self._patience(call),
+            timeout=self._limits(self.seconds(call)),
         )
 
     def _connections(self, call: Call) -> httpx.AsyncClient:
@@ -209,16 +223,15 @@ class Exchange:
             raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)
         return client
 
-    def _patience(self, call: Call) -> httpx.Timeout:
-        return httpx.Timeout(
-            self._timeout,
-            connect=min(self._timeout, CONNECT_SECONDS),
-            read=call.read_seconds if call.read_seconds is not None else self._timeout,
-        )
+    def _limits(self, seconds: float) -> httpx.Timeout:
+        other = min(self._timeout, seconds)
+        return httpx.Timeout(other, connect=min(other, CONNECT_SECONDS), read=seconds)
 
     async def repeat(self, call: Call) -> Answer:
         """Send a request, again if that can help and the client's `retry` allows it."""
-        return await run_with_retry(self.retry, self.clock, lambda: self.once(call), once=call.once)
+        return await run_with_retry(
+            self.retry, self.clock, lambda most: self.once(call, most), seconds=self.seconds(call), once=call.once
+        )
 
     def _body(self, call: Call, response: httpx.Response) -> object:
         if response.content == _NOTHING_READ:

@@ -10,6 +10,7 @@ may be granted yet: so the client withdraws it. If that request does not arrive,
 """
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +23,7 @@ from fencepost.client.http.retry import DEFAULT_RETRY, run_with_retry
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
 SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
+AGAIN_SLICE: Final = 2.0  # seconds
 ABANDON_SECONDS: Final = 2.0
 _TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
 _CREATED: Final = 201
@@ -69,25 +71,32 @@ class AcquireRequest:
 
 
 async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
-    """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises."""
+    """Return the grant. LockHeld when the wait is over, and whatever `Exchange.repeat` raises; all that when the wait,
+    ANSWER_SECONDS and the patience of `retry` have passed, at the latest.
+    """
     clock = exchange.clock
     deadline = None if request.wait is None else clock.now() + request.wait
+    asked_for_all = False
 
     def left() -> float:
         return float("inf") if deadline is None else max(deadline - clock.now(), 0.0)
 
-    async def attempt() -> GrantAnswer:
+    async def attempt(most: float) -> GrantAnswer:
+        nonlocal asked_for_all
         wait = left()
+        # After a failure not for long: an answer shows that the gateway is back, and the next failure is a first one.
+        asked = min(wait, WAIT_SLICE if most == math.inf else min(AGAIN_SLICE, most / 2))
+        asked_for_all = asked == wait
         sent = clock.now()
-        answer = await exchange.once(request.call(min(wait, WAIT_SLICE), keep_place=wait > WAIT_SLICE))
+        answer = await exchange.once(request.call(asked, keep_place=not asked_for_all), most)
         return GrantAnswer.read(answer.body, sent=sent, received=clock.now(), repeated=answer.status != _CREATED)
 
     while True:
-        started, wait = clock.now(), left()
+        started, seconds = clock.now(), min(left(), WAIT_SLICE) + ANSWER_SECONDS
         try:
-            return await run_with_retry(exchange.retry, clock, attempt)
+            return await run_with_retry(exchange.retry, clock, attempt, seconds=seconds)
         except LockHeld as held:
-            if wait <= WAIT_SLICE or not left():
+            if asked_for_all or not left():
                 raise
             if clock.now() - started < _TOO_SOON:
                 # The gateway does not let us wait so long, or has too many waiters: ask again, without haste.
@@ -101,7 +110,8 @@ async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
     try:
         await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, withdrawn)
     except (ApiError, TimeoutError) as error:
-        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", ", ".join(request.locks), error)
+        names, why = ", ".join(request.locks), str(error) or f"no answer within {ABANDON_SECONDS:g} s"
+        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
 
 
 def release_call(lease_id: str, secret: str) -> Call:

@@ -165,12 +165,14 @@ class Lease:
 
     async def send(self, call: Call) -> Answer:
         """Send a request under the lease: before each attempt, LeaseLost unless it can be trusted."""
+        exchange = self._exchange
 
-        async def attempt() -> Answer:
+        async def attempt(most: float) -> Answer:
             self.check()
-            return await self._exchange.once(call)
+            return await exchange.once(call, most)
 
-        return await run_with_retry(self._exchange.retry, self._exchange.clock, attempt, once=call.once)
+        seconds = exchange.seconds(call)
+        return await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=seconds, once=call.once)
 
     async def release(self) -> None:
         """Give the lock back. Errors are logged, not raised: a release that is not delivered is left to the TTL.
@@ -188,7 +190,8 @@ class Lease:
         try:
             await before(clock, clock.now() + patience, self._exchange.repeat(call))
         except (ApiError, TimeoutError) as error:
-            logger.warning("lease %s of %s could not be released: %s", self.id, ", ".join(self.locks), error or "late")
+            names, why = ", ".join(self.locks), str(error) or f"no answer within {patience:.3g} s"
+            logger.warning("lease %s of %s could not be released: %s", self.id, names, why)
 
     # What the watchdog needs.
 

@@ -52,7 +52,9 @@ async def renew_in_time(lease: Lease, clock: Clock) -> bool:
             left = trust.remaining
             logger.log(level, "lease %s is lost in %.1f s, unless the gateway renews it: %s", lease.id, left, refusal)
         except (ApiError, TimeoutError) as error:
-            logger.info("lease %s: renewal attempt %d failed: %s", lease.id, failures, error or "no answer in time")
+            logger.info(
+                "lease %s: renewal attempt %d failed: %s", lease.id, failures, str(error) or "no answer in time"
+            )
         pause = max(min(_AGAIN.delay(failures), trust.remaining / 4), SHORTEST_PAUSE)
         await clock.sleep(min(pause, trust.remaining))
     raise AssertionError

@@ -93,7 +93,7 @@ class Exchange:
                 async with asyncio.timeout(CONNECT_WITHIN):
                     _, self._connection = await loop.create_connection(_Connection, self._host, self._port)
             except (OSError, TimeoutError) as error:
-                raise NotSentError(f"no connection to {self.url}: {error or 'timeout'}") from None
+                raise NotSentError(f"no connection to {self.url}: {str(error) or 'timeout'}") from None
         return self._connection
 
 
@@ -141,7 +141,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
-        self._lost(f"the connection was cut: {exc or 'closed by the server'}")
+        self._lost(f"the connection was cut: {str(exc or '') or 'closed by the server'}")
 
     def _lost(self, why: str) -> None:
         if self._answer is not None and not self._answer.done():

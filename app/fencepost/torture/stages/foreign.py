@@ -88,7 +88,7 @@ def look(url: str) -> dict[str, Any]:
     try:
         status, body = ask(parts.hostname, port or 80, "/readyz", headers=_headers())
     except (OSError, http.client.HTTPException) as error:
-        raise BadInputError(f"no gateway can be reached at {url}: {error or type(error).__name__}.") from error
+        raise BadInputError(f"no gateway can be reached at {url}: {str(error) or type(error).__name__}.") from error
     if status == _UNAUTHENTICATED and isinstance(body, dict):
         raise BadInputError(f"the gateway at {url} does not accept the token: {body.get('detail')}")
     if not isinstance(body, dict) or not (body.keys() >= _READY_MEMBERS or body.keys() == {"status"}):

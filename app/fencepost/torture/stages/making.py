@@ -61,7 +61,7 @@ async def drop(database_url: str, tables: Sequence[Fenced]) -> None:
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ProtectError) as error:
         names = ", ".join(f"public.{table.name}" for table in tables)
         raise RunFailedError(
-            f"the tables of the run could not be dropped: {error or type(error).__name__}. Those that are left of"
+            f"the tables of the run could not be dropped: {str(error) or type(error).__name__}. Those that are left of"
             f" {names} have to be dropped by hand: fencepost unprotect TABLE, and DROP TABLE"
         ) from error
 

@@ -47,7 +47,7 @@ class _Clients(ABC):
         """Take a lock, work under it, and leave it; or not get it."""
         if not self._clients:  # they belong to the event loop
             urls = self._actor.assignment.gateways
-            retry = fencepost.Retry(attempts=5, first=0.02, longest=0.2)
+            retry = fencepost.Retry(patience=0.5, first=0.02, longest=0.2)
             owner = self._actor.name
             token = run_token() if self._actor.assignment.authenticated else None
             self._clients = [
