@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.cli.running import Running, StartLock, release, variables_in, waiters, whole_lines, written
+from tests.cli.running import Running, StartLock, locks, release, variables_in, waiters, whole_lines, written
 from tests.client.gateways import gateway_process
 
 from fencepost.testing.servers.processes import alive
@@ -36,6 +36,23 @@ async def test_the_command_runs_with_its_term_and_writes_under_it(
     running.process.communicate("\n")
     assert await running.ended() == 7
     assert (await http.get("/v1/elections?name=jobs/nightly")).json()["leader"] is None
+
+
+async def test_a_leader_takes_other_locks_and_claims_with_its_election(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    options = ("--claim", "--claim-resource", "orders/order-124", "--also", "orders/order-125")
+    lock("orders/order-123", *options, "sh", "-c", f"{ENV}; {FOR_EVER}", verb="elect")
+    seen = await variables_in(tmp_path / "env")
+    held = {state["name"]: state["lease_id"] for state in await locks(http)}
+    assert held == dict.fromkeys(["election/orders/order-123", "orders/order-125"], seen["FENCEPOST_LEASE"])
+    token = int(seen["FENCE_TOKEN"])
+    for row in ("order-123", "order-124", "order-125"):
+        answers = [
+            await http.patch(f"/v1/data/orders/{row}", json={"note": "x"}, headers={"X-Fence-Token": str(presented)})
+            for presented in (token - 1, token)
+        ]
+        assert [answer.status_code for answer in answers] == [409, 200], row
 
 
 async def test_a_candidate_waits_and_is_elected_with_a_higher_term(
@@ -133,7 +150,9 @@ async def test_without_a_gateway_again_does_not_wait_for_ever(lock: StartLock) -
     assert await running.ended() == 69
 
 
-@pytest.mark.parametrize("arguments", [("e", "--source", "no_such", "true"), ("", "true"), ("e",)])
+@pytest.mark.parametrize(
+    "arguments", [("e", "--source", "no_such", "true"), ("", "true"), ("e",), ("e", "--claim", "true")]
+)
 async def test_bad_usage_is_refused(lock: StartLock, arguments: tuple[str, ...]) -> None:
     assert await lock(*arguments, verb="elect").ended() == 2
 

@@ -58,6 +58,16 @@ async def test_a_leader_writes_under_its_term_and_its_successors_is_higher(gatew
         assert await a.leader("jobs/nightly") is None
 
 
+async def test_a_leader_is_elected_with_other_locks_and_claims(client: Client) -> None:
+    async with client.elect("orders/order-123", also="b", claim=["orders/order-123", "orders/order-124"]) as term:
+        assert term.locks == ("b", "election/orders/order-123")
+        assert term.election == "orders/order-123"
+        assert [claim.row and claim.row["order_id"] for claim in term.claims] == ["order-123", "order-124"]
+    async with client.elect("orders/order-123", claim=True) as term:
+        assert term.row is not None
+        assert term.row["order_id"] == "order-123"
+
+
 async def test_observers_see_who_leads_and_each_change(client: Client, gateway_url: str) -> None:
     async with Client(gateway_url, owner="b") as b, aclosing(client.leaders("scheduler")) as leaders:
         assert await seen(leaders) is None

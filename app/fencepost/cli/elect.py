@@ -6,8 +6,10 @@ from fencepost.cli.api_token import read_api_token
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
+    claims_for,
     ending_options,
     grace_for,
+    taking_options,
     wait_for,
     waiting_options,
 )
@@ -36,6 +38,7 @@ The command's environment:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @waiting_options
+@taking_options
 @click.option(
     "--again",
     is_flag=True,
@@ -51,6 +54,9 @@ def elect(  # noqa: PLR0913 - one for each option
     ttl: float,
     wait: float | None,
     no_wait: bool,
+    also: tuple[str, ...],
+    claim: bool,
+    claim_resource: tuple[str, ...],
     again: bool,
     writes: tuple[str, ...],
     source: str | None,
@@ -62,8 +68,9 @@ def elect(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Wait to be elected leader of NAME, run COMMAND, and end it when leadership is lost.
 
-    The leader is the holder of the lock election/NAME. When COMMAND ends by itself, this command resigns and exits with
-    its code; start it again to stay a candidate. Signals are passed on to COMMAND.
+    The leader is the holder of the lock election/NAME, and of those that --also names; --claim claims NAME.
+    When COMMAND ends by itself, this command resigns and exits with its code; start it again to stay a candidate.
+    Signals are passed on to COMMAND.
     """
     if not name:
         raise click.UsageError("NAME: an election has a name")
@@ -71,8 +78,8 @@ def elect(  # noqa: PLR0913 - one for each option
         url=url,
         token=read_api_token(api_token_file),
         token_file=api_token_file,
-        names=(f"election/{name}",),
-        claims=(),
+        names=(f"election/{name}", *also),
+        claims=claims_for((name, *also), claim_resource, claim=claim),
         owner=owner,
         source=source,
         writes=writes,

@@ -6,8 +6,10 @@ from fencepost.cli.api_token import read_api_token
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
+    claims_for,
     ending_options,
     grace_for,
+    taking_options,
     wait_for,
     waiting_options,
 )
@@ -34,11 +36,7 @@ The command's environment:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @waiting_options
-@click.option(
-    "--also", multiple=True, metavar="NAME", help="A further lock: all are taken together, or none. Repeatable."
-)
-@click.option("--claim", is_flag=True, help="Fence off older holders from what the locks are named after (TABLE/KEY).")
-@click.option("--claim-resource", multiple=True, metavar="RESOURCE", help="Fence them off from this. Repeatable.")
+@taking_options
 @ending_options
 def lock(  # noqa: PLR0913 - one for each option
     *,
@@ -72,7 +70,7 @@ def lock(  # noqa: PLR0913 - one for each option
         token=read_api_token(api_token_file),
         token_file=api_token_file,
         names=names,
-        claims=(*names, *claim_resource) if claim else claim_resource,
+        claims=claims_for(names, claim_resource, claim=claim),
         owner=owner,
         source=source,
         writes=writes,

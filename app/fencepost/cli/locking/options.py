@@ -47,6 +47,15 @@ _WAITING: Final = (
     ),
     click.option("-n", "--no-wait", is_flag=True, help="Do not wait: the same as --wait 0."),
 )
+_TAKING: Final = (
+    click.option(
+        "--also", multiple=True, metavar="NAME", help="A further lock: all are taken together, or none. Repeatable."
+    ),
+    click.option(
+        "--claim", is_flag=True, help="Fence off older holders from what NAME and --also are the names of (TABLE/KEY)."
+    ),
+    click.option("--claim-resource", multiple=True, metavar="RESOURCE", help="Fence them off from this. Repeatable."),
+)
 lost_exit_code_option: Final = click.option(
     "--lost-exit-code",
     type=click.IntRange(0, 255),
@@ -90,6 +99,11 @@ def waiting_options(command: Command) -> Command:
     return _with(_WAITING, command)
 
 
+def taking_options(command: Command) -> Command:
+    """Add the options about what is taken and claimed together."""
+    return _with(_TAKING, command)
+
+
 def ending_options(command: Command) -> Command:
     """Add the options about who we are, and how it may end."""
     return _with(_ENDING, command)
@@ -104,6 +118,11 @@ def grace_for(ttl: float, grace: float | None) -> float:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return grace
+
+
+def claims_for(named: tuple[str, ...], resources: tuple[str, ...], *, claim: bool) -> tuple[str, ...]:
+    """Read --claim, which claims what is `named`, and --claim-resource."""
+    return (*named, *resources) if claim else resources
 
 
 def wait_for(wait: float | None, *, no_wait: bool) -> float | None:

@@ -51,7 +51,7 @@ class Job:
     """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
 
     token: what the client takes; token_file: its file, if --api-token-file names one.
-    election: what to be elected for, instead of `names`. again: campaign anew when leadership was lost.
+    election: what to be elected for, with the first of `names`. again: campaign anew when leadership was lost.
     """
 
     url: str
@@ -169,7 +169,14 @@ def _lock(client: Client, job: Job) -> Lock:
     margin = margin_for(job.ttl, job.grace)
     if job.election is not None:
         return client.elect(
-            job.election, ttl=job.ttl, wait=job.wait, margin=margin, source=job.source, writes=job.writes
+            job.election,
+            ttl=job.ttl,
+            wait=job.wait,
+            claim=job.claims,
+            also=job.names[1:],
+            margin=margin,
+            source=job.source,
+            writes=job.writes,
         )
     return client.lock(
         job.names,

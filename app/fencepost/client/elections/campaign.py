@@ -10,7 +10,14 @@ from typing import Final
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.elections.observing import Leader, election_call, leader_in, leaders
 from fencepost.client.http.exchange import Exchange
-from fencepost.client.leases.acquire_request import FIRST_TOKENS, Writes, make_acquire_request
+from fencepost.client.leases.acquire_request import (
+    FIRST_TOKENS,
+    Claims,
+    Names,
+    Writes,
+    make_acquire_request,
+    several,
+)
 from fencepost.client.leases.acquiring import AcquireRequest
 from fencepost.client.leases.lease import Lease
 from fencepost.client.leases.lock import Background, Lock
@@ -64,12 +71,14 @@ class Elections:
     _background: Background
     _owner: str
 
-    def elect(
+    def elect(  # noqa: PLR0913 - all but the name have a default
         self,
         name: str,
         *,
         ttl: float = 30.0,
         wait: float | None = None,
+        claim: Claims = False,
+        also: Names = (),
         owner: str | None = None,
         margin: float | None = None,
         cancel_on_loss: bool = False,
@@ -80,13 +89,17 @@ class Elections:
 
         ttl: how long after its last renewal a leader that is gone is still taken for one.
         wait: how long to wait to be elected before LockHeld; default: for ever.
+        claim: True claims what has the election's name, and those of `also`, together with the grant: older leaders are
+            fenced off (R7). Or the names of other resources.
+        also: further locks that the leader holds, and is elected with or not at all; with the built-in source.
         writes: what the leader may write where the gateway seals tokens: resources, or `orders/*`.
         """
+        others = several(also)
         request = make_acquire_request(
-            _lock_of(name),
+            (_lock_of(name), *others),
             ttl=ttl,
             wait=wait,
-            claim=False,
+            claim=(name, *others) if claim is True else claim,
             owner=owner or self._owner,
             tokens=FIRST_TOKENS,
             source=source,

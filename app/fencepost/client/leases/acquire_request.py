@@ -36,7 +36,7 @@ def make_acquire_request(
     writes: Writes = (),
 ) -> AcquireRequest:
     """Check the arguments of `lock`, and choose the lease's secret. ValueError names what makes no sense."""
-    locks = _several(name)
+    locks = several(name)
     if not locks:
         raise ValueError("lock: at least one name")
     if wait is not None and not 0 <= wait < float("inf"):
@@ -51,7 +51,7 @@ def make_acquire_request(
         wait=wait,
         tokens=tokens,
         source=source,
-        writes=_several(writes),
+        writes=several(writes),
         secret=secrets.token_urlsafe(SECRET_BYTES),
     )
 
@@ -68,8 +68,9 @@ def default_owner() -> str:
 def _claims(claim: Claims, locks: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(claim, bool):
         return locks if claim else ()
-    return _several(claim)
+    return several(claim)
 
 
-def _several(names: Names) -> tuple[str, ...]:
+def several(names: Names) -> tuple[str, ...]:
+    """Give the names, also where it is one."""
     return (names,) if isinstance(names, str) else tuple(names)

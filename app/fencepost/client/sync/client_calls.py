@@ -135,6 +135,8 @@ class SyncClientCalls:
         *,
         ttl: float = 30.0,
         wait: float | None = None,
+        claim: Claims = False,
+        also: Names = (),
         owner: str | None = None,
         margin: float | None = None,
         source: str | None = None,
@@ -144,10 +146,23 @@ class SyncClientCalls:
 
         ttl: how long after its last renewal a leader that is gone is still taken for one.
         wait: how long to wait to be elected before LockHeld; default: for ever.
+        claim: True claims what has the election's name, and those of `also`, together with the grant: older leaders are
+            fenced off (R7). Or the names of other resources.
+        also: further locks that the leader holds, and is elected with or not at all; with the built-in source.
         writes: what the leader may write where the gateway seals tokens: resources, or `orders/*`.
         """
         return SyncCampaign(
-            self._client.elect(name, ttl=ttl, wait=wait, owner=owner, margin=margin, source=source, writes=writes),
+            self._client.elect(
+                name,
+                ttl=ttl,
+                wait=wait,
+                claim=claim,
+                also=also,
+                owner=owner,
+                margin=margin,
+                source=source,
+                writes=writes,
+            ),
             self._loop,
         )
 
