@@ -58,6 +58,16 @@ async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_g
     assert await written(tmp_path / "signals") == ["TERM"], "it was asked first"
 
 
+async def test_what_a_command_has_left_is_ended_when_the_lock_is_lost(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    running = lock("a", "--ttl", "3", "sh", "-c", f"{IGNORES} & {ENV}")
+    left = await pids(tmp_path, 1)
+    await release(http, await variables_in(tmp_path / "env"))
+    assert await running.ended() == 79
+    assert not any(alive(pid) for pid in left)
+
+
 async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:

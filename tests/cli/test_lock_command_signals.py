@@ -46,6 +46,22 @@ async def test_a_signal_reaches_the_whole_group(lock: StartLock, http: httpx.Asy
     assert await locks(http) == []
 
 
+async def test_the_lock_is_held_until_the_whole_group_has_ended(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """As in a crontab: TERM ends the shell, and what it runs goes on writing."""
+    report = f"trap 'echo TERM >> signals' TERM; echo $$ >> pids; {UNTIL_GO}; $MINT >> minted"
+    running = lock("a", "sh", "-c", 'echo $$ >> pids; sh -c "$0"; code=$?; exit $code', report)
+    shell, _ = [int(pid) for pid in await written(tmp_path / "pids", lines=2)]
+    running.signal(signal.SIGTERM)
+    await written(tmp_path / "signals")
+    await all_gone([shell])
+    (tmp_path / "go").touch()
+    await written(tmp_path / "minted")
+    assert await running.ended() == 128 + 15
+    assert await locks(http) == []
+
+
 async def test_what_was_ignored_stays_ignored(lock: StartLock, tmp_path: Path) -> None:
     """As under nohup."""
     ignoring = "trap '' HUP INT; exec \"$@\""
@@ -186,9 +202,10 @@ async def test_ctrl_z_and_fg_and_a_second_read(gateway_url: str, http: httpx.Asy
 
 
 async def test_ctrl_z_beyond_the_ttl_loses_the_lock(gateway_url: str, tmp_path: Path, http: httpx.AsyncClient) -> None:
+    """The command starts none itself: a shell that is stopped between vfork and exec of one does not show it."""
     async with at_a_terminal("bash", "--norc", "--noprofile", "-i", url=gateway_url, directory=tmp_path) as (screen, _):
         await screen.shows("ready> ")
-        screen.type(f"{' '.join(FENCEPOST)} lock a --ttl 1.5 -- sh -c 'echo fir''st; while sleep 0.1; do :; done'\n")
+        screen.type(f"{' '.join(FENCEPOST)} lock a --ttl 1.5 -- sh -c 'echo fir''st; exec sleep 600'\n")
         await screen.shows("first")
         screen.type("\x1a")
         await screen.shows("Stopped")

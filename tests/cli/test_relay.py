@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+from tests.support.manual_clock import ManualClock
+
 from fencepost.cli.locking.child import Child, members
 from fencepost.cli.locking.relay import Relay
 from fencepost.client import SystemClock
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 def state(pid: int) -> str:
@@ -68,3 +71,35 @@ async def test_a_zombie_is_no_member_of_its_group() -> None:
         left = members(child.group)
         assert len(left) == 1
         assert child.group not in left
+
+
+async def group_has(child: Child, count: int) -> None:
+    async def so_many() -> bool:
+        return len(members(child.group)) == count
+
+    await eventually(so_many, what=f"{count} processes of the command")
+
+
+async def test_what_the_command_has_left_in_its_group_is_waited_for(tmp_path: Path) -> None:
+    clock, go = ManualClock(), tmp_path / "go"
+    async with running("sh", "-c", f"(until [ -e {go} ]; do sleep 0.02; done) & exit 0", may_go_on=True) as child:
+        ended = asyncio.create_task(child.all_ended(clock, 5))
+        await child.ended.wait()
+        await clock.advance(10)
+        assert not ended.done()
+        go.touch()
+        await group_has(child, 0)
+        await clock.advance(10)
+        assert ended.done()
+
+
+@pytest.mark.parametrize("end", ["wait", "ulimit -c 0; kill -INT $$", "ulimit -c 0; kill -QUIT $$", "exit 130"])
+async def test_an_interrupt_leaves_no_background_command(end: str) -> None:
+    """A shell makes them ignore INT and QUIT; and Ctrl-C at a terminal that was lent does not come to us."""
+    async with running("env", "--default-signal", "sh", "-c", f"sleep 600 & {end}", may_go_on=True) as child:
+        if end == "wait":
+            await group_has(child, 2)
+            child.send(signal.SIGINT)
+        async with asyncio.timeout(PATIENCE):
+            await child.all_ended(SystemClock(), PATIENCE)
+        assert members(child.group) == []

@@ -3,6 +3,7 @@
 import click
 
 from fencepost.cli.api_token import read_api_token
+from fencepost.cli.locking.job import Job
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
@@ -13,7 +14,7 @@ from fencepost.cli.locking.options import (
     wait_for,
     waiting_options,
 )
-from fencepost.cli.locking.run import Job, run_and_exit
+from fencepost.cli.locking.run import run_and_exit
 
 _EPILOG = f"""{EXIT_CODES}
 \b
@@ -69,7 +70,8 @@ def elect(  # noqa: PLR0913 - one for each option
     """Wait to be elected leader of NAME, run COMMAND, and end it when leadership is lost.
 
     The leader is the holder of the lock election/NAME, and of those that --also names; --claim claims NAME.
-    When COMMAND ends by itself, this command resigns and exits with its code; start it again to stay a candidate.
+    When COMMAND ends by itself, and all of its process group, this command resigns and exits with COMMAND's code; start
+    it again to stay a candidate.
     Signals are passed on to COMMAND.
     """
     if not name:

@@ -3,6 +3,7 @@
 import click
 
 from fencepost.cli.api_token import read_api_token
+from fencepost.cli.locking.job import Job
 from fencepost.cli.locking.options import (
     EXIT_CODES,
     OptionsAroundName,
@@ -13,7 +14,7 @@ from fencepost.cli.locking.options import (
     wait_for,
     waiting_options,
 )
-from fencepost.cli.locking.run import Job, run_and_exit
+from fencepost.cli.locking.run import run_and_exit
 
 _EPILOG = f"""{EXIT_CODES}
 \b
@@ -60,9 +61,9 @@ def lock(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Run COMMAND while holding the lock NAME, and end it when the lock is lost.
 
-    The lock is a lease of the gateway's, renewed as long as the command runs, and released when it ends. When it cannot
-    be renewed in time, the command and all of its process group get TERM, after --grace KILL, all before the lease
-    expires. Signals are passed on to the command.
+    The lock is a lease of the gateway's, renewed as long as the command or a process of its group runs, and then
+    released. When it cannot be renewed in time, the whole group gets TERM, after --grace KILL, all before the lease
+    expires. Signals are passed on to the group.
     """
     names = (name, *also)
     job = Job(

@@ -22,6 +22,9 @@ from fencepost.embedded.process import die_with_parent
 
 KILLED_WITHIN: Final = 5.0  # seconds that a killed process may take to go; one in a hung disk's hands takes longer
 _INTERVAL: Final = 0.02  # seconds
+_LONGEST_INTERVAL: Final = 0.5  # seconds: for what may go on for hours
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGQUIT)
+"""What a shell makes its background commands ignore."""
 
 
 class Child:
@@ -32,6 +35,7 @@ class Child:
         self.ended = asyncio.Event()
         self._process = process
         self._on_stop = on_stop
+        self._was_interrupted = False
 
     @classmethod
     def start(
@@ -83,12 +87,32 @@ class Child:
                 os.waitid(os.P_PID, self.group, os.WSTOPPED | os.WNOHANG)  # so that it is reported once
             self._on_stop(state.si_status)
         else:
+            # Where the terminal was lent, Ctrl-C reaches the command and not us.
+            killed_by = state.si_status if state.si_code != os.CLD_EXITED else state.si_status - of_signal(0)
+            self._was_interrupted |= killed_by in _INTERRUPTS
             self.ended.set()
 
     def send(self, number: int) -> None:
         """Send a signal to the group. One that has ended, or whose processes are another user's, gets none."""
+        self._was_interrupted |= number in _INTERRUPTS
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
+
+    async def all_ended(self, clock: Clock, grace: float) -> None:
+        """Return when the command and all processes of its group have ended: until then they need the lock.
+
+        After INT or QUIT, of which a shell's background commands know nothing, what the command has left gets TERM, and
+        KILL after `grace` seconds.
+        """
+        await self.ended.wait()
+        pause, ending = _INTERVAL, False
+        while members(self.group):
+            if self._was_interrupted and not ending:
+                ending = True
+                await self.terminate(clock, clock.now() + grace)
+            else:
+                await clock.sleep(pause)
+                pause = min(2 * pause, _LONGEST_INTERVAL)
 
     async def terminate(self, clock: Clock, deadline: float) -> list[int]:
         """End the whole group: TERM, and KILL at the deadline; past the deadline, KILL at once.

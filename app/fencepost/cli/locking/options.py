@@ -78,7 +78,8 @@ _ENDING: Final = (
         "--grace",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help="When the lock is lost: from TERM to KILL.  [default: 5, or a sixth of the TTL if that is less]",
+        help="From TERM to KILL, when the lock is lost, and for what INT and QUIT leave of the command."
+        "  [default: 5, or a sixth of the TTL if that is less]",
     ),
     click.option(
         "-E",

@@ -6,21 +6,21 @@ was stopped or starved and sees the loss late, the command gets only what is lef
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from fencepost.cli.api_token import environment_for_command
 from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.child import Child
+from fencepost.cli.locking.child import Child, members
+from fencepost.cli.locking.job import Job
+from fencepost.cli.locking.messages import LOGGER, client_log, describe_error, show_holder
 from fencepost.cli.locking.relay import Relay
 from fencepost.client import (
     ApiError,
@@ -29,63 +29,17 @@ from fencepost.client import (
     Lease,
     LeaseLost,
     Lock,
-    LockHeld,
     Retry,
     SystemClock,
     Term,
-    Token,
 )
 from fencepost.client.leases.acquiring import ANSWER_SECONDS
 from fencepost.client.leases.trust import Timings
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
-_SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
-_LOGGER: Final = logging.getLogger("fencepost.client")
 _CLOCK: Final = SystemClock()
 _PATIENT: Final = Retry(patience=math.inf)
 """For a candidate that stays one: a gateway that is away comes back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
-
-    token: what the client takes; token_file: its file, if --api-token-file names one.
-    election: what to be elected for, with the first of `names`. again: campaign anew when leadership was lost.
-    """
-
-    url: str
-    names: tuple[str, ...]
-    claims: tuple[str, ...]
-    owner: str | None
-    source: str | None
-    ttl: float
-    wait: float | None
-    grace: float
-    command: tuple[str, ...]
-    held_code: int
-    lost_code: int
-    verbose: bool
-    token: Token | None = None
-    token_file: str | None = None
-    election: str | None = None
-    again: bool = False
-    writes: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """Name the locks."""
-        return ", ".join(self.names)
-
-    @property
-    def program(self) -> str:
-        """Name the command that runs this job."""
-        return "fencepost lock" if self.election is None else "fencepost elect"
-
-    def print_line(self, text: str) -> None:
-        """Print a line to stderr; a closed stderr is no error."""
-        with contextlib.suppress(OSError):
-            click.echo(f"{self.program}: {text}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +76,7 @@ def run_and_exit(job: Job) -> None:
 async def run_under_lock(job: Job) -> Outcome:
     """Do the job, in the main thread. UsageError if the client finds an argument senseless."""
     relay = Relay()
-    with relay.handle_signals(), _client_log(job):
+    with relay.handle_signals(), client_log(job):
         try:
             if job.again and job.election is not None:  # before we are patient: is there a gateway, and the source?
                 async with Client(job.url, token=job.token, timeout=ANSWER_SECONDS) as client:
@@ -136,14 +90,14 @@ async def run_under_lock(job: Job) -> Outcome:
         except ApiError as error:
             code = exit_codes.of_error(error, held=job.held_code, lost=job.lost_code)
             if code != 0 or job.verbose:
-                job.print_line(_describe_error(error, job))
+                job.print_line(describe_error(error, job))
             return Outcome(code)
         else:
             return outcome
 
 
 async def _hold(job: Job, relay: Relay) -> Outcome:
-    _LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
+    LOGGER.setLevel(logging.INFO if job.verbose else logging.WARNING)
     try:
         retry = _PATIENT if job.again else Retry()
         client = Client(job.url, token=job.token, owner=job.owner, retry=retry, timeout=ANSWER_SECONDS)
@@ -151,7 +105,7 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     async with client:
-        showing = asyncio.create_task(_show_holder(client, job))
+        showing = asyncio.create_task(show_holder(client, job))
         try:
             async with lock as lease:
                 showing.cancel()
@@ -159,7 +113,7 @@ async def _hold(job: Job, relay: Relay) -> Outcome:
         except LeaseLost as lost:  # before the command was started
             if not job.again:
                 raise
-            job.print_line(_describe_error(lost, job))
+            job.print_line(describe_error(lost, job))
             return Outcome(job.lost_code, lost=True)
         finally:
             showing.cancel()
@@ -200,7 +154,7 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     except OSError as error:
         job.print_line(f"cannot run {job.command[0]}: {error.strerror}")
         return Outcome(exit_codes.NOT_FOUND if isinstance(error, FileNotFoundError) else exit_codes.NOT_EXECUTABLE)
-    await _wait_for_end_or_loss(child, lease)
+    await _wait_for_end_or_loss(_all_ended(job, child, relay), lease)
     try:
         lease.check()
     except LeaseLost as lost:
@@ -208,9 +162,9 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
         left = await child.terminate(_CLOCK, min(_CLOCK.now(), lease.trust.until) + job.grace)
         relay.take_back_terminal()
         # Releasing it will probably fail too, and its error adds nothing to this one.
-        _LOGGER.setLevel(logging.ERROR)
+        LOGGER.setLevel(logging.ERROR)
         could_not = f"; could not end process {', '.join(map(str, left))}" if left else ""
-        job.print_line(f"lost {job.shown}, the command was ended: {_describe_error(lost, job)}{could_not}")
+        job.print_line(f"lost {job.shown}, the command was ended: {describe_error(lost, job)}{could_not}")
         if not left:
             child.exit_code()  # reaps the child; our exit code is lost_code
         return Outcome(job.lost_code, lost=not left)
@@ -219,12 +173,21 @@ async def _run(job: Job, lease: Lease, relay: Relay) -> Outcome:
     return Outcome(code, interrupted=child.interrupted and relay.has_terminal)
 
 
-async def _wait_for_end_or_loss(child: Child, lease: Lease) -> None:
-    """Return when the command has ended or the lease cannot be trusted any more.
+async def _all_ended(job: Job, child: Child, relay: Relay) -> None:
+    """Return when the command has ended, and all that it has started in its group."""
+    await child.ended.wait()
+    relay.take_back_terminal()
+    if job.verbose and (left := members(child.group)):
+        job.print_line(f"the command has ended; waiting for process {', '.join(map(str, left))}")
+    await child.all_ended(_CLOCK, job.grace)
+
+
+async def _wait_for_end_or_loss(end: Coroutine[Any, Any, None], lease: Lease) -> None:
+    """Return when the end has come or the lease cannot be trusted any more.
 
     The client's watchdog reports a loss. The clock is read as well: the watchdog may be stuck in a renewal.
     """
-    ended = asyncio.ensure_future(child.ended.wait())
+    ended = asyncio.ensure_future(end)
     lost = asyncio.ensure_future(lease.lost)
     try:
         while lease.trusted and not ended.done():
@@ -233,6 +196,9 @@ async def _wait_for_end_or_loss(child: Child, lease: Lease) -> None:
     finally:
         ended.cancel()
         lost.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
+    if not ended.cancelled():
+        ended.result()
 
 
 def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
@@ -251,49 +217,3 @@ def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
         "FENCEPOST_LEASE_SECRET": lease.secret,
         **term,
     }
-
-
-async def _show_holder(client: Client, job: Job) -> None:
-    if not job.verbose:
-        return
-    await asyncio.sleep(_SHOW_HOLDER_AFTER)
-    try:
-        for name in job.names:
-            for state in await client.locks(name, source=job.source):
-                held = f"held by {state.owner} since {_time(state.granted_at)}" if state.held else "free"
-                job.print_line(f"waiting for {name}: {held}, {len(state.waiters)} waiting")
-    except ApiError as error:
-        job.print_line(f"waiting for {job.shown}: {error}")
-
-
-def _describe_error(error: ApiError, job: Job) -> str:
-    match error:
-        case LockHeld(holder=str(holder)):
-            until = _time(error.held_until)
-            return f"{error.lock} is held by {holder} since {_time(error.held_since)}, until {until} unless renewed"
-        case LockHeld():
-            return f"{error.lock or job.shown} is free, and others wait for it"
-        case LeaseLost(superseded_by=by) if by is not None and by.holder and by.holder not in str(error):
-            return f"{error}; now {by.holder} has it, since {_time(by.granted_at)}"
-        case LeaseLost():
-            return str(error)
-        case _ if exit_codes.of_error(error) == exit_codes.UNREACHABLE:
-            return f"cannot ask {job.url}: {error}"
-        case _:
-            return f"{job.url} refused: {error}"
-
-
-def _time(at: datetime | None) -> str:
-    return "?" if at is None else at.isoformat(" ", "seconds")
-
-
-@contextlib.contextmanager
-def _client_log(job: Job) -> Iterator[None]:
-    """Show what the client logs: a release that failed; when verbose, renewals that failed too."""
-    shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter(f"{job.program}: %(message)s"))
-    _LOGGER.addHandler(shown)
-    try:
-        yield
-    finally:
-        _LOGGER.removeHandler(shown)

@@ -1,0 +1,50 @@
+"""What `fencepost lock` and `fencepost elect` are to do."""
+
+import contextlib
+from dataclasses import dataclass
+
+import click
+
+from fencepost.client import Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be run under which locks. Times in seconds; `wait` None waits for ever.
+
+    token: what the client takes; token_file: its file, if --api-token-file names one.
+    election: what to be elected for, with the first of `names`. again: campaign anew when leadership was lost.
+    """
+
+    url: str
+    names: tuple[str, ...]
+    claims: tuple[str, ...]
+    owner: str | None
+    source: str | None
+    ttl: float
+    wait: float | None
+    grace: float
+    command: tuple[str, ...]
+    held_code: int
+    lost_code: int
+    verbose: bool
+    token: Token | None = None
+    token_file: str | None = None
+    election: str | None = None
+    again: bool = False
+    writes: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Name the locks."""
+        return ", ".join(self.names)
+
+    @property
+    def program(self) -> str:
+        """Name the command that runs this job."""
+        return "fencepost lock" if self.election is None else "fencepost elect"
+
+    def print_line(self, text: str) -> None:
+        """Print a line to stderr; a closed stderr is no error."""
+        with contextlib.suppress(OSError):
+            click.echo(f"{self.program}: {text}", err=True)
