@@ -108,7 +108,7 @@ async def test_an_answer_of_upkeep_that_comes_drop_by_drop_is_given_up_too() -> 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, Client(url, timeout=0.5, retry=Retry(patience=0)) as c:
-        with pytest.raises(Unavailable, match=r"no answer within 0\.5 s"):
+        with pytest.raises(Unavailable, match="no answer in time"):
             async with asyncio.timeout(PATIENCE):
                 await c._exchange.once(release_call("7", "secret"))  # noqa: SLF001
         await left.wait()

@@ -186,7 +186,7 @@ class Exchange:
                         timeout=self._limits(seconds),
                     )
         except TimeoutError as error:
-            raise _no_answer(call, f"no answer within {seconds:.3g} s") from error
+            raise _no_answer(call, "no answer in time") from error
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[str]]:
