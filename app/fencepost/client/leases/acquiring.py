@@ -106,7 +106,9 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
 async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
     """Withdraw an acquire: what it was granted is given back. Never raises an error of its own."""
     call = Call(method="DELETE", path="/v1/leases", headers={SECRET_HEADER: request.secret}, upkeep=True)
-    withdrawn = run_with_retry(DEFAULT_RETRY, exchange.clock, lambda: exchange.once(call))
+    withdrawn = run_with_retry(
+        DEFAULT_RETRY, exchange.clock, lambda most: exchange.once(call, most), seconds=ABANDON_SECONDS
+    )
     try:
         await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, withdrawn)
     except (ApiError, TimeoutError) as error:
