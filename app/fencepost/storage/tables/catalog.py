@@ -53,7 +53,7 @@ class Column:
     """Whether values are hstores, or arrays or composites that may have some."""
 
     has_parts: bool = False
-    """Whether values are composites, or become json by a cast of their type's own, as hstores do."""
+    """Whether values are arrays or composites, or become json by a cast of their type's own, as hstores do."""
 
     @property
     def takes_path(self) -> bool:

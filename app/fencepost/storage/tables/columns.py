@@ -36,7 +36,7 @@ SELECT a.attrelid::int8 AS oid, a.attname::text AS name,
        CASE WHEN bt.typname IN ('varchar', 'bpchar')
             THEN nullif(greatest(a.atttypmod, base.typmod) - 4, -5) END AS max_length,
        EXISTS (SELECT FROM with_hstores h WHERE h.oid = bt.oid) AS with_hstores,
-       bt.typtype = 'c' OR EXISTS (SELECT FROM pg_cast k WHERE k.castsource = bt.oid
+       bt.typcategory IN ('A', 'C') OR EXISTS (SELECT FROM pg_cast k WHERE k.castsource = bt.oid
          AND k.casttarget IN ('json'::regtype, 'jsonb'::regtype)) AS has_parts,
        greatest(a.atttypmod, base.typmod) >= 0
          AND bt.typname IN ('numeric', 'timestamp', 'timestamptz', 'time') AS lossy
