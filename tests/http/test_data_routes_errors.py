@@ -101,6 +101,9 @@ async def test_generated_columns_cannot_be_written(api: Api, shop: Shop) -> None
         ("POST", "data/orders", {"order_id": shop.key(), "number": 4}),
     ):
         assert code(await api.ask(method, path, body, token=11)) == (400, "428C9"), method
+    row = (await api.ask("GET", f"data/orders/{key}")).json()
+    again = await api.ask("PUT", f"data/orders/{key}?columns=status,quantity", row, token=12)
+    assert (again.status_code, again.json()) == (200, row), "?columns= names those that count"
 
 
 async def test_a_key_that_is_none_of_its_type_is_named(api: Api) -> None:

@@ -105,6 +105,20 @@ async def keyed_by(client: Client, number: int, sql: str) -> None:
     await asyncio.to_thread(test)
 
 
+async def test_an_arrays_text_has_the_lower_bounds_that_json_lacks(database: str) -> None:
+    owner = await asyncpg.connect(database)
+    await owner.execute("CREATE TABLE public.lists (id int PRIMARY KEY, a int[])")
+    await protect(owner, "lists")
+    await owner.execute("INSERT INTO public.lists VALUES (1, '[0:1]={1,2}', 1)")
+    async with in_process(database) as http:
+        client, path = Client(http, 1), "/v1/data/lists/1"
+        rows = [(await http.get(f"{path}?select={chosen}")).json() for chosen in ("a::text", "a")]
+        for row, text in zip(rows, ("[0:1]={1,2}", "{1,2}"), strict=True):
+            assert (await client.write("PATCH", path, row)).status_code == 200
+            assert await owner.fetchval("SELECT a::text FROM public.lists") == text
+    await owner.close()
+
+
 def as_columns(types: Mapping[str, str]) -> str:
     """Write columns with their types."""
     return ", ".join(f"{name} {sql}" for name, sql in types.items())
