@@ -151,9 +151,12 @@ class RefusedError(StorageError):
     @property
     def may_be_of_a_value(self) -> bool:
         """Whether a type, maybe an extension's, could not read a value, or may have called it an internal error."""
-        if self.sqlstate == _INTERNAL:
-            return not self.of_an_old_query_plan
-        return self.sqlstate.startswith("22") or self.sqlstate == _SYNTAX_ERROR
+        return self.is_internal or self.sqlstate.startswith("22") or self.sqlstate == _SYNTAX_ERROR
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is an internal error, and none of an old query plan."""
+        return self.sqlstate == _INTERNAL and not self.of_an_old_query_plan
 
     def blame(self, column: str) -> None:
         """Name the column whose value is at fault: that is no internal error, then."""

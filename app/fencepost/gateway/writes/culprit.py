@@ -28,6 +28,8 @@ async def with_column(
         if _lacks_column(error) and not connection.is_in_transaction():
             with map_errors(writing=False):
                 culprit = await _culprit(connection, table, body, key, query)
+            if culprit is None and error.is_internal:
+                culprit = _cast_elsewhere(table, query)
             if culprit is not None:
                 error.blame(culprit)
         raise
@@ -51,8 +53,12 @@ async def _culprit(connection: Connection, table: Table, body: Body | None, key:
     for each in _conditions(query.filters):
         if not await converts_text(connection, table, each.field.column, each.value):
             return each.field.column
+    return None
+
+
+def _cast_elsewhere(table: Table, query: Query) -> str | None:
+    """Find what is cast to a type outside of pg_catalog: how that fails is the type's own matter."""
     for item in query.select or ():
-        # How a cast to a type outside of pg_catalog fails is that type's own matter.
         if isinstance(item, Selected) and item.cast is not None and "." in cast_type(table, item.cast):
             return item.field.column
     return None
