@@ -1,5 +1,6 @@
 """Clients that close the connection, or their half of it, before they are answered."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ import httpx
 import pytest
 from tests.http.raw import RawConnection
 from tests.support.interleave import blocks_another_session
+
+from fencepost import Client
+from fencepost.testing.servers.waiting import PATIENCE
 
 ROW = "/v1/data/orders/order-123"
 
@@ -104,3 +108,16 @@ async def test_what_is_granted_to_a_client_that_withdraws_meanwhile_is_given_bac
     assert (await http.get("/v1/locks?name=weekly")).json() == []
     again = await http.post("/v1/leases", json=wanted, headers=secret)
     assert (again.status_code, "was withdrawn" in again.json()["detail"]) == (400, True)
+
+
+async def test_a_call_of_the_client_that_is_cancelled_leaves_nothing_held(gateway_url: str, holder: Holder) -> None:
+    async with Client(gateway_url) as client:
+        lock = client.lock("monthly", claim=["orders/order-123"], ttl=3600)
+        acquiring = asyncio.create_task(lock.__aenter__())
+        await holder.is_waited_for()
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        await holder.commits()
+        async with client.lock("monthly", wait=PATIENCE):
+            pass
