@@ -222,7 +222,7 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
     monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
     with running(tmp_path) as bench:
         # Long enough for a server that starts on a busy machine.
-        source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{bench.port}?session_timeout_s=12", "zk"))
+        source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{bench.port}?session_timeout_s=30", "zk"))
         await source.open()
         try:
             held = await granted(source, "orders/k")
