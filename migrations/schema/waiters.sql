@@ -71,10 +71,11 @@ BEGIN
 END $$;
 
 -- A waiter leaves. p_keep_ms > 0 keeps its place for that long, for a next request with the same secret. A request that tries for a lock
--- has the lock's row, and may get in line behind us: we wait until its ticket is there to be seen, or nobody would wake it.
+-- has the lock's row, and may get in line behind us: we wait until its ticket is there to be seen, so as to wake it. But not for long: a
+-- grant has that row for as long as its claims wait, and renewals need our connection. Then the next beat finds who is first.
 CREATE FUNCTION fencepost.leave(p_visit uuid, p_keep_ms integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET lock_timeout = '1s' AS $$
+SET enable_seqscan = off SET lock_timeout = '50ms' AS $$
 DECLARE
   left_behind text[] := ARRAY(SELECT w.name FROM fencepost.waiters w WHERE w.visit = p_visit);
 BEGIN
@@ -84,7 +85,10 @@ BEGIN
      WHERE w.visit = p_visit;
     RETURN;
   END IF;
-  PERFORM FROM fencepost.locks k WHERE k.name = ANY (left_behind) ORDER BY k.name FOR UPDATE;
+  BEGIN
+    PERFORM FROM fencepost.locks k WHERE k.name = ANY (left_behind) ORDER BY k.name FOR UPDATE;
+  EXCEPTION WHEN lock_not_available THEN NULL;
+  END;
   DELETE FROM fencepost.waiters w WHERE w.visit = p_visit;
   -- Its successor may be first now, and the lock may be free.
   IF FOUND THEN PERFORM fencepost.wake(left_behind, NULL); END IF;

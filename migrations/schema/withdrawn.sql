@@ -2,7 +2,7 @@
 -- must not be granted.
 --
 -- A grant holds the secret's advisory lock, shared, until it commits, and then looks whether the secret is withdrawn. A
--- withdrawal that has that lock therefore sees each grant that did not see it. It does not wait for the lock: a grant may hold it
+-- withdrawal that has that lock therefore sees each grant that did not see it. It does not wait for it: a grant may hold it
 -- for as long as its claims wait for a row.
 -- Order: the secret's advisory lock before lock rows (leases.sql); in source_grant after the source's row, which no withdrawal takes.
 
@@ -25,22 +25,19 @@ BEGIN
   RETURN EXISTS (SELECT FROM fencepost.withdrawn w WHERE w.secret_hash = p_hash);
 END $$;
 
--- Withdraw: no lease is granted under this secret from the commit on, and its place in a queue is gone. lease_id: its live lease,
--- which the caller releases. under_way: a grant may have been overlooked; the caller asks again.
-CREATE FUNCTION fencepost.withdraw(p_hash bytea, OUT source text, OUT lease_id bigint, OUT under_way boolean)
+-- Withdraw: no lease is granted under this secret from the commit on, and its place in a queue is gone. Its leases, of any source,
+-- are returned, for the caller to release. under_way: a grant may have been overlooked; the caller asks again.
+CREATE FUNCTION fencepost.withdraw(p_hash bytea, OUT sources text[], OUT lease_ids text[], OUT under_way boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   under_way := NOT pg_try_advisory_xact_lock(fencepost.secret_lock(p_hash));
   INSERT INTO fencepost.withdrawn AS w (secret_hash, withdrawn_at) VALUES (p_hash, clock_timestamp())
   ON CONFLICT (secret_hash) DO UPDATE SET withdrawn_at = clock_timestamp();
-  BEGIN
+  IF NOT under_way THEN
     PERFORM fencepost.leave(w.visit, 0) FROM (SELECT DISTINCT x.visit FROM fencepost.waiters x WHERE x.secret_hash = p_hash) w;
-  EXCEPTION WHEN lock_not_available THEN
-    under_way := true;
-  END;
-  SELECT f.source, f.lease_id INTO withdraw.source, withdraw.lease_id
+  END IF;
+  SELECT coalesce(array_agg(f.source), '{}'), coalesce(array_agg(f.lease_id::text), '{}') INTO withdraw.sources, withdraw.lease_ids
     FROM (SELECT 'builtin' AS source, x.lease_id FROM fencepost.leases x WHERE x.secret_hash = p_hash AND x.ended_at IS NULL
           UNION ALL
-          SELECT x.source, x.lease_id FROM fencepost.source_leases x WHERE x.secret_hash = p_hash AND x.ended_at IS NULL) f
-   LIMIT 1;
+          SELECT x.source, x.lease_id FROM fencepost.source_leases x WHERE x.secret_hash = p_hash AND x.ended_at IS NULL) f;
 END $$;

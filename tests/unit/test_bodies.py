@@ -22,7 +22,7 @@ async def read(raw: bytes) -> object:
     ],
 )  # fmt: skip
 async def test_a_member_that_is_there_twice_is_refused(raw: bytes) -> None:
-    with pytest.raises(RequestError, match="body: a is given twice"):
+    with pytest.raises(RequestError, match="body: 'a' is given twice"):
         await read(raw)
 
 
@@ -33,3 +33,6 @@ async def test_a_member_of_a_value_may_be(raw: bytes) -> None:
 
 async def test_a_value_may_be_deep() -> None:
     assert await read(b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}")
+    for depth in (1000, 100_000):
+        with pytest.raises(RequestError, match=r"nested too deeply|depth limit exceeded"):
+            await read(b'{"a": ' + b"[" * depth + b"]" * depth + b"}")

@@ -20,7 +20,7 @@ def test_with_decimals_each_number_is_sent_as_it_was_read(text: str) -> None:
 
 
 def test_without_decimals_only_what_no_float_holds_is_one() -> None:
-    assert dumps(loads(b"[-0,1.5,1E+400,7]")).decode() == "[-0.0,1.5,1E+400,7]"
+    assert dumps(loads(b"[-0,1.5,-1E+400,7]")).decode() == "[-0.0,1.5,-1E+400,7]"
 
 
 def test_strings_are_strings() -> None:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from uuid import UUID
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.client.http.jsontext import dumps, loads
+from fencepost.client.http.jsontext import dumps
 from fencepost.client.keys import canonical, resource_of, row_path
 from fencepost.fencing.resource import decode_key, decode_segment, parse_resource
 
@@ -38,11 +37,9 @@ def test_a_key_that_a_path_cannot_carry_is_refused_with_advice(key: str) -> None
 
 
 def test_values_that_json_lacks_go_as_text() -> None:
-    sent = json.loads(
-        dumps([datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), UUID(int=1), Decimal("1.10"), "ä", None, 1.5])
-    )
+    sent = json.loads(dumps([datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), UUID(int=1), "ä", None, 1.5]))
     assert sent == [
-        "2026-01-02T03:00:00+00:00", "2026-01-02", str(UUID(int=1)), "1.10", "ä", None, 1.5,
+        "2026-01-02T03:00:00+00:00", "2026-01-02", str(UUID(int=1)), "ä", None, 1.5,
     ]  # fmt: skip
     with pytest.raises(ValueError, match="JSON compliant"):
         dumps(float("nan"))
@@ -69,10 +66,3 @@ def test_importing_the_client_loads_no_server() -> None:
     assert loaded & SERVER == set()
     ours = {name.split(".")[1] for name in loaded if name.startswith("fencepost.")}
     assert ours == {"client"}
-
-
-@pytest.mark.parametrize("text", ["1e400", "-1e400", "9" * 5000])
-def test_a_number_past_all_floats_can_be_sent_back(text: str) -> None:
-    value = loads(f'{{"n": {text}, "m": 1.5, "i": 7}}'.encode())
-    assert value == {"n": Decimal(text), "m": 1.5, "i": 7}
-    assert Decimal(json.loads(dumps(value))["n"]) == Decimal(text)

@@ -159,9 +159,9 @@ class RefusedError(StorageError):
         return self.sqlstate == _INTERNAL and not self.of_an_old_query_plan
 
     def blame(self, column: str) -> None:
-        """Name the column whose value is at fault: that is no internal error, then."""
+        """Name the column whose value is at fault: that is no internal error, then, and none of syntax."""
         self.column = column
-        if self.sqlstate == _INTERNAL:
+        if self.sqlstate in (_INTERNAL, _SYNTAX_ERROR):
             self.sqlstate = _INVALID_TEXT
 
     @property

@@ -112,7 +112,7 @@ async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
     try:
         await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, withdrawn)
     except (ApiError, TimeoutError) as error:
-        names, why = ", ".join(request.locks), str(error) or f"no answer within {ABANDON_SECONDS:g} s"
+        names, why = ", ".join(request.locks), str(error) or f"it could not be withdrawn within {ABANDON_SECONDS:g} s"
         logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
 
 

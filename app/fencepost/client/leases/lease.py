@@ -30,7 +30,7 @@ TOKEN_HEADER: Final = "X-Fence-Token"  # noqa: S105 - the header's name
 
 _HOW: Final[dict[LossReason, str]] = {
     "expired": "could not be renewed in time, and can no longer be trusted",
-    "gone": "is no longer held: it expired, or another client has the lock",
+    "gone": "is no longer held",
     "released": "was released",
 }
 

@@ -76,7 +76,7 @@ def nothing_held() -> Problem:
 def withdrawn() -> Problem:
     """Refuse a secret whose acquire was withdrawn."""
     return bad_request(
-        "X-Lease-Secret: the acquire with this secret was withdrawn (DELETE /v1/leases): nothing is held.",
+        "X-Lease-Secret: the acquire with this secret was withdrawn (DELETE /v1/leases): it is granted nothing.",
         "Choose a new secret for every lease.",
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN
+from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE, LEASE_LOST, OUTCOME_UNKNOWN, SOURCE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.seal import Binding
 from fencepost.fencing.token import BUILTIN
@@ -94,8 +94,10 @@ async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
     found = await _map_errors(lambda: gateway.locks.withdraw(hashed), BUILTIN)
     if isinstance(found, Problem):
         return found
-    if found.lease is not None and (problem := await release(gateway, found.lease, secret)) is not None:
-        return problem
+    for lease in found.leases:
+        problem = _elsewhere(gateway, lease) or await release(gateway, lease, secret)
+        if problem is not None:
+            return problem
     problem = None
     if found.under_way:
         detail = "A request with this secret is under way, and may have been granted its lease already."
@@ -103,6 +105,17 @@ async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
         problem = Problem(DATABASE_UNAVAILABLE, detail, hint=hint, retry_after=RETRY_AFTER)
     gateway.emit(LeaseAsked("withdraw", "done" if problem is None else problem.name))
     return problem
+
+
+def _elsewhere(gateway: Gateway, lease: LeaseId) -> Problem | None:
+    """Refuse to end a lease of a source that this gateway does not have."""
+    if gateway.locks_of(lease.source) is not None:
+        return None
+    detail = f"This gateway does not have the source {lease.source}, of which the secret has the lease {lease}."
+    hint = (
+        "No other lease is granted under the secret any more. Ask a gateway that has the source, to release this one."
+    )
+    return Problem(SOURCE_UNAVAILABLE, detail, hint=hint, retry_after=RETRY_AFTER, extra={"source": lease.source})
 
 
 async def inspect(gateway: Gateway, lease_id: LeaseId) -> Lease | Problem:

@@ -56,9 +56,11 @@ async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[byt
             # At a number that is too large orjson stops; that would do, and what is wrong comes after it.
             fault = other if str(error).startswith("number") else error
             raise RequestError(bad_request(f"body: not JSON: {fault}")) from error
+    except RecursionError as error:
+        raise RequestError(bad_request("body: arrays and objects are nested too deeply in it")) from error
     for each in value if isinstance(value, list) else (value,):
         if isinstance(each, _Repeating):
-            raise RequestError(bad_request(f"body: {each.repeated[:100]} is given twice; which one counts?"))
+            raise RequestError(bad_request(f"body: {each.repeated[:100]!r} is given twice; which one counts?"))
     return raw, value
 
 

@@ -207,11 +207,11 @@ class PostgresLocks(Leases):
 
     async def withdraw(self, secret_hash: bytes) -> Withdrawal:
         """Let no lease of any source be granted under this secret any more."""
-        return await self._ask(lambda c: withdrawn.withdraw(c, secret_hash), writing=True)
+        return await self._ask(lambda c: withdrawn.withdraw(c, secret_hash), writing=True, upkeep=False)
 
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
         """Whether the client of this secret waits no more."""
-        return await self._ask(lambda c: withdrawn.is_withdrawn(c, secret_hash), writing=True)
+        return await self._ask(lambda c: withdrawn.is_withdrawn(c, secret_hash), writing=True, upkeep=False)
 
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
@@ -243,10 +243,12 @@ class PostgresLocks(Leases):
         while position is not None:
             position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
 
-    async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
+    async def _ask(
+        self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False, upkeep: bool = True
+    ) -> T:
         async def attempt() -> T:
-            # What others read, a list of all locks say, is no reason for renewals to wait.
-            lend = self._database.lease_connection if writing else self._database.connection
+            # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
+            lend = self._database.lease_connection if writing and upkeep else self._database.connection
             async with lend(writing=writing) as connection:
                 with map_errors(writing=writing):
                     answer = await statement(connection)

@@ -81,6 +81,7 @@ class Queue:
         self._beating: asyncio.Task[None] | None = None
         self._registered = False
         self._left: dict[UUID, int] = {}
+        self._leaving = asyncio.Lock()
         self._last = 0.0
         self.stopping = False
 
@@ -115,7 +116,8 @@ class Queue:
                 self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
-        async with self._database.lease_connection() as connection:
+        # One at a time: when a thousand leave at once, renewals find a connection all the same.
+        async with self._leaving, self._database.lease_connection() as connection:
             with map_errors(writing=True):
                 await leases.leave(connection, visit, keep_ms)
 

@@ -63,15 +63,18 @@ class GrantRecord:
 async def find_by_secret(
     connection: Connection, name: str, lock: str, secret_hash: bytes
 ) -> tuple[SourceState, tuple[str, SourceLease] | None]:
-    """Look where the source's tokens are, and for the live lease of a secret, with its source."""
+    """Look where the source's tokens are, and for the live lease of a secret, with its source. Raises Withdrawn."""
     row = await connection.fetchrow(
         f"SELECT s.generation, s.issued, s.quarantined, x.source, {_LEASE},"
+        " fencepost.is_withdrawn($3) AS withdrawn,"
         " ceil(extract(epoch FROM x.expires_at - clock_timestamp()) * 1000)::bigint AS remaining_ms"
         " FROM fencepost.source_state($1, $2) AS s LEFT JOIN fencepost.source_repeated($3) AS x ON true",
         name,
         lock,
         secret_hash,
     )
+    if row is not None and row["withdrawn"]:
+        raise Withdrawn
     state = state_of(row, name)
     return state, None if row is None or row["lease_id"] is None else (row["source"], _lease(row))
 

@@ -8,19 +8,19 @@ from fencepost.storage.leases.builtin import LeaseId
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What was there of a secret. `lease` is to be released; `under_way`: another request may be granted it still."""
+    """What was there of a secret. `leases` are to be released; `under_way`: a request may be granted one still."""
 
-    lease: LeaseId | None
+    leases: tuple[LeaseId, ...]
     under_way: bool
 
 
 async def withdraw(connection: Connection, secret_hash: bytes) -> Withdrawal:
     """Let no lease be granted under this secret any more, and take its place out of the queues."""
-    row = await connection.fetchrow("SELECT source, lease_id, under_way FROM fencepost.withdraw($1)", secret_hash)
+    row = await connection.fetchrow("SELECT sources, lease_ids, under_way FROM fencepost.withdraw($1)", secret_hash)
     if row is None:
         raise RuntimeError("fencepost.withdraw gave no row")
-    lease = None if row["lease_id"] is None else LeaseId(row["source"], row["lease_id"])
-    return Withdrawal(lease, row["under_way"])
+    leases = zip(row["sources"], row["lease_ids"], strict=True)
+    return Withdrawal(tuple(LeaseId(source, int(number)) for source, number in leases), row["under_way"])
 
 
 async def is_withdrawn(connection: Connection, secret_hash: bytes) -> bool:

@@ -63,8 +63,11 @@ async def examine(connection: Connection, name: str, scope: str | None = None) -
         api = api_name(row["schema"], row["relation"])
         taken = await connection.fetchval(_NAME_TAKEN, api, oid)
     reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
-    if not (row["registered_scope"] if scope is None else scope):
+    of_rows = not (row["registered_scope"] if scope is None else scope)
+    if of_rows:
         reasons += _generated_reasons(key)
+    if row["owned"] and row["ruled"] and (of_rows or row["column"] is not None):
+        reasons.append(ruled_reason(row))
     if taken:
         reasons.append(
             f"the name {api} belongs to the protected table {taken}, renamed since: unprotect that one first."
@@ -132,8 +135,6 @@ def _role_reasons(row: asyncpg.Record) -> list[str]:
         reasons.append(
             f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
         )
-    elif row["ruled"]:
-        reasons.append(ruled_reason(row))
     if not row["may_create"]:
         reasons.append(
             f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"

@@ -175,7 +175,7 @@ async def plan_unprotect(connection: Connection, table: str) -> ProtectPlan:
                 " both: run this as a member of both roles."
             ],
         )
-    if row["ruled"]:
+    if row["ruled"] and row["scope"] is None:
         raise ProtectError(row["name"], [ruled_reason(row)])
     partitions = tuple(row["partitions"] or ())
     called = api_name(row["schema"], row["relation"])

@@ -169,9 +169,9 @@ async def _lower(connection: Connection, marked: _Marked, to: int | None) -> Res
     table, key = marked.table, marked.key
     if table is not None and await connection.fetchval("SELECT pg_catalog.row_security_active($1)", table.sql_name):
         raise ResetError(
-            f"{marked.resource}: row security rules this role in {table.name}, so that it may not see the row: run this"
-            f" as a role with BYPASSRLS; or ALTER TABLE {table.sql_name} NO FORCE ROW LEVEL SECURITY, run this as its"
-            " owner, and FORCE it again."
+            f"{marked.resource}: row security rules this role in {table.name}, so that it may not see each mark: run"
+            f" this as a role with BYPASSRLS; or ALTER TABLE {table.sql_name} NO FORCE ROW LEVEL SECURITY, run this as"
+            " its owner, and FORCE it again."
         )
     live = None
     if table is not None and key is not None:
