@@ -19,7 +19,7 @@ async def test_a_lock_service_that_will_not_do_it_is_502_and_doctor_says_so(
 ) -> None:
     await command(bench.ports[0], "SET", "fencepost:tokens", content)
     try:
-        refused = await api.post("orders/1")
+        refused = await api.post("of-a-counter")
         configured = ["--sources", f"{api.source}={bench.url}", "--database-url", api.database]
         looked = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", *configured])
     finally:
