@@ -63,16 +63,21 @@ async def test_one_without_a_body_is_answered_and_a_body_that_may_not_be_is_refu
 
 
 async def test_curl_that_would_rather_speak_http_2(gateway_url: str) -> None:
-    url, large = f"{gateway_url}/v1/data/orders/order-123", '{"note": "' + 300_000 * "x" + '"}'
-    command = ["curl", "--http2", "-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}", url]
-    for more in (
-        ["-X", "PATCH", "-H", "Content-Type: application/json", "-H", "X-Fence-Token: 1400", "-d", "@-"],
-        ["-X", "GET"],
-    ):
-        found = await asyncio.to_thread(
-            subprocess.run, [*command, *more], input=large, capture_output=True, text=True, check=True
-        )
-        assert found.stdout == "200 1.1", more
+    url, large = f"{gateway_url}/v1/data/orders/from-curl", '{"status": "new", "note": "' + 300_000 * "x" + '"}'
+    command = ["curl", "--http2", "-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}"]
+    body = ["-H", "Content-Type: application/json", "-d", "@-"]
+    for token, (verb, status) in enumerate((("PUT", 201), ("PATCH", 200), ("DELETE", 204), ("POST", 201)), 1400):
+        to = url.removesuffix("/from-curl") if verb == "POST" else url
+        more = [to, "-X", verb, "-H", f"X-Fence-Token: {token}", *(body if verb != "DELETE" else [])]
+        sent = large.replace("{", '{"order_id": "of-curl", ', 1) if verb == "POST" else large
+        assert await run([*command, *more], sent) == f"{status} 1.1", verb
+    assert await run([*command, f"{url.removesuffix('from-curl')}of-curl"]) == "200 1.1"
+    assert await run([*command, "--head", f"{url.removesuffix('from-curl')}of-curl"]) == "200 1.1"
+
+
+async def run(command: list[str], sent: str = "") -> str:
+    done = await asyncio.to_thread(subprocess.run, command, input=sent, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 JAVA = shutil.which("java")
