@@ -248,16 +248,14 @@ async def test_rows_that_a_policy_hides_from_an_admin_lose_no_marks_unnoticed(ho
     await protect(admin, "orders")
     await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (6, 70)")
     await app.execute(HIDING)
-    with pytest.raises(asyncpg.PostgresError) as refused:
+    with pytest.raises(ProtectError, match="row security rules"):
         await unprotect(admin, "orders")
-    assert "row-level security" in str(refused.value)
     await app.execute("ALTER TABLE public.orders NO FORCE ROW LEVEL SECURITY")
     await unprotect(admin, "orders")
     await app.execute("DELETE FROM public.orders; INSERT INTO public.orders VALUES (6, 'back')")
     await app.execute("ALTER TABLE public.orders FORCE ROW LEVEL SECURITY")
-    with pytest.raises(asyncpg.PostgresError) as refused:
+    with pytest.raises(ProtectError, match="row security rules"):
         await protect(admin, "orders")
-    assert "row-level security" in str(refused.value)
     assert await house.root.fetch("SELECT * FROM fencepost.marks WHERE row_absent") == []
     await protect(house.root, "orders")  # whom no policy holds back
     assert await house.root.fetchval("SELECT last_fence_token FROM public.orders") == 70
