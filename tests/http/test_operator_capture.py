@@ -216,7 +216,7 @@ QUERIES = [
     ),
     *(f"{column}={operator}.a*" for column in ("a", "b", "v", "w", "c", "z") for operator in ("like", "ilike")),
     *(f"{column}=in.({value})" for column, value in LISTED),
-    *("j->k->0=eq.1", "j->>k=like.*", "j->>k=eq.x", "k->>k=eq.v", "k->>k=in.(v,w)", "tags->0=eq.1", "v->>k=eq.1"),
+    *("j->k->0=eq.1", "j->>k=like.*", "j->>k=eq.x", "k->>k=eq.v", "k->>k=in.(v,w)", "tags->0=eq.1"),
     "select=j->k->0,k->>k,tags->0,moods->0&order=a,b.desc,m,v,z.nullsfirst",
     "or=(a.eq.x,not.and(v.lt.b,z.is.null))",
 ]

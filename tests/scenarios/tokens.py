@@ -6,7 +6,7 @@ import asyncpg
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import outcome, owner
 
-from fencepost.storage.protecting.protect import protect
+from fencepost.storage.protecting.protect import apply, plan_protect, protect
 from fencepost.storage.schema.owner import settle_sql
 
 HIGH = 5000
@@ -109,17 +109,21 @@ async def marks_of_partitions(connect: Connect) -> None:
 
 
 async def mark_that_a_policy_hides(connect: Connect) -> None:
-    """FORCE ROW LEVEL SECURITY hides rows from their owner: refused, rather than overlooked."""
+    """FORCE ROW LEVEL SECURITY hides rows from their owner: refused, rather than overlooked. `protect` looks for that
+    first; here it comes after.
+    """
     db = await table(connect)
     await with_token(db, HIGH, "INSERT INTO t (id) VALUES (2)")
     await db.execute("CREATE ROLE keeper; GRANT keeper TO CURRENT_USER; ALTER TABLE t OWNER TO keeper")
     try:
-        await db.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY; ALTER TABLE t FORCE ROW LEVEL SECURITY")
+        await db.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
         await db.execute("CREATE POLICY low ON t USING (id < 2)")
         await db.execute("GRANT ALL ON SCHEMA public TO keeper")
         await db.execute(settle_sql("keeper"))
         await db.execute("SET ROLE keeper")
-        output = await refusal_of(protect(db, "t", source="builtin"))
+        plan = await plan_protect(db, "t", None, "builtin")
+        await db.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
+        output = await refusal_of(apply(db, plan))
         assert "row-level security" in output, output
     finally:
         await db.execute("RESET ROLE")

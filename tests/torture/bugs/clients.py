@@ -1,6 +1,7 @@
 """Bugs of the Python client."""
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -40,10 +41,10 @@ def _a_renewal_that_fails_counts() -> None:
 
 
 def _each_attempt_has_a_key_of_its_own() -> None:
-    async def broken(exchange: Exchange, call: Call) -> Answer:
+    async def broken(exchange: Exchange, call: Call, most: float = math.inf) -> Answer:
         if KEY_HEADER in call.headers:
             call = call.under(new_key())
-        answer: Answer = await once(exchange, call)
+        answer: Answer = await once(exchange, call, most)
         return answer
 
     once = swap(Exchange, "once", broken)
