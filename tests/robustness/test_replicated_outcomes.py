@@ -1,6 +1,7 @@
 """Unknown outcomes where there is a standby (R15, R19): commits that were not waited for, a promotion in between."""
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import httpx
@@ -32,14 +33,14 @@ pytestmark = pytest.mark.long("failovers")
 KEY = {"Idempotency-Key": "k1"}
 
 
-async def waiting_for_the_standby(db: Connection) -> int:
-    """The pid of the gateway's backend that waits for the standby."""
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+
+
+async def waiting_for_the_standby(db: Connection, beside: Collection[int] = ()) -> int:
+    """The pid of the gateway's backend that waits for the standby, and is none of those that waited before."""
 
     async def waits() -> int | None:
-        pid: int | None = await db.fetchval(
-            "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
-        )
-        return pid
+        return next((pid for (pid,) in await db.fetch(WAITING) if pid not in beside), None)
 
     return await eventually(waits, what="a commit that waits for the standby")
 
@@ -59,8 +60,8 @@ async def cancel_until_done(db: Connection, write: asyncio.Task[httpx.Response])
     await eventually(done, what="the answer to the write")
 
 
-async def cancel(db: Connection) -> None:
-    assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db))
+async def cancel(db: Connection, beside: Collection[int] = ()) -> None:
+    assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db, beside))
 
 
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(bin_dir: Path) -> None:
@@ -79,17 +80,18 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
             assert answer.json()["known"]["mark"] == str(first.tokens[1])
             assert "standby" in answer.json()["detail"]
 
+            beside = [pid for (pid,) in await db.fetch(WAITING)]
             keyed = asyncio.create_task(keyed_patch(http, first.tokens[2], "third"))
-            await cancel(db)
-            pid = await waiting_for_the_standby(db)  # its record is there: the answer waits, as the write did
+            await cancel(db, beside)
+            pid = await waiting_for_the_standby(db, beside)  # its record is there: the answer waits, as the write did
             assert not keyed.done()
             granted = asyncio.create_task(acquire(http, "other", lock="y"))
-            await eventually(lambda: two_wait(db), what="a grant that waits too")
+            await eventually(lambda: two_wait(db, beside), what="a grant that waits too")
             other = await db.fetchval(
-                "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> $1", pid
+                "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> ALL ($1)", [pid, *beside]
             )
             await db.execute("SELECT pg_cancel_backend($1)", other)
-            await eventually(lambda: two_wait(db), what="the grant, found again and waiting")
+            await eventually(lambda: two_wait(db, beside), what="the grant, found again and waiting")
             await pair.mend()
             answer = await keyed
             assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (200, "true")
@@ -122,9 +124,8 @@ async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_st
         assert await read(http, "k") == "first", "it was acknowledged, and is lost"
 
 
-async def two_wait(db: Connection) -> bool:
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
-    return bool(await db.fetchval(waiting) == 2)
+async def two_wait(db: Connection, beside: Collection[int]) -> bool:
+    return len({pid for (pid,) in await db.fetch(WAITING)} - set(beside)) == 2
 
 
 async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx.Response:
