@@ -176,11 +176,8 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
         answer = await write
         await holder.rollback()
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.body()["known"], "written, or none: ask" in (answer.hint or "")) == (
-        "FP009",
-        None,
-        True,
-    )
+    assert (answer.name, answer.body()["known"]) == ("FP009", None)
+    assert "written, or none: ask" in (answer.hint or "")
     await assert_applied(race, 0)
 
 
