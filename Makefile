@@ -15,18 +15,19 @@ export FENCEPOST_DATA_DIR ?= $(shell \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-all test-servers check audit format model bench lock clean
+.PHONY: help install install-dev serve test test-all torture-mutants test-servers check audit format model bench lock clean
 
 help:
-	@echo "make serve         run the gateway on an embedded PostgreSQL, with a demo table"
-	@echo "make test          run the tests (under 10 minutes on two cores); names what it leaves to test-all"
-	@echo "make test-all      run all tests that this machine can run (up to an hour on two cores); names what it could not"
-	@echo "make check         format, lint, imports, types, known vulnerabilities, unit tests, Dockerfile"
-	@echo "make test-servers  as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, Kafka, …), and SPIN"
-	@echo "make model         check the formal model of the protocol with SPIN (docs/model.md); under two minutes"
-	@echo "make bench         measure against others, and plot it (see benchmarks/); a quarter of an hour"
-	@echo "make install       set up .venv only"
-	@echo "make lock          resolve the dependencies anew"
+	@echo "make serve            run the gateway on an embedded PostgreSQL, with a demo table"
+	@echo "make test             run the tests (under 10 minutes on two cores); names what it leaves to test-all"
+	@echo "make test-all         run all tests that this machine can run (up to an hour on two cores); names what it could not"
+	@echo "make torture-mutants  let torture find each planted bug (docs/torture.md)"
+	@echo "make check            format, lint, imports, types, known vulnerabilities, unit tests, Dockerfile"
+	@echo "make test-servers     as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, Kafka, …), and SPIN"
+	@echo "make model            check the formal model of the protocol with SPIN (docs/model.md); under two minutes"
+	@echo "make bench            measure against others, and plot it (see benchmarks/); a quarter of an hour"
+	@echo "make install          set up .venv only"
+	@echo "make lock             resolve the dependencies anew"
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -79,6 +80,10 @@ test: install-dev
 
 test-all: install-dev
 	$(PYTEST) --all $(PYTEST_ARGS)
+
+# Each bug of docs/torture.md: bounded runs have to find it, and find nothing in the product. `make test-all` has six.
+torture-mutants: install-dev
+	$(PYTEST) tests/torture/test_planted_bugs.py $(PYTEST_ARGS)
 
 # Every scene as the rules have it, and each part of a rule switched off. Needs spin and a C compiler (make test-servers).
 model: install-dev

@@ -5,6 +5,7 @@ triggers, statements and migrations) and run on both. Each other test runs on on
 
 - `make test`: on the first. It leaves tests marked `long("kind")` to `make test-all`: storms, soaks, failovers and
   the like. Each rule has a stepped race test as well.
+- `long("kind", by="make …")`: the command that runs them is another one, and the end of `make test-all` names it, too.
 - `make test-all`, which is `pytest --all`: on the one that the name of its file chooses, so that each of the two runs
   about half of them.
 
@@ -27,8 +28,9 @@ ONE_SERVER = frozenset({"client", "cli", "conformance", "queues", "sources", "te
 CHOSEN_BY = ("postgres", "bin_dir", "server_name")
 """The parameters that choose which PostgreSQL a test runs on: the session's, or one that the test starts."""
 KUBE = ".ci/kube-apiserver"
-LEFT = pytest.StashKey[dict[str, int]]()
-"""How many tests of which kind were left to `make test-all`."""
+TEST_ALL = "make test-all"
+LEFT = pytest.StashKey[dict[tuple[str, str], int]]()
+"""How many tests were left to which command, by this and their kind."""
 LATER = pytest.StashKey[int]()
 """How many tests are left to the run of those that are marked `realtime`."""
 
@@ -48,18 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take away what is not for this run."""
     by_name, servers, realtime = _by_name(config), installed_servers(), config.option.realtime
-    everything = by_name or config.option.all
-    long_too = everything or _named_files(config)
-    left: Counter[str] = Counter()
+    everything, named = by_name or config.option.all, by_name or _named_files(config)
+    left: Counter[tuple[str, str]] = Counter()
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     later = 0
     for item in items:
-        long = None if long_too else item.get_closest_marker("long")
+        long = None if named else item.get_closest_marker("long")
+        command = TEST_ALL if long is None else long.kwargs.get("by", TEST_ALL)
         if not runs_on(item, servers, by_name=by_name, spread=everything or long is not None):
             others.append(item)
-        elif long is not None:
-            left[str(long.args[0])] += 1
+        elif long is not None and not (config.option.all and command == TEST_ALL):
+            left[command, str(long.args[0])] += 1
             others.append(item)
         elif realtime != "with" and (realtime == "only") != bool(item.get_closest_marker("realtime")):
             others.append(item)
@@ -128,9 +130,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(
                 reason if KUBE in reason else f"{reason}  (`make test-servers` as root installs all other servers)"
             )
-    if left := config.stash[LEFT]:
-        terminalreporter.section(f"left to `make test-all`: {sum(left.values())} tests")
-        for kind, count in sorted(left.items(), key=lambda each: -each[1]):
+    left = config.stash[LEFT]
+    for command in sorted({command for command, _ in left}, key=lambda each: each != TEST_ALL):
+        kinds = {kind: count for (by, kind), count in left.items() if by == command}
+        terminalreporter.section(f"left to `{command}`: {sum(kinds.values())} tests")
+        for kind, count in sorted(kinds.items(), key=lambda each: -each[1]):
             terminalreporter.line(f"{count:6} {kind}")
 
 
