@@ -15,7 +15,7 @@ export FENCEPOST_DATA_DIR ?= $(shell \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-all torture-mutants test-servers check audit format model bench lock clean
+.PHONY: help install install-dev serve test test-all torture-mutants test-servers check lint units audit format model bench lock clean
 
 help:
 	@echo "make serve            run the gateway on an embedded PostgreSQL, with a demo table"
@@ -53,6 +53,9 @@ serve: install
 	@exec $(BIN)/fencepost serve --demo
 
 check: install-dev
+	@$(MAKE) --no-print-directory -j2 --output-sync=line lint units
+
+lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -61,6 +64,8 @@ check: install-dev
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m tools.audit
+
+units: install-dev
 	$(BIN)/python -m tools.run_tests -q tests/unit
 
 audit: install-dev
