@@ -17,6 +17,8 @@ from fencepost.torture.stages.stage import Stage
 from fencepost.torture.tables import Fenced
 
 PREFIX = "torture_stepped"
+FOUND = "planted bug"
+"""The property of a test that says how a planted bug was found."""
 
 
 def assert_valid(verdict: Verdict, seed: int | None = None) -> None:
@@ -53,3 +55,12 @@ def source_stage(request: pytest.FixtureRequest, databases: Databases) -> Iterat
         pytest.skip(str(error))
     finally:
         databases.drop(database)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List how each planted bug was found, for docs/proof.md."""
+    passed = terminalreporter.stats.get("passed", [])
+    if found := [words for report in passed for name, words in report.user_properties if name == FOUND]:
+        terminalreporter.section(f"planted bugs that were found: {len(found)}")
+        for words in sorted(found):
+            terminalreporter.line(words)

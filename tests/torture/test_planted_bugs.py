@@ -3,14 +3,14 @@
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from tests.torture.bugs import PLANTED
-from tests.torture.conftest import assert_valid
+from tests.torture.conftest import FOUND, assert_valid
 from tests.torture.planted import Planted, Setting, config, plant, protecting
 
 from fencepost.torture import run
@@ -39,13 +39,16 @@ def each_of(named: Mapping[str, object], chosen: Collection[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("planted", each_of({planted.name: planted for planted in PLANTED}, SIX))
-def test_a_planted_bug_is_found(planted: Planted, database: str, tmp_path: Path) -> None:
+def test_a_planted_bug_is_found(
+    planted: Planted, database: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     with psycopg.connect(database) as connection:
         plant(connection, planted)
     for seed in SEEDS:
         with protecting(planted), planted.harness(), planted.setting.around():
             verdict = run(config(planted.setting, tmp_path / str(seed), seed, database, planted.name))
         if planted.model in {violation.model for violation in verdict.violations}:
+            record_property(FOUND, f"{planted.name}: seed {seed}, {verdict.accepted} operations accepted")
             return
     pytest.fail(f"no run with a seed of {SEEDS} has found it")
 
