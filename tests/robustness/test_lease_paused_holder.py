@@ -6,7 +6,6 @@ in the same schedule, the successor's update is lost every time.
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -77,7 +76,6 @@ async def holder(http: httpx.AsyncClient, database: str) -> AsyncIterator[Holder
         database,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": "."},
     )
     yield Holder(process)
     process.kill()

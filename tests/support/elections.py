@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -97,7 +96,6 @@ class Contest:
                 str(self._ttl),
             ),
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": "."},
         )
         candidate = Candidate(process)
         self._stack.push_async_callback(candidate.kill)

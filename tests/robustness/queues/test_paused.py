@@ -4,12 +4,10 @@ then goes on: nothing is applied twice. A consumer without fence and record, in 
 
 import asyncio
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -28,7 +26,6 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 pytestmark = pytest.mark.long("storms of queued writes")
 
 KEY = "k0"
-ROOT = Path(__file__).parents[3]
 IN_HAND = 450
 WRITTEN_BEFORE = 5
 OPEN_TRANSACTIONS = """
@@ -202,8 +199,7 @@ def plain(house: World, kafka: Kafka, name: str) -> Iterator[Server]:
         "orders",
         house.database,
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    server = Server(command, house.directory / f"plain-{name}.log", lambda: True, environment)
+    server = Server(command, house.directory / f"plain-{name}.log", lambda: True)
     try:
         yield server
     finally:
