@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long("storms of queued writes")
 
 KILLS = 6
 """How many servers are killed in a storm of the usual size; each is away for up to a second."""
-USUAL = 2500
+USUAL = 1200
 
 
 SERVED_MEANWHILE = 100

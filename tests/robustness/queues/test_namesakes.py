@@ -33,7 +33,7 @@ def namesakes(house: World) -> list[ConsumerServer]:
 async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_that_there_are_two(
     kind: str, launcher: Launcher, seed: int
 ) -> None:
-    total = messages(1500)
+    total = messages(800)
     async with world(kind, launcher=launcher) as house:
         older, younger = namesakes(house)
         house.consumers.update(older=older, younger=younger)

@@ -42,7 +42,7 @@ async def come_and_go(house: World, submitters: Submitters, total: int, seed: in
 async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_order(
     kind: str, launcher: Launcher, seed: int
 ) -> None:
-    total = messages(3000)
+    total = messages(1200)
     async with world(kind, launcher=launcher) as house:
         for member in ("c1", "c2", "c3"):
             await house.consumer(member)
