@@ -1,4 +1,4 @@
-"""A report of 200,000 operations: its size and the memory that it takes do not grow with the history."""
+"""A report of 100,000 operations: its size and the memory that it takes do not grow with the history."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from tests.support.report_histories import large
 
 pytestmark = pytest.mark.long("large histories")
-OPERATIONS = 200_000
+OPERATIONS = 100_000
 MEGABYTE = 1 << 20
 WRITES = """
 import sys
@@ -20,14 +20,14 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 # VmHWM, in kB, is of the program by itself: ru_maxrss begins with what the process that started it had.
 
 
-@pytest.mark.parametrize("resources", [1, 50_000])
+@pytest.mark.parametrize("resources", [1, 25_000])
 def test_many_operations_are_a_small_page(tmp_path: Path, resources: int) -> None:
     history = large(tmp_path / "h.jsonl", OPERATIONS, resources=resources)
     written = subprocess.run(
         [sys.executable, "-c", WRITES, history, tmp_path / "report.html"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert written[0] == "Valid: no violation in 200,000 operations"
+    assert written[0] == "Valid: no violation in 100,000 operations"
     assert int(written[-1]) * 1024 < 80 * MEGABYTE
     assert (tmp_path / "report.html").stat().st_size < 5 * MEGABYTE
     page = (tmp_path / "report.html").read_text("utf-8")
-    assert (" of 200,000 operations are drawn" if resources == 1 else "10 of 49,061 resources") in page
+    assert (" of 100,000 operations are drawn" if resources == 1 else "10 of 24,510 resources") in page

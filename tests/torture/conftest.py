@@ -41,9 +41,9 @@ class SourceStage:
     stage: Stage
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+@pytest.fixture(scope="package", params=SOURCES)
 def source_stage(request: pytest.FixtureRequest, databases: Databases) -> Iterator[SourceStage]:
-    """Run a source and a gateway for the tests of a module. Skips where the source's server is not installed."""
+    """Run a source and a gateway for the stepped tests. Skips where the source's server is not installed."""
     database = databases.make()
     config = Config(out=Path("nowhere"), seed=1, source=request.param, database_url=database, gateways=1, faults="none")
     try:

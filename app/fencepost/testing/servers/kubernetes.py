@@ -48,7 +48,9 @@ def _openssl(directory: Path, *arguments: str) -> None:
 def certificates(directory: Path) -> None:
     """Make a CA, the server's certificate, the client certificate of user `cert-user`, a key for service accounts."""
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    _openssl(directory, "req", "-x509", *key, "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+    # Python from 3.13 on takes no CA that does not say that it signs certificates.
+    signs = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    _openssl(directory, "req", "-x509", *key, *signs, "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt")
     for name, subject, extension in (
         ("server", "/CN=kube-apiserver", "subjectAltName=IP:127.0.0.1,DNS:kubernetes.default"),
         ("client", "/O=lockers/CN=cert-user", "extendedKeyUsage=clientAuth"),
