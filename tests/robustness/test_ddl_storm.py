@@ -15,7 +15,7 @@ from tests.support.violations import assert_none
 
 pytestmark = pytest.mark.long("storms of DDL and restores")
 
-OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1000)
+OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1500)
 CONTROLS = (500, 1000, 1500)
 
 
