@@ -40,9 +40,10 @@ def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str,
     assert_none(storm.wrong, *answer)
     assert not storm.complaints, "\n".join([*answer[:1], *storm.complaints[:20], *answer[1:]])
     # It was a storm, and not a row of refusals.
-    assert min(storm.fenced["external"], storm.fenced["builtin"]) > OPERATIONS / 50, answer
+    assert storm.fenced.total() > OPERATIONS / 20, answer
+    assert min(storm.fenced["external"], storm.fenced["builtin"]) > 0, answer  # which tables live long is up to dice
     assert storm.ddl["protect ok"] > OPERATIONS / 200, answer
-    assert storm.ddl["unprotect ok"] > OPERATIONS / 1000, answer
+    assert storm.ddl["unprotect ok"] > 0, answer
     assert storm.ddl["pg_restore"] > 0, answer
     assert storm.ddl["generation ok"] >= storm.ddl["pg_restore"], answer
 

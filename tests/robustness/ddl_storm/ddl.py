@@ -4,6 +4,7 @@ Where Fencepost or PostgreSQL refuses a change of a protected table the actor do
 unprotect, change, protect again.
 """
 
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -33,10 +34,11 @@ class Ddl:
         }  # fmt: skip
 
     async def begin(self) -> None:
-        """Make the first tables."""
-        for kind in FIRST:
+        """Make the first tables: with tokens of either source, so that no storm is without one of them."""
+        for kind, source in zip(FIRST, itertools.cycle(("external", "builtin")), strict=False):
             shape = await self._create(self._free_name(), kind)
-            await self.actor.protect_somehow(shape)
+            rule, scoped = self._dice.choice(("strict", "epoch")), self._dice.random() < 0.3
+            await self.actor.protect(shape, rule, source, scoped=scoped)
 
     async def act(self) -> None:
         """Go on until the storm is over."""
